@@ -1,4 +1,4 @@
-"""`bandwidth`: requested, allocated, enforced and used bandwidth."""
+"""`bandwidth`: capacity and requests of nodes; requests and limits of pods."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class BandwidthCommand(Command):
         ("bandwidth pod -A", "by pod"),
     )
     description = (
-        "Nodes: capacity, and requests of pods for network.aware.com/bandwidth. Pods: requests, limits by annotation, and, with "
-        "--prometheus, whether the agent finds the limit enforced. Actual traffic is on the Grafana dashboard Bandwidth."
+        "Of nodes: capacity, and the sum of requests for network.aware.com/bandwidth. Of pods: requests, limits by annotation, and "
+        "with --prometheus whether limits are enforced. Actual traffic is on the Grafana dashboard Bandwidth."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
+        parser.add_argument(
+            "kind", nargs="?", choices=("node", "pod"), default="node", help="what to show (default: node)"
+        )
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
-        """Read the cluster, and select the nodes or pods to show."""
         if options.kind == "node":
             # Requests on a node come from pods of every namespace.
             session.namespace = None
@@ -39,11 +40,11 @@ class BandwidthCommand(Command):
     def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A table of nodes, or of pods."""
         if options.kind == "node":
-            return _nodes(answer.nodes)
-        return _pods(answer.pods) if answer.pods else Text("no pod asks for bandwidth", style=FAINT)
+            return _node_table(answer.nodes)
+        return _pod_table(answer.pods) if answer.pods else Text("no pod requests or limits bandwidth", style=FAINT)
 
 
-def _nodes(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
+def _node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
     numbers = ("CAPACITY", "ALLOCATED", "", "PODS")
     table = grid("NODE", "ZONE", *numbers, right=numbers)
     for node in nodes:
@@ -59,14 +60,15 @@ def _nodes(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
     return table
 
 
-def _pods(pods: Sequence[PodBandwidthView]) -> RenderableType:
+def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
     """The table of pods, with problems below it."""
     table = grid("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
     remarks: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
         problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced.items()), pod.problem]
-        if text := "; ".join(filter(None, problems)):
+        text = "; ".join(filter(None, problems))
+        if text:
             remarks.append(Text.assemble((name, STRONG), (f"  ✗ {text}", BAD)))
         table.add_row(
             name,

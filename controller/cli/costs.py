@@ -17,18 +17,19 @@ from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network, by_pair
 
 _SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
+"""Basis of a cost -> sign behind the cost."""
 _MEANINGS = {
     "~": "old measurement",
     "*": "inferred from a path over other zones",
     "x": "unreachable",
     "!": "newest sample not trusted",
-    "·": "unknown; a missing cost counts as 100",
+    "·": "no value; a missing cost counts as 100",
 }
 CORNER = "from \\ to"
 
 
 class CostsView(View, frozen=True):
-    """The network, and when it was read (unix seconds)."""
+    """The network, and ``at``, when it was read (unix seconds)."""
 
     at: float
     network: NetworkView
@@ -36,21 +37,18 @@ class CostsView(View, frozen=True):
 
 class CostsCommand(Command):
     examples = (
-        ("costs", "the matrix of zones"),
-        ("costs --percentile p90", "in milliseconds"),
+        ("costs", "costs between zones"),
+        ("costs --percentile p90", "round trips (p90) in milliseconds"),
     )
     description = (
-        "The matrix of costs between zones as the scheduler reads them, or with --percentile the round trips behind them in "
+        "The matrix of costs between zones as the scheduler reads them, or with --percentile of the round trips behind them in "
         f"milliseconds. Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANINGS.items()))}."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
-        )
+        parser.add_argument("--percentile", choices=("p50", "p90", "p99"), help="show round trips instead of costs")
 
     async def run(self, session: Session, options: argparse.Namespace) -> CostsView:
-        """Read the network."""
         snapshot = await session.snapshot()
         if not options.percentile:
             session.require(NETWORK_TOPOLOGIES)
@@ -68,12 +66,12 @@ class CostsCommand(Command):
 
 
 def _cell(pair: PairView, percentile: str | None) -> str:
-    """A number or a dot, and the sign behind it."""
+    """A cost or round trip, or a dot, and its sign or a space."""
     sign = "!" if pair.quality_flags else _SIGNS.get(pair.basis, "")
     if percentile is None:
         return f"{'·' if pair.cost is None else pair.cost}{sign or ' '}"
     value_us = pair.percentiles_us[percentile]
-    # A round trip is always measured, so the signs of inferred costs do not apply.
+    # Round trips are always measured: signs of inferred and unreachable costs do not apply.
     return f"{'·' if value_us is None else number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
 
 
@@ -93,7 +91,7 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
 
 
 def _blocks(zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], width: int) -> Iterator[RenderableType]:
-    """The matrix in blocks of columns. Columns have numbers, because zone names are too wide."""
+    """The matrix in blocks of columns. Columns have the rows' numbers, because zone names are too wide."""
     names = [f"{row} {zone.name}" for row, zone in enumerate(zones, 1)]
     column_width = max(map(len, cells.values()), default=0) + 2
     name_width = max([len(CORNER), *map(len, names)]) + 2

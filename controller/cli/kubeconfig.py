@@ -1,6 +1,6 @@
 """Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, with plugins and proxies.
 
-Fields that kubectl supports and that package ignores are refused by name: without ``as``, for example, commands would run as another user.
+Fields that kubectl supports and the package ignores are errors: if ``as`` were ignored, commands would run as another user.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kubekit.config import SERVICE_ACCOUNT_DIR, ClusterConfig, load_cluster
 from kubekit.credentials import Credential
 from kubekit.errors import ConfigError, CredentialError
 
-_IGNORED = ("as", "as-uid", "as-groups", "as-user-extra")
-_PROVIDERS = ("gcp", "oidc")
+_UNSUPPORTED_FIELDS = ("as", "as-uid", "as-groups", "as-user-extra")
+_SUPPORTED_PROVIDERS = ("gcp", "oidc")
 
 
 def find_cluster(
@@ -30,8 +30,8 @@ def find_cluster(
     """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. May run a log-in plugin.
 
     Raises:
-        ConfigError: there is none, or a field cannot be used; names the file or field.
-        CredentialError: a plugin gave no credential.
+        ConfigError: there is no kubeconfig, or a field cannot be used; names the file or field.
+        CredentialError: a log-in plugin gave no credential.
     """
     paths = kubeconfig or environ.get("KUBECONFIG", "")
     if not paths and environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
@@ -45,56 +45,55 @@ def find_cluster(
 
 
 class KubeconfigLogin:
-    """One context of kubeconfigs.
+    """A context of one or more kubeconfigs.
 
     Args:
-        paths: of files, merged; separated as in ``$KUBECONFIG``.
-        context: its name; None for the current one.
+        paths: of the files, separated as in ``$KUBECONFIG``.
+        context: name of the context; None for the current one.
     """
 
     def __init__(self, paths: str, context: str | None) -> None:
         self._paths, self._context = paths, context
-        self._lock, self._refused = asyncio.Lock(), False
+        self._lock, self._is_refused = asyncio.Lock(), False
         self._load()
 
     def cluster(self) -> ClusterConfig:
         """Address and credentials of the API server."""
-        found = self._configuration
         return ClusterConfig(
-            server=found.host,
+            server=self._configuration.host,
             tls=self._tls,
-            namespace=str(self._chosen.get("namespace") or "default"),
+            namespace=str(self._context_entry.get("namespace") or "default"),
             context=self._context or "",
             login=self,
             proxy=self._proxy(),
-            server_name=found.tls_server_name or "",
+            server_name=self._configuration.tls_server_name or "",
         )
 
     async def current(self) -> Credential:
-        """See `kubekit.credentials.Login`. A plugin runs in a thread, once for concurrent callers."""
+        """See `kubekit.credentials.Login`. Runs a plugin in a thread, once for concurrent callers."""
         async with self._lock:
             return await asyncio.to_thread(self._credential)
 
     def refuse(self, credential: Credential) -> None:  # noqa: ARG002
         """See `kubekit.credentials.Login`."""
-        self._refused = True
+        self._is_refused = True
 
     def _credential(self) -> Credential:
-        if self._refused:
+        if self._is_refused:
             self._load()
         with _logged_messages() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
         if value and kind != "Bearer":
             raise ConfigError(
-                self._field("username"), "API servers take no passwords", "use a token or a client certificate"
+                self._field("username"), "API servers accept no passwords", "use a token or a client certificate"
             )
         if messages:
             raise CredentialError(f"{self._field('exec')}: {'; '.join(messages)}")
         return Credential(token, self._tls)
 
     def _load(self) -> None:
-        # The import takes half a second and 60 MB.
+        # Imported here, because the package is large and other log-ins do not need it.
         try:
             from kubernetes.client import Configuration
             from kubernetes.config import ConfigException
@@ -110,32 +109,33 @@ class KubeconfigLogin:
             contexts = (each.get("current-context") for each in merged.config_files.values())
             self._context = self._context or next((str(name) for name in contexts if name), None)
             loader = KubeConfigLoader(merged.config, active_context=self._context, config_base_path=None)
-            self._chosen: Mapping[str, Any] = loader.current_context["context"]
+            self._context_entry: Mapping[str, Any] = loader.current_context["context"]
             self._user = self._entry(merged.config, "users", "user")
             self._cluster = self._entry(merged.config, "clusters", "cluster")
-            self._check()
+            self._check_user()
             with _logged_messages() as messages:
                 loader.load_and_set(configuration)
-            self._tls = _context_of(configuration) if configuration.host.startswith("https") else None
+            self._tls = _tls_context(configuration) if configuration.host.startswith("https") else None
         except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             # The package does not validate files: an entry of a wrong type raises any of these.
             raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
         if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
             raise CredentialError(f"{self._field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
-        self._configuration, self._refused = configuration, False
+        self._configuration, self._is_refused = configuration, False
 
     def _entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
-        name = self._chosen.get(kind)
-        found = merged[section].get_with_name(name, safe=True) if name else None
-        value = found.value.get(kind) if found is not None else None
+        """The context's entry in ``users`` or ``clusters``; empty without one."""
+        name = self._context_entry.get(kind)
+        entry = merged[section].get_with_name(name, safe=True) if name else None
+        value = entry.value.get(kind) if entry is not None else None
         return value if isinstance(value, dict) else {}
 
-    def _check(self) -> None:
-        for name in _IGNORED:
+    def _check_user(self) -> None:
+        for name in _UNSUPPORTED_FIELDS:
             if self._user.get(name):
-                raise ConfigError(self._field(name), "is not supported", "log in as the user who asks")
+                raise ConfigError(self._field(name), "is not supported", "remove it; log in as that user")
         provider = self._user.get("auth-provider")
-        if provider and provider.get("name") not in _PROVIDERS:
+        if provider and provider.get("name") not in _SUPPORTED_PROVIDERS:
             raise ConfigError(
                 self._field("auth-provider"), "is not supported", "use your provider's plugin under users[].user.exec"
             )
@@ -143,38 +143,38 @@ class KubeconfigLogin:
     def _proxy(self) -> str:
         from kubernetes.client.rest import should_bypass_proxies
 
-        given, found = self._cluster.get("proxy-url"), self._configuration
-        host = (urllib.parse.urlsplit(found.host).hostname or "").strip("[]")
-        if not given and (host in {"localhost", "::1"} or host.startswith("127.")):
-            return ""  # as kubectl, whatever the environment says
-        url = found.proxy or ""
-        if not url or (not given and should_bypass_proxies(found.host, found.no_proxy or "")):
+        configuration, has_proxy_url = self._configuration, bool(self._cluster.get("proxy-url"))
+        host = (urllib.parse.urlsplit(configuration.host).hostname or "").strip("[]")
+        if not has_proxy_url and (host in {"localhost", "::1"} or host.startswith("127.")):
+            return ""  # kubectl also ignores the environment's proxy for a loopback address
+        url = configuration.proxy or ""
+        if not url or (not has_proxy_url and should_bypass_proxies(configuration.host, configuration.no_proxy or "")):
             return ""
         url = url if "://" in url else f"http://{url}"
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(
-                "proxy-url" if given else "HTTPS_PROXY", f"{url!r} is no HTTP proxy", "SOCKS proxies are not supported"
-            )
+            field = "proxy-url" if has_proxy_url else "HTTPS_PROXY"
+            raise ConfigError(field, f"{url!r} is no HTTP proxy", "use an HTTP proxy; SOCKS is not supported")
         return url
 
     def _field(self, name: str) -> str:
+        """Path of a user's field, for error messages."""
         return f"{self._paths}: users[].user.{name}"
 
 
-def _context_of(configuration: Any) -> ssl.SSLContext:
+def _tls_context(configuration: Any) -> ssl.SSLContext:
     authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
     context = tls.client_context(authorities)
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if configuration.cert_file:
-        # A passphrase would be asked for on the terminal.
+        # Without `password`, OpenSSL would prompt for a passphrase on the terminal.
         context.load_cert_chain(configuration.cert_file, configuration.key_file, password=lambda: "")
     return context
 
 
 @contextmanager
 def _logged_messages() -> Iterator[list[str]]:
-    """Collects log messages within the block, because the package only logs a plugin's failure."""
+    """Collects log messages within the block, because the package only logs the failure of a plugin."""
     messages: list[str] = []
 
     class Collector(logging.Handler):

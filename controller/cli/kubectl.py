@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from kubekit.errors import KubekitError
-from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE
+from netperf.contract import CONTROLLER, PAGE_ACCOUNT, PAGE_AUDIENCE
 
 READY_TIMEOUT_S = 60.0
 """Time for kubectl to answer, including an interactive log-in."""
@@ -20,58 +20,60 @@ _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
 class KubectlError(KubekitError):
-    """kubectl failed; the text is its last line of output."""
+    """kubectl is missing or failed, or the page cannot be used."""
 
 
 class PortForward(NamedTuple):
-    """A running port-forward: its URL on this machine, and a task that ends when kubectl ends."""
+    """A running port-forward: its URL on this machine, and a task that ends with kubectl."""
 
     url: str
-    ended: asyncio.Task[None]
+    end: asyncio.Task[None]
 
 
 @asynccontextmanager
-async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port: str) -> AsyncIterator[PortForward]:
-    """Forwards a free local port to a named port of a pod of ``target`` within the block.
+async def port_forward(kubectl: Sequence[str], namespace: str) -> AsyncIterator[PortForward]:
+    """Forwards a free local port to a controller's page within the block.
 
     Args:
         kubectl: the command with the flags that choose the cluster.
-        namespace: of ``target``.
-        target: such as ``deployment/NAME``.
-        port: its name.
+        namespace: of the controller.
 
     Raises:
         KubectlError: kubectl ends, or forwards nothing in time.
     """
-    words = (*kubectl, "--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}")
-    async with _running(words, stderr=asyncio.subprocess.STDOUT) as process:
+    target = (f"deployment/{CONTROLLER}", ":metrics")
+    arguments = (*kubectl, "--namespace", namespace, "port-forward", "--address=127.0.0.1", *target)
+    async with _run(arguments, stderr=asyncio.subprocess.STDOUT) as process:
         assert process.stdout is not None
-        local = await _port_of(process.stdout)
-        draining = asyncio.create_task(_drain(process.stdout))
+        port = await _read_local_port(process.stdout)
+        drain = asyncio.create_task(_drain(process.stdout))
         try:
-            yield PortForward(f"http://127.0.0.1:{local}", draining)
+            yield PortForward(f"http://127.0.0.1:{port}", drain)
         finally:
-            draining.cancel()
+            drain.cancel()
 
 
 async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str, str]:
-    """A token of the page's ServiceAccount, and the error if there is none; one of them is empty."""
-    words = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT)
+    """A token of the page's ServiceAccount, and an error; one of them is empty."""
     flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFETIME}")
-    async with _running((*words, *flags), stderr=asyncio.subprocess.PIPE) as process:
+    arguments = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT, *flags)
+    async with _run(arguments, stderr=asyncio.subprocess.PIPE) as process:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
         except TimeoutError:
             return "", f"kubectl create token: nothing within {READY_TIMEOUT_S:g} s"
-    return ("", errors.rpartition("\n")[2] or "kubectl failed") if process.returncode else (output, "")
+    if process.returncode:
+        return "", errors.rpartition("\n")[2] or "kubectl create token failed"
+    return output, ""
 
 
 @asynccontextmanager
-async def _running(words: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _run(arguments: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a program within the block."""
     # In a session of its own, because Ctrl-C must not end kubectl before us.
     process = await asyncio.create_subprocess_exec(
-        *words,
+        *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
@@ -83,19 +85,19 @@ async def _running(words: Sequence[str], *, stderr: int) -> AsyncIterator[asynci
         await _stop(process)
 
 
-async def _port_of(output: asyncio.StreamReader) -> int:
-    last = "no output"
+async def _read_local_port(output: asyncio.StreamReader) -> int:
+    last_line = "no output"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             # Log-in plugins print empty lines among their instructions.
             while data := await output.readline():
                 line = data.decode(errors="replace").strip()
-                if found := _FORWARDING.match(line):
-                    return int(found[1])
-                last = line or last
+                if match := _FORWARDING.match(line):
+                    return int(match[1])
+                last_line = line or last_line
     except TimeoutError as error:
-        raise KubectlError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:.0f} s: {last}") from error
-    raise KubectlError(f"kubectl port-forward: {last}")
+        raise KubectlError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:g} s: {last_line}") from error
+    raise KubectlError(f"kubectl port-forward: {last_line}")
 
 
 async def _drain(output: asyncio.StreamReader) -> None:

@@ -20,7 +20,7 @@ UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
 
 
 class LatencyView(View, frozen=True):
-    """Both directions of a pair; ``at`` is unix seconds."""
+    """Both directions of a pair, and ``at``, when they were read (unix seconds)."""
 
     at: float
     there: PairView
@@ -30,25 +30,24 @@ class LatencyView(View, frozen=True):
 class LatencyCommand(Command):
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
-        "Round trips between two zones. One node per zone measures, so usually one direction has samples and counts for both. "
-        "Its history is on the Grafana dashboard Latency."
+        "Round trips between two zones. Usually only one direction is measured, and its samples count for both. "
+        "History is on the Grafana dashboard Latency."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("origin", metavar="A", help="zone")
-        parser.add_argument("destination", metavar="B", help="another zone")
+        parser.add_argument("origin", metavar="A", help="a zone")
+        parser.add_argument("destination", metavar="B", help="the other zone")
 
     async def run(self, session: Session, options: argparse.Namespace) -> LatencyView:
-        """Read the pair."""
         snapshot = await session.snapshot()
         network = build_network(snapshot)
         note_unused_costs(session, network)
-        pairs, ends = by_pair(network.pairs), (options.origin, options.destination)
-        if ends not in pairs:
+        pairs, origin, destination = by_pair(network.pairs), options.origin, options.destination
+        if (origin, destination) not in pairs:
             zones = ", ".join(zone.name for zone in network.zones)
-            msg = f"there are no two zones {ends[0]!r} and {ends[1]!r}; zones: {zones or 'none'}"
+            msg = f"there are no two zones {origin!r} and {destination!r}; zones: {zones or 'none'}"
             raise NotFoundError(msg)
-        return LatencyView(at=snapshot.now_s, there=pairs[ends], back=pairs[ends[::-1]])
+        return LatencyView(at=snapshot.now_s, there=pairs[origin, destination], back=pairs[destination, origin])
 
     def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A line for each direction."""
@@ -64,6 +63,8 @@ class LatencyCommand(Command):
                 Text(pair.basis, style=BAD if pair.basis in UNMEASURED else ""),
                 pair.prober or "-",
             )
-        flags = ", ".join(answer.there.quality_flags)
         head = Text(f"{answer.there.origin} to {answer.there.destination}", style=STRONG)
-        return Group(head, Text(), table, *([Text(f"newest sample not trusted: {flags}", style=BAD)] if flags else []))
+        parts: list[RenderableType] = [head, Text(), table]
+        if answer.there.quality_flags:
+            parts.append(Text(f"newest sample not trusted: {', '.join(answer.there.quality_flags)}", style=BAD))
+        return Group(*parts)

@@ -1,7 +1,7 @@
 """A loopback proxy to the controller's page, which adds the token and requires a one-time key.
 
-The key in the address is valid once and is replaced by a cookie. So neither another user of this machine nor a web site that knows the
-port can read the page.
+The key in the address is valid once and is replaced by a cookie. So other users of this machine, and web sites that guess the port,
+cannot read the page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LocalProxy:
 
     Args:
         session: connects to the controller.
-        token: for the page; empty for none. The browser never gets it.
+        token: for the page, empty for none; the browser never gets it.
     """
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
@@ -41,8 +41,8 @@ class LocalProxy:
         self._key, self._cookie, self._port = secrets.token_urlsafe(24), secrets.token_urlsafe(24), 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        """Serve on a free loopback port within the block; yields the address to open, with its key."""
+    async def serve(self) -> AsyncIterator[str]:
+        """Serves on a free loopback port within the block; yields the address to open, with the key."""
         app = web.Application()
         for path in ("/", PAGE_DATA):
             app.router.add_get(path, self._answer, allow_head=False)
@@ -56,12 +56,12 @@ class LocalProxy:
             await runner.cleanup()
 
     async def refusal(self) -> str:
-        """The page's message if it refuses the token, else an empty text."""
+        """The page's message if the page refuses the token, else an empty text."""
         async with self._session.get("/", headers=self._headers) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        # The cookie's name has the port: cookies are shared by all ports, and several proxies may run.
+        # The cookie's name has the port, because a host's ports share cookies and several proxies may run.
         cookie = f"netaware-{self._port}"
         if self._key and _equal(request.query.get("key", ""), self._key):
             self._key = ""
@@ -69,15 +69,14 @@ class LocalProxy:
             redirect.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
             return redirect
         if not _equal(request.cookies.get(cookie, ""), self._cookie):
-            return web.Response(
-                status=403, text="run `kubectl netaware page` and open the address that it prints, once\n"
-            )
+            text = "run `kubectl netaware page` again, and open the address that it prints; it is valid once\n"
+            return web.Response(status=403, text=text)
         headers = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 async with self._session.get(request.path, headers=headers | self._headers) as answer:
-                    passed = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
-                    return web.Response(status=answer.status, headers=passed, body=await answer.read())
+                    headers = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
+                    return web.Response(status=answer.status, headers=headers, body=await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return web.Response(status=502, text=f"no controller answers: {error}\n")
 

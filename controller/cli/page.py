@@ -1,4 +1,4 @@
-"""`page`: opens the page of the controller in a browser."""
+"""`page`: opens the controller's page in a browser."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from controller.cli.kubectl import READY_TIMEOUT_S, KubectlError, create_page_to
 from controller.cli.local_proxy import LocalProxy
 from controller.cli.session import Session
 from controller.cli.style import FAINT, STRONG
-from netperf.contract import CONTROLLER
 
 
 class PageAddress(msgspec.Struct, frozen=True):
-    """The address of the page, with the proxy's key, which is valid once."""
+    """The address of the page, with the one-time key of `LocalProxy`."""
 
     address: str
 
@@ -34,26 +33,25 @@ class PageCommand(Command):
     reads_cluster = False
     examples = (
         ("page", "open it in the browser"),
-        ("page --no-browser", "print the address"),
+        ("page --no-browser", "only print the address"),
     )
     description = (
         "Runs kubectl port-forward to a controller, prints an address that is valid once, and opens it in the browser. "
-        "Runs until it is interrupted or the controller ends. Where the page requires a token (page.auth), it is one of the "
-        "ServiceAccount netaware-page."
+        "Ends with Ctrl-C, or with the controller. If the page requires a token (page.auth), creates one for the ServiceAccount "
+        "netaware-page."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
+        parser.add_argument("--no-browser", action="store_true", help="only print the address")
 
     async def run(self, session: Session, options: argparse.Namespace) -> PageAddress:
-        """Forward a port, and serve the proxy."""
         kubectl = shutil.which("kubectl")
         if kubectl is None:
-            raise KubectlError("there is no kubectl on PATH; the page needs its port-forward")
+            raise KubectlError("there is no kubectl on PATH; install it, the page needs its port-forward")
         flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
         command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
-        target, enter_context = f"deployment/{CONTROLLER}", session.stack.enter_async_context
-        forward = await enter_context(port_forward(command, session.home, target, "metrics"))
+        enter_context = session.stack.enter_async_context
+        forward = await enter_context(port_forward(command, session.home))
         token, token_error = await create_page_token(command, session.home)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
         proxy = LocalProxy(await enter_context(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
@@ -62,12 +60,11 @@ class PageCommand(Command):
         except (aiohttp.ClientError, OSError) as error:
             raise KubectlError(str(error) or type(error).__name__) from error
         if refusal:
-            raise KubectlError(f"the page requires a token: {refusal}{f'; {token_error}' if token_error else ''}")
-        self._ended = forward.ended
-        return PageAddress(await enter_context(proxy.running()))
+            raise KubectlError(f"the page requires a token: {'; '.join(filter(None, (refusal, token_error)))}")
+        self._port_forward_end = forward.end
+        return PageAddress(await enter_context(proxy.serve()))
 
     def render(self, answer: PageAddress, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """The address, on a line of its own."""
         return Group(Text(answer.address, style=STRONG), Text("end with Ctrl-C", style=FAINT))
 
     async def keep_open(self, session: Session, answer: PageAddress, options: argparse.Namespace) -> None:  # noqa: ARG002
@@ -79,7 +76,7 @@ class PageCommand(Command):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         if not options.no_browser and _has_display():
             await asyncio.to_thread(webbrowser.open, answer.address)
-        await self._ended
+        await self._port_forward_end
         raise KubectlError("the connection to the controller has ended; run the command again")
 
 

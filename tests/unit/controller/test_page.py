@@ -128,7 +128,7 @@ async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPat
 
 async def test_the_end_of_kubectl_ends_the_port_forward() -> None:
     script = "print('Forwarding from 127.0.0.1:43121 -> 9851')"
-    async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics") as forward:
+    async with port_forward([sys.executable, "-u", "-c", script], "home") as forward:
         assert forward.url == "http://127.0.0.1:43121"
         async with asyncio.timeout(30):
-            await forward.ended
+            await forward.end
