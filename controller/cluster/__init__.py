@@ -1,4 +1,4 @@
-"""The cluster cache: stores of all kinds the controller watches, and one rule for each question that several packages ask.
+"""The cluster cache: stores of all kinds the controller watches, and the only implementation of rules that several packages need.
 
 | question | module |
 |---|---|

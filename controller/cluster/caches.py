@@ -1,7 +1,7 @@
 """All stores of the controller: one watch per kind, shared by all packages.
 
-Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only of netaware's own
-namespace. Packages read these stores and never the API server.
+Pods are stored in compact form, and as objects if they belong to an AppGroup; ConfigMaps only of netaware's own namespace. Other
+packages read these stores instead of the API server.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Caches:
         home: netaware's own namespace.
         nodes: all nodes.
         pods: all pods, in the compact form.
-        group_pods: those of AppGroups, in all namespaces, as the API server sent them.
-        agent_pods: those of the agent's DaemonSet, in netaware's namespace.
+        group_pods: pods of AppGroups in all namespaces, as the API server sent them.
+        agent_pods: pods of the agent's DaemonSet in netaware's namespace.
         app_groups: all AppGroups.
         topologies: all NetworkTopologies.
         plans: the probe plans' ConfigMaps.
         results: the other ConfigMaps of netaware's namespace, into which agents write.
-        namespaces: all of them; their labels say which AppGroups may have their pods.
-        services: all of them; they say which replica answers a call.
-        volumes, claims, classes: all of them; they say which nodes a pod's data can be reached from, or made at.
+        namespaces: all namespaces; labels admit AppGroups of other namespaces.
+        services: all Services, for the routing of calls.
+        volumes, claims, classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, for the nodes that reach a volume.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -71,7 +71,7 @@ class Caches:
 
     @property
     def by_name(self) -> Mapping[str, Store[Any]]:
-        """Every store by a name that is fit for metrics and health checks."""
+        """Every store by its name in metrics and health checks."""
         return {
             "nodes": self.nodes,
             "pods": self.pods,
@@ -93,17 +93,15 @@ class Caches:
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
     def unsynced(self) -> str:
-        """Stores that are not listed yet, for /readyz, except those of CRDs that are not installed."""
-        return ", ".join(name for name, known in self._known.items() if not known.is_set())
+        """Names of stores that have not listed yet, for /readyz; those of missing CRDs are omitted."""
+        return ", ".join(name for name, synced in self._sync_events.items() if not synced.is_set())
 
     async def wait_for_sync(self) -> None:
-        """Wait until every store has listed once; of AppGroups and NetworkTopologies it suffices to know that their
-        definitions are not installed.
-        """
-        for known in self._known.values():
-            await known.wait()
+        """Wait until every store has listed once. A missing CRD counts as an empty list."""
+        for synced in self._sync_events.values():
+            await synced.wait()
 
     @property
-    def _known(self) -> dict[str, asyncio.Event]:
+    def _sync_events(self) -> dict[str, asyncio.Event]:
         optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
         return {name: store.synced for name, store in self.by_name.items()} | optional

@@ -1,4 +1,4 @@
-"""Settings of several packages: which AppGroups, NetworkTopologies and weights count."""
+"""Settings of NetworkOverhead: which AppGroups, NetworkTopology and weight are used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NetworkOverheadConfig(Section, frozen=True):
 
     Attributes:
         namespaces: where AppGroups and NetworkTopologies are looked for, in this order.
-        weights_name: weight of the NetworkTopology to use; NetperfCosts if it has none of this name.
+        weights_name: weight of the NetworkTopology; NetperfCosts if it has none of this name.
         network_topology_name: name of the NetworkTopology.
         score_dependents: also count placed pods that depend on the pod, unlike upstream.
         weight: factor of this score in the extender's answer.
@@ -32,20 +32,20 @@ class NetworkOverheadConfig(Section, frozen=True):
         """Raise ConfigError if a name is empty."""
         for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
             if not text:
-                raise ConfigError(join(field, name), "is empty", "name what to look for")
+                raise ConfigError(join(field, name), "is empty", "write the name of the object")
         if not self.namespaces or not all(self.namespaces):
-            raise ConfigError(join(field, "namespaces"), "names no namespace", "default is upstream's")
+            raise ConfigError(join(field, "namespaces"), "names no namespace", "write [default], as upstream does")
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
     """NetworkOverhead's arguments, with those that follow from ``scheduler.parity``.
 
     Attributes:
-        fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
-            the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is.
-        counts_finished_pods: finished and terminating pods count as placed, as upstream has it.
-        rejects_deleted_nodes: a dependency's pod on a node that is gone fails the pod, as upstream has it.
+        fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
+        search_everywhere: look for an AppGroup in the pod's own namespace before `namespaces`, then in those that the pod's
+            namespace admits; for a NetworkTopology in the group's namespace before `namespaces`, then in netaware's; else use the only one.
+        counts_finished_pods: finished and terminating pods count as placed, as in upstream.
+        rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
     """
 
     fallback_weights_name: str = NETPERF_COSTS
@@ -55,7 +55,7 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     @classmethod
     def from_config(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
-        """The rules of a configuration; in ``parity`` with upstream everything of ours is off."""
+        """Arguments of a configuration; with ``parity``, upstream's behaviour."""
         args = cls(**msgspec.structs.asdict(config))
         if not parity:
             return args

@@ -24,7 +24,7 @@ REMOVAL_TAINTS = frozenset(
 
 
 def blocking_taints(node: Node) -> tuple[Taint, ...]:
-    """Taints that keep pods away, with one for a cordoned node."""
+    """Taints NoSchedule and NoExecute, with one for a cordoned node."""
     taints = [t for t in node.spec.taints or () if t.effect in BLOCKING_EFFECTS]
     if node.spec.unschedulable and not any(t.key == UNSCHEDULABLE.key for t in taints):
         taints.append(UNSCHEDULABLE)
@@ -32,29 +32,29 @@ def blocking_taints(node: Node) -> tuple[Taint, ...]:
 
 
 def is_being_removed(node: Node) -> bool:
-    """Whether a node is about to be removed. Any effect counts: the autoscaler taints candidates with PreferNoSchedule."""
+    """Whether a node is about to be removed. Any effect counts: Cluster Autoscaler taints candidates with PreferNoSchedule."""
     return any(taint.key in REMOVAL_TAINTS for taint in node.spec.taints or ())
 
 
 def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
-    """The first taint that keeps a pod with these tolerations away."""
+    """The first taint that no toleration matches; None if all are tolerated."""
     return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
 
 
 def required_node_affinity(affinity: Affinity | None) -> NodeSelector | None:
-    """Required node affinity; None when nothing is required."""
-    on_nodes = affinity.node_affinity if affinity else None
-    return on_nodes.required_during_scheduling_ignored_during_execution if on_nodes else None
+    """Required node affinity; None without any."""
+    node_affinity = affinity.node_affinity if affinity else None
+    return node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
 
 
 def required_node_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
-    """The terms of required node affinity, of which one must match."""
+    """The terms of required node affinity, of which one must match; None without any."""
     required = required_node_affinity(affinity)
     return None if required is None else required.node_selector_terms or ()
 
 
 def has_node_constraints(spec: GroupPodSpec) -> bool:
-    """Whether it has a node selector or required node affinity."""
+    """Whether a pod has a node selector or required node affinity."""
     return bool(spec.node_selector) or required_node_terms(spec.affinity) is not None
 
 
@@ -62,14 +62,14 @@ def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -
     """Whether a node matches all requirements of a term."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
-        return False  # an empty term matches no node
+        return False
     return all(requirement_holds(r, labels) for r in expressions) and all(
         requirement_holds(r, {"metadata.name": name}) for r in fields
     )
 
 
 def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -> bool:
-    """One requirement; NotIn and DoesNotExist hold for absent labels, an unknown operator never."""
+    """Whether labels meet a requirement; NotIn and DoesNotExist hold for absent labels, an unknown operator never holds."""
     value, values = labels.get(requirement.key), requirement.values or []
     match requirement.operator:
         case "In":
@@ -81,61 +81,56 @@ def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            return _compare(requirement.operator, value, values)
+            left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
+            if left is not None and right is not None:
+                return left > right if requirement.operator == "Gt" else left < right
     return False
 
 
 def parse_int64(text: str) -> int | None:
     """Parse as Go's ParseInt(text, 10, 64); None if it fails. Python's ``int`` also accepts ``1_000``, blanks and other scripts' digits."""
-    found = int(text) if _INTEGER.fullmatch(text) else None
-    return found if found is not None and -(2**63) <= found < 2**63 else None
-
-
-def _compare(operator: str, value: str | None, values: Sequence[str]) -> bool:
-    left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
-    if left is None or right is None:
-        return False
-    return left > right if operator == "Gt" else left < right
+    number = int(text) if _INTEGER.fullmatch(text) else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def compile_or_none(selector: LabelSelector | None) -> Selector | None:
-    """Compile a metav1.LabelSelector; None when it selects nothing: an absent one, or one with an operator newer than ours."""
+    """Compile a metav1.LabelSelector; None if it selects nothing, because it is absent or has an unknown operator."""
     if selector is None:
         return None
     try:
         return compile_selector(selector)
-    except SelectorError:  # an operator newer than this code; the API server rejects others
+    except SelectorError:  # The operator is newer than this code; the API server rejects others.
         return None
 
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """metav1.LabelSelector: None selects nothing, an empty one everything."""
+    """Whether a metav1.LabelSelector selects these labels; None selects nothing, an empty one everything."""
     compiled = compile_or_none(selector)
     return compiled is not None and compiled.matches(labels)
 
 
 def _daemonset_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
-    """The one node that required affinity names, as the DaemonSet controller writes it; empty otherwise."""
-    named = {
+    """The only node that required affinity names, as the DaemonSet controller writes it; empty otherwise."""
+    names = {
         value
         for term in terms or ()
         for field in term.match_fields or ()
         if field.key == "metadata.name" and field.operator == "In"
         for value in field.values or ()
     }
-    return named.pop() if terms and len(terms) == len(named) == 1 else ""
+    return names.pop() if terms and len(terms) == len(names) == 1 else ""
 
 
 class Constraints:
     """A pod's compiled scheduling constraints: node selector, required node affinity, tolerations, and rules about other pods.
 
-    Shared by all pods of a template: callers cache results by its identity.
+    All pods of a template share one instance, so callers may cache results by its identity.
 
     Attributes:
         spec: the pod's spec, reduced to the fields that constrain scheduling.
-        has_required_anti_affinity: to other pods; it also restricts where those may go.
-        daemonset_node: the one node that a DaemonSet made it for; empty for all others.
-        depends_on_other_pods: it has required pod affinity or anti-affinity, or a spread constraint with DoNotSchedule.
+        has_required_anti_affinity: it has required pod anti-affinity, which also restricts the other pods.
+        daemonset_node: the node for which a DaemonSet made the pod; empty for other pods.
+        depends_on_other_pods: it has required pod affinity or anti-affinity, or a DoNotSchedule spread constraint.
     """
 
     __slots__ = (
@@ -154,13 +149,15 @@ class Constraints:
         self._tolerations = tuple(spec.tolerations or ())
         self.daemonset_node = _daemonset_node(self._any_of)
         anti = spec.affinity.pod_anti_affinity if spec.affinity else None
-        near = spec.affinity.pod_affinity if spec.affinity else None
+        affinity = spec.affinity.pod_affinity if spec.affinity else None
         self.has_required_anti_affinity = bool(anti and anti.required_during_scheduling_ignored_during_execution)
-        spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ())
+        has_required_spread = any(
+            c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ()
+        )
         self.depends_on_other_pods = (
             self.has_required_anti_affinity
-            or spread
-            or bool(near and near.required_during_scheduling_ignored_during_execution)
+            or has_required_spread
+            or bool(affinity and affinity.required_during_scheduling_ignored_during_execution)
         )
 
     def refusal(
@@ -171,13 +168,13 @@ class Constraints:
         *,
         volumes: Iterable[NodeSelector] = (),
     ) -> str:
-        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would. Plans ask `Host.refusal`.
+        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would. Plans use `Host.refusal`.
 
         Args:
             name: of the node.
             labels: of the node.
             taints: of the node, NoSchedule and NoExecute.
-            volumes: what the pod's volumes demand of a node; every one must hold.
+            volumes: node selectors of the pod's volumes; every one must match.
         """
         for key, value in self._selector.items():
             if labels.get(key) != value:
@@ -187,8 +184,8 @@ class Constraints:
         taint = first_untolerated_taint(taints, self._tolerations)
         if taint is not None:
             return f"taint {taint.key}"
-        held = all(_any_matches(volume.node_selector_terms or (), name, labels) for volume in volumes)
-        return "" if held else "volume node affinity"
+        reaches_volumes = all(_any_matches(v.node_selector_terms or (), name, labels) for v in volumes)
+        return "" if reaches_volumes else "volume node affinity"
 
 
 def _any_matches(terms: Iterable[NodeSelectorTerm], name: str, labels: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Free resources of nodes: allocatable less requests of their pods, updated by watch events."""
+"""Nodes and the requests of their pods, updated by watch events."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kubekit.wire import Node, Taint
 
 
 class Host(msgspec.Struct, frozen=True, gc=False):
-    """A node.
+    """A node as placement reads it.
 
     Attributes:
-        taints: those that keep pods away (NoSchedule and NoExecute), with one for a cordoned node.
+        taints: NoSchedule and NoExecute taints, with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
-        schedulable: not cordoned.
-        ready: its condition Ready is True; also where a file has no conditions.
-        being_removed: it is about to be removed.
-        prefer_no_schedule_taints: taints that only ask pods to go elsewhere (PreferNoSchedule).
+        schedulable: it is not cordoned.
+        ready: its condition Ready is True, or it has no conditions, as in hand-written files.
+        is_being_removed: an autoscaler is about to remove it.
+        prefer_no_schedule_taints: PreferNoSchedule taints.
     """
 
     name: str
@@ -41,28 +41,30 @@ class Host(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unavailable_reason(self) -> str:
-        """Why no new pod should start there, whatever taints it tolerates; empty if one may."""
-        return "about to be removed" if self.is_being_removed else "" if self.ready else "not Ready"
+        """Why no new pod should start there, even one that tolerates all taints; empty if one may."""
+        if self.is_being_removed:
+            return "about to be removed"
+        return "" if self.ready else "not Ready"
 
     @property
-    def takes_pods(self) -> bool:
+    def accepts_pods(self) -> bool:
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
         return self.schedulable and not self.unavailable_reason
 
     def refusal(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
         """Why a plan does not place a pod there, regardless of other pods; empty if it may.
 
-        kube-scheduler asks taints alone, and places a pod that tolerates all of them on a node that is not Ready, where it
-        cannot start.
+        kube-scheduler checks taints only: it places a pod that tolerates all of them on a node that is not Ready.
         """
         return constraints.refusal(self.name, self.labels, self.taints, volumes=volumes) or self.unavailable_reason
 
 
 TemplateKey = tuple[str, int, int, bool]
+"""Namespace, identities of labels and constraints, and whether the pods are terminating."""
 
 
 def template_key_of(pod: PodInfo) -> TemplateKey:
-    """The template of pods with the same constraints, found by identity."""
+    """The key of a pod's `PodTemplate`."""
     return pod.namespace, id(pod.labels), id(pod.constraints), pod.is_terminating
 
 
@@ -70,25 +72,25 @@ class PodTemplate(msgspec.Struct):
     """Bound pods with the same labels and constraints, so that their rules about each other are computed once.
 
     Attributes:
-        model: one of them; keeps the shared labels and constraints alive (`PodReader`).
-        nodes: node -> how many of them are there.
-        terms: what they say of other pods, cached.
+        sample: one of the pods; it keeps the shared labels and constraints alive, whose identities are the key.
+        nodes: node -> number of these pods.
+        terms: their rules about other pods, set by the planner as a cache.
     """
 
-    model: PodInfo
+    sample: PodInfo
     nodes: Counter[str]
     terms: tuple[Any, ...] | None = None
 
 
 class NodeCache:
-    """All hosts, with the requests of the pods on each.
+    """All nodes, with the requests of the pods on each.
 
     Attributes:
         hosts: node name -> host.
         used: node name -> sum of its pods' requests, including "pods" and host ports.
-        version: counts changes of hosts, and of which are hot; not changes of ``used``.
+        version: counts changes of ``hosts`` and ``hot``, not of ``used``.
         freed: counts how often a pod freed resources.
-        hot: names of hosts above the descheduler's thresholds.
+        hot: names of nodes above the descheduler's thresholds.
     """
 
     def __init__(self) -> None:
@@ -96,7 +98,7 @@ class NodeCache:
         self.used: dict[str, Amounts] = {}
         self.version = self.freed = 0
         self.hot: frozenset[str] = frozenset()
-        self._held: dict[str, PodInfo] = {}
+        self._pods: dict[str, PodInfo] = {}
         self._templates: dict[TemplateKey, PodTemplate] = {}
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
@@ -116,28 +118,25 @@ class NodeCache:
             self.version += 1
 
     def set_hot_nodes(self, hot: frozenset[str]) -> None:
-        """Set the hot hosts; pending plans are made again."""
+        """Set the hot nodes; a change of ``version`` makes pending plans obsolete."""
         if hot != self.hot:
             self.hot = hot
             self.version += 1
 
     def on_pod_change(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
-        """Update a pod; it counts while it is bound, or made for one node, and not finished."""
-        before = self._held.pop(key, None)
+        """Update a pod. Its requests count while it occupies a node and is not finished."""
+        before = self._pods.pop(key, None)
         after = new if new is not None and new.occupied_node and not new.is_finished else None
         if after is not None:
-            self._held[key] = after
+            self._pods[key] = after
         if before is after:
             return
+        uses = [(pod.occupied_node, pod.host_requests) if pod is not None else None for pod in (before, after)]
         if before is not None:
             self._count(before, -1)
         if after is not None:
             self._count(after, 1)
-        if (
-            before is not None
-            and after is not None
-            and (before.occupied_node, before.host_requests) == (after.occupied_node, after.host_requests)
-        ):
+        if uses[0] == uses[1]:
             return
         if before is not None:
             self.freed += 1
@@ -146,16 +145,16 @@ class NodeCache:
             add_amounts(self.used.setdefault(after.occupied_node, {}), after.host_requests)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
-        """Remove these pods."""
-        for pod in [pod for pod in self._held.values() if matches(pod)]:
+        """Remove the pods that match."""
+        for pod in [pod for pod in self._pods.values() if matches(pod)]:
             self.on_pod_change(pod.key, pod, None)
 
-    def _count(self, pod: PodInfo, by: int) -> None:
+    def _count(self, pod: PodInfo, change: int) -> None:
         key, node = template_key_of(pod), pod.occupied_node
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = PodTemplate(pod, Counter())
-        template.nodes[node] += by
+        template.nodes[node] += change
         if not template.nodes[node]:
             del template.nodes[node]
             if not template.nodes:
@@ -163,21 +162,21 @@ class NodeCache:
 
     @property
     def templates(self) -> Mapping[TemplateKey, PodTemplate]:
-        """All bound pods."""
+        """Counted pods by template."""
         return self._templates
 
     @property
     def bound_pods(self) -> Iterable[PodInfo]:
         """Pods whose requests are counted."""
-        return self._held.values()
+        return self._pods.values()
 
     def bound_pod(self, pod_key: str) -> PodInfo | None:
-        """A pod whose requests are counted."""
-        return self._held.get(pod_key)
+        """A pod by key; None if its requests are not counted."""
+        return self._pods.get(pod_key)
 
     def assigned_node(self, pod_key: str) -> str:
-        """The node on which a pod's requests are counted; empty when they are not."""
-        return self._held[pod_key].occupied_node if pod_key in self._held else ""
+        """The node on which a pod's requests are counted; empty if they are not."""
+        return self._pods[pod_key].occupied_node if pod_key in self._pods else ""
 
 
 def host_of(node: Node) -> Host:

@@ -7,20 +7,20 @@ from typing import Any, Self
 
 
 class Index:
-    """An index that can be copied for a thread."""
+    """An index that can be copied for use in a thread."""
 
     def copy(self) -> Self:
-        """A copy with its own containers and indexes, however deep; the objects in them are shared."""
-        made = copy.copy(self)
-        vars(made).update({name: _copied(value) for name, value in vars(self).items()})
-        return made
+        """A copy with its own lists, dicts and nested indexes; other objects are shared."""
+        duplicate = copy.copy(self)
+        vars(duplicate).update({name: _copy_containers(value) for name, value in vars(self).items()})
+        return duplicate
 
 
-def _copied(value: Any) -> Any:
+def _copy_containers(value: Any) -> Any:
     if isinstance(value, Index | list):
         return value.copy()
     if not isinstance(value, dict):
         return value
-    made = value.copy()  # Keeps the type: a Counter, or a defaultdict.
-    made.update({key: _copied(item) for key, item in value.items() if isinstance(item, dict)})
-    return made
+    duplicate = value.copy()  # Keeps the type: a Counter, or a defaultdict.
+    duplicate.update({key: _copy_containers(item) for key, item in value.items() if isinstance(item, dict)})
+    return duplicate

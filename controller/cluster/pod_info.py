@@ -1,6 +1,6 @@
-"""The compact form in which all pods are cached, once per program.
+"""The compact form in which all pods are cached.
 
-There may be 100,000 of them, so labels, constraints and requests of pods of one template are stored once.
+There may be 100,000 pods, so equal labels, constraints and requests are stored once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.eligibility import Constraints, parse_int64
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
-from controller.cluster.requests import is_infeasible, ports_of, requests_of
+from controller.cluster.requests import has_infeasible_resize, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
@@ -27,12 +27,12 @@ EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
 PREFER_NO_EVICTION_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 EVICTION_COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
-"""An integer; the greatest of 32 bits forbids eviction."""
+"""A 32-bit integer; the greatest one forbids eviction."""
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
 MAX_INTERNED = 20_000
-"""Contents in a table; a full one is cleared, and equal contents that come later are stored again."""
+"""Size at which a table of shared objects is cleared; later equal contents are stored again."""
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
@@ -40,18 +40,20 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     """A pod.
 
     Attributes:
+        key: ``namespace/name``.
         workload: ``namespace/Kind/name`` of its top-level owner, a Deployment rather than its ReplicaSet. Empty for bare pods.
-        node: empty while it waits.
-        qos: from `QOS_RANK`.
-        eviction_cost: the annotation's; cheaper pods are evicted first.
-        eviction_forbidden_by: why the descheduler never moves it; empty if it may.
+        node: empty until it is bound.
+        is_terminating: it has a deletionTimestamp.
+        qos: rank of its QoS class (`QOS_RANK`).
+        eviction_cost: value of the annotation; cheaper pods are evicted first.
+        eviction_forbidden_by: the reason why the descheduler never moves it; empty if it may.
         bare: it has no owner that would replace it, and no annotation allows its eviction.
         local_storage: it has an emptyDir or hostPath volume, and no annotation allows its eviction.
         constraints: shared with the other pods of its template, as are ``labels`` and ``requests``.
-        requests: by resource, by the scheduler's rule; one "pods" among them.
+        requests: by resource, as kube-scheduler counts them, with ``pods: 1``.
         created_s: unix seconds.
         ingress, egress: the bandwidth annotations as written, None without.
-        host_ports: as resources.
+        host_ports: as resources (`ports_of`).
         claim_names: of the PersistentVolumeClaims that it mounts, ephemeral ones included.
         group_pod: the object; only for pods of AppGroups.
         ips: its addresses; only for agents' pods.
@@ -86,8 +88,8 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def planning_pod(self) -> GroupPod:
-        """The pod's labels and constraints for planning, without requests."""
-        # The time of a deletion is not cached; any marks the pod as terminating.
+        """The pod with its labels and constraints for planning, without requests."""
+        # The time of deletion is not cached, and any time marks the pod as terminating.
         deleted_at = "1970-01-01T00:00:00Z" if self.is_terminating else None
         meta = ObjectMeta(
             name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=deleted_at
@@ -101,12 +103,12 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def occupied_node(self) -> str:
-        """The node whose resources it uses; a DaemonSet's pod uses them before it is bound."""
+        """The node whose resources it uses; those of a DaemonSet's pod count before it is bound."""
         return self.node or self.constraints.daemonset_node
 
     @property
     def is_running(self) -> bool:
-        """In phase Running."""
+        """Whether its phase is Running."""
         return self.phase == "Running"
 
     @property
@@ -120,14 +122,14 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return not self.is_terminating and self.phase not in FINISHED_PHASES
 
 
-class _Interned(Generic[T]):
-    """One object for equal contents."""
+class _InternPool(Generic[T]):
+    """Returns one shared object for equal contents."""
 
     def __init__(self) -> None:
         self._by_content: dict[bytes, T] = {}
 
-    def of(self, content: object, make: Callable[[], T]) -> T:
-        """The object for this content."""
+    def get(self, content: object, make: Callable[[], T]) -> T:
+        """The object for this content; ``make`` creates it."""
         key = _encode(content)
         if key not in self._by_content:
             if len(self._by_content) >= MAX_INTERNED:
@@ -137,27 +139,28 @@ class _Interned(Generic[T]):
 
 
 class PodReader:
-    """Converts pods to `PodInfo`, sharing labels and constraints of pods of one template."""
+    """Converts pods to `PodInfo`; equal labels, constraints and requests are shared."""
 
     def __init__(self) -> None:
-        self._constraints: _Interned[Constraints] = _Interned()
-        self._requests: _Interned[Mapping[str, int]] = _Interned()
-        self._labels: _Interned[Mapping[str, str]] = _Interned()
+        self._constraints: _InternPool[Constraints] = _InternPool()
+        self._requests: _InternPool[Mapping[str, int]] = _InternPool()
+        self._labels: _InternPool[Mapping[str, str]] = _InternPool()
 
     def read(self, pod: GroupPod) -> PodInfo:
         """Convert one pod."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         evict = meta.annotation(EVICT_ANNOTATION).lower()
         owner = controller_of(meta)
-        local = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
+        has_local_volume = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
         eviction_cost = parse_int64(meta.annotation(EVICTION_COST_ANNOTATION)) or 0
         return PodInfo(
             key=meta.key,
             namespace=sys.intern(meta.namespace),
             name=meta.name,
             uid=meta.uid,
-            labels=self._labels.of(meta.labels, lambda: meta.labels or {}),
-            workload=sys.intern(_workload(pod)),
+            labels=self._labels.get(meta.labels, lambda: meta.labels or {}),
+            # The Deployment, because back-offs must last beyond a rollout, which makes a new ReplicaSet.
+            workload=sys.intern("/".join((meta.namespace, *top_owner)) if (top_owner := owner_of(meta)) else ""),
             node=sys.intern(spec.node_name),
             phase=sys.intern(status.phase),
             is_terminating=meta.deletion_timestamp is not None,
@@ -167,17 +170,17 @@ class PodReader:
             eviction_cost=eviction_cost,
             eviction_forbidden_by=_eviction_forbidden_by(pod, owner, evict, eviction_cost),
             is_bare=owner is None and evict != "true",
-            has_local_storage=local and evict != "true",
+            has_local_storage=has_local_volume and evict != "true",
             constraints=self._constraints_of(spec),
             requests=self._requests_of(spec, status),
-            created_s=_time(meta.creation_timestamp),
+            created_s=_parse_time_or_zero(meta.creation_timestamp),
             host_network=spec.host_network,
             ingress=(meta.annotations or {}).get(INGRESS_ANNOTATION),
             egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
             host_ports=ports_of(spec),
             claim_names=tuple(claims_of(pod)),
             group_pod=pod if pod.group else None,
-            ips=tuple(found.ip for found in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
+            ips=tuple(address.ip for address in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )
 
     def _constraints_of(self, spec: GroupPodSpec) -> Constraints:
@@ -187,31 +190,25 @@ class PodReader:
             tolerations=spec.tolerations,
             topology_spread_constraints=spec.topology_spread_constraints,
         )
-        return self._constraints.of(constraining, lambda: Constraints(constraining))
+        return self._constraints.get(constraining, lambda: Constraints(constraining))
 
     def _requests_of(self, spec: GroupPodSpec, status: GroupPodStatus) -> Mapping[str, int]:
         containers = [(c.name, c.resources.requests) for c in spec.containers or ()]
         init = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
-        resizes = (status.container_statuses, status.init_container_statuses, is_infeasible(status))
+        resizes = (status.container_statuses, status.init_container_statuses, has_infeasible_resize(status))
         content = (containers, init, spec.overhead, spec.resources.requests, resizes)
-        return self._requests.of(content, lambda: requests_of(spec, status))
-
-
-def _workload(pod: GroupPod) -> str:
-    # The Deployment, because back-offs must last beyond a rollout, which makes a new ReplicaSet.
-    owner = owner_of(pod.metadata)
-    return "" if owner is None else "/".join((pod.metadata.namespace, *owner))
+        return self._requests.get(content, lambda: requests_of(spec, status))
 
 
 def _eviction_forbidden_by(pod: GroupPod, owner: OwnerReference | None, evict: str, eviction_cost: int) -> str:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     kind = owner.kind if owner else ""
-    critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
+    is_critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
     reasons = (
         (MIRROR_ANNOTATION in annotations, "mirror pod"),
         (kind == "Node", "static pod"),
         (kind == "DaemonSet", "DaemonSet pod"),
-        (critical, "critical pod"),
+        (is_critical, "critical pod"),
         (evict == "false", f"annotation {EVICT_ANNOTATION} is false"),
         (
             evict != "true" and PREFER_NO_EVICTION_ANNOTATION in annotations,
@@ -223,10 +220,10 @@ def _eviction_forbidden_by(pod: GroupPod, owner: OwnerReference | None, evict: s
         ),
         (eviction_cost >= FORBIDDING_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
     )
-    return next((reason for forbids, reason in reasons if forbids), "")
+    return next((reason for applies, reason in reasons if applies), "")
 
 
-def _time(text: str | None) -> float:
+def _parse_time_or_zero(text: str | None) -> float:
     try:
         return parse_time(text) if text else 0.0
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pods as scheduling reads them: node, requests, constraints."""
+"""Pods, reduced to the fields that netaware reads, and the target in a pod's annotation."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from kubekit.wire import (
 )
 
 GATE = "netaware.io/topological-order"
-"""The scheduling gate that holds a pod until its turn."""
+"""The scheduling gate that holds a pod until its group's order releases it."""
 SCHEDULING_GATED = "SchedulingGated"
-"""Reason of PodScheduled while a pod is gated; with any other reason, False means that scheduling failed."""
+"""Reason of PodScheduled=False while a pod is gated; any other reason means that scheduling failed."""
 DEFAULT_SCHEDULER = "default-scheduler"
 """The default schedulerName."""
 OUR_SCHEDULER = "network-aware-scheduler"
 """The default name of the profile with our extender."""
 PLACEMENT_LABEL = "netaware.io/placement"
-"""Label of a pod or its namespace: a `Placement`."""
+"""Label of a pod or its namespace, with a `Placement` as value."""
 Placement = Literal["extender", "affinity"]
-"""How a placement reaches the pod: through the extender, or as node affinity."""
+"""How a pod gets its planned node: from the extender, or by node affinity."""
 TARGET_ANNOTATION = "netaware.io/target"
-"""Annotation of a pod: its planned place, as JSON of `Target`."""
+"""Annotation of a pod: its planned node, as JSON of `Target`."""
 
 
 class ContainerPort(Wire, frozen=True):
@@ -49,7 +49,7 @@ class ContainerPort(Wire, frozen=True):
 
 
 class PodContainer(Wire, frozen=True):
-    """A container's requests, its ports on the node, and whether it is a sidecar."""
+    """A container; an init container with restartPolicy Always is a sidecar."""
 
     resources: ResourceRequirements = ResourceRequirements()
     restart_policy: str | None = None
@@ -58,7 +58,7 @@ class PodContainer(Wire, frozen=True):
 
 
 class _Present(Wire, frozen=True):
-    """A field of which only the presence matters."""
+    """A field of which only the presence is read."""
 
 
 class Claim(Wire, frozen=True):
@@ -68,7 +68,7 @@ class Claim(Wire, frozen=True):
 
 
 class Volume(Wire, frozen=True):
-    """A pod's volume: a claim, or an ephemeral claim named after pod and volume."""
+    """A pod's volume; the claim of an ephemeral one is named after pod and volume."""
 
     name: str = ""
     empty_dir: _Present | None = None
@@ -78,14 +78,14 @@ class Volume(Wire, frozen=True):
 
 
 class NodeSelectorTerm(Wire, frozen=True):
-    """Requirements that must all hold."""
+    """Requirements that must all hold; a term without any matches no node."""
 
     match_expressions: list[MatchExpression] | None = None
     match_fields: list[MatchExpression] | None = None
 
 
 class NodeSelector(Wire, frozen=True):
-    """Terms of which one must hold."""
+    """Terms of which one must match."""
 
     node_selector_terms: list[NodeSelectorTerm] | None = None
 
@@ -128,7 +128,7 @@ class PodAffinity(Wire, frozen=True):
 
 
 class Affinity(Wire, frozen=True):
-    """The part of affinity that plans honour."""
+    """Affinity of a pod."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
@@ -166,13 +166,13 @@ class SpreadConstraint(Wire, frozen=True):
 
 
 class SchedulingGroup(Wire, frozen=True):
-    """The PodGroup of a pod, of Kubernetes 1.37 and later."""
+    """The PodGroup of a pod, in Kubernetes 1.37 and later."""
 
     pod_group_name: str = ""
 
 
 class GroupPodSpec(Wire, frozen=True):
-    """The part of a pod's spec that decides where it may run."""
+    """The part of a pod's spec that netaware reads."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -194,7 +194,7 @@ class GroupPodSpec(Wire, frozen=True):
 
 
 class ContainerStatus(Wire, frozen=True):
-    """A container's resources while an in-place resize is pending."""
+    """A container's resources, which differ from the spec while an in-place resize is pending."""
 
     name: str = ""
     allocated_resources: dict[str, str] | None = None
@@ -202,7 +202,7 @@ class ContainerStatus(Wire, frozen=True):
 
 
 class GroupPodStatus(Wire, frozen=True):
-    """Phase, class, conditions and addresses."""
+    """The part of a pod's status that netaware reads."""
 
     phase: str = ""
     qos_class: str = ""
@@ -221,17 +221,17 @@ class GroupPod(Object, frozen=True):
 
     @property
     def group(self) -> str:
-        """Name of its AppGroup."""
+        """Name of its AppGroup; empty without one."""
         return self.metadata.label(APPGROUP_LABEL)
 
     @property
     def workload(self) -> str:
-        """Selector of its workload."""
+        """Selector of its workload in the AppGroup; empty without one."""
         return self.metadata.label(WORKLOAD_LABEL)
 
     @property
     def pod_group(self) -> str:
-        """Namespace and name of its PodGroup, whose pods kube-scheduler places together or not at all; empty without one."""
+        """``namespace/name`` of its PodGroup, whose pods kube-scheduler places all or none; empty without one."""
         group = self.spec.scheduling_group
         return f"{self.metadata.namespace}/{group.pod_group_name}" if group is not None and group.pod_group_name else ""
 
@@ -252,19 +252,19 @@ class GroupPod(Object, frozen=True):
 
     @property
     def is_gated(self) -> bool:
-        """Held by our gate."""
+        """Has netaware's scheduling gate."""
         gates = self.spec.scheduling_gates
         return GATE in [gate.name for gate in gates] if gates else False
 
     @property
     def other_gates(self) -> tuple[str, ...]:
-        """Names of foreign gates, which also keep it from being scheduled."""
+        """Names of its scheduling gates that are not netaware's."""
         gates = self.spec.scheduling_gates
         return tuple([gate.name for gate in gates if gate.name != GATE]) if gates else ()
 
     @property
     def is_waiting(self) -> bool:
-        """Active and not bound: gated, or in the scheduler's queue."""
+        """Active and not bound: gated, or in kube-scheduler's queue."""
         return not self.spec.node_name and self.is_active
 
     @property
@@ -279,24 +279,24 @@ class GroupPod(Object, frozen=True):
         return max(now - parse_time(created), 0.0) if created else 0.0
 
     def condition(self, type_: str) -> Condition | None:
-        """One of its conditions."""
+        """Its condition of a type; None without one."""
         return find_condition(self.status.conditions, type_)
 
     @property
     def found_no_node(self) -> bool:
         """Whether scheduling failed: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
-        return found_no_node(find_condition(self.status.conditions, "PodScheduled"))
+        return found_no_node(self.condition("PodScheduled"))
 
 
 class ExtenderPodSpec(Wire, frozen=True):
-    """The spec of the pod in an extender's request."""
+    """The spec of `ExtenderPod`."""
 
     scheduler_name: str = ""
     node_name: str = ""
 
 
 class ExtenderPod(Wire, frozen=True):
-    """The pod in a scheduler's request."""
+    """The pod in kube-scheduler's request to the extender."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: ExtenderPodSpec = ExtenderPodSpec()
@@ -309,17 +309,17 @@ class ExtenderPod(Wire, frozen=True):
 
 
 def found_no_node(scheduled: Condition | None) -> bool:
-    """Whether a condition PodScheduled says that scheduling failed; the reason of a gate may remain for a moment after it opened."""
+    """Whether the condition PodScheduled reports a failed attempt; its reason SchedulingGated may remain for a moment after the gate opened."""
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
 def has_extender(scheduler_name: str, names: Collection[str]) -> bool:
-    """Whether a scheduler has our extender; ``names`` is ``scheduler.schedulerNames``, empty for all."""
+    """Whether a scheduler calls the extender; ``names`` is ``scheduler.schedulerNames``, empty for all."""
     return not names or scheduler_name in names
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
-    """How a pod with these labels receives its placement: extender or affinity."""
+    """The value of `PLACEMENT_LABEL`, or the default."""
     match (labels or {}).get(PLACEMENT_LABEL):
         case "affinity":
             return "affinity"
@@ -329,13 +329,12 @@ def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placem
 
 
 class Target(Wire, frozen=True):
-    """A pod's planned place; the value of `TARGET_ANNOTATION`.
+    """A pod's planned node; the value of `TARGET_ANNOTATION`.
 
     Attributes:
-        zone: of the host.
-        region: of the host.
-        node: the host.
-        cost: of the pod's dependencies and dependents there, once the whole group is placed.
+        zone, region: of the node; either may be empty.
+        node: its name.
+        cost: network cost of the pod's dependencies and dependents, once the whole group is placed.
     """
 
     zone: str = ""
@@ -353,7 +352,7 @@ _decode_target = msgspec.json.Decoder(Target).decode
 
 
 def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
-    """A pod's planned place; None without a readable one."""
+    """A pod's planned node; None if it has none, or an unreadable one."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None
@@ -362,7 +361,7 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
 
 
 def current_target(pod: GroupPod) -> Target | None:
-    """The target of a pod that is being scheduled; None after a failed attempt."""
+    """The target of a pod in kube-scheduler's queue; None after a failed attempt."""
     if not pod.is_waiting or pod.is_gated or pod.found_no_node:
         return None
     return target_of(pod)

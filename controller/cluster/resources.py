@@ -1,7 +1,7 @@
 """AppGroup and NetworkTopology in upstream's schema: the fields that we read.
 
-Decoding is lenient where upstream's CRD is (absent lists, quantities as numbers), so that objects written for the upstream
-plugins are readable as they stand. Validation of meaning belongs to the packages that use these types.
+Decoding is as lenient as upstream's CRD (absent lists, quantities as numbers), so that objects written for the upstream plugins
+can be read. The packages that use these types check values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "ne
 APPGROUP_LABEL = "appgroup.diktyo.x-k8s.io"
 WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io.workload"
 SPREAD_ANNOTATION = "netaware.io/spread"
-"""On an AppGroup, or on the pods of one of its workloads: whether its plans survive a zone."""
+"""On an AppGroup, or on the pods of one of its workloads: whether replicas must span zones."""
 
 NETPERF_COSTS = "NetperfCosts"
 USER_DEFINED = "UserDefined"
@@ -26,7 +26,7 @@ FIELD_MANAGER = CONTROLLER
 
 
 class WorkloadRef(Wire, frozen=True):
-    """Reference to a workload; ``selector`` is what pods carry in their workload label and is unique in a group."""
+    """Reference to a workload; ``selector`` is the value of its pods' workload label, unique in a group."""
 
     kind: str = ""
     name: str = ""
@@ -36,7 +36,7 @@ class WorkloadRef(Wire, frozen=True):
 
 
 class Dependency(Wire, frozen=True):
-    """A dependency: minimum bandwidth in bits per second as a quantity, and the highest cost."""
+    """A dependency: minimum bandwidth in bits per second as a quantity, and the highest allowed cost."""
 
     workload: WorkloadRef = WorkloadRef()
     min_bandwidth: str | int | None = None
@@ -59,7 +59,7 @@ class AppGroupSpec(Wire, frozen=True):
 
 
 class OrderedWorkload(Wire, frozen=True, omit_defaults=False):
-    """A workload and its place in the order, counted from 1."""
+    """A workload and its position in the order, counted from 1."""
 
     workload: WorkloadRef
     index: int
@@ -84,7 +84,7 @@ class AppGroup(Object, frozen=True):
 
 
 class CostInfo(Wire, frozen=True, omit_defaults=False):
-    """Cost towards one destination. Quantities are bits per second."""
+    """Cost and bandwidth towards one destination; bandwidths are quantities of bits per second."""
 
     destination: str
     network_cost: int = 0
@@ -107,14 +107,14 @@ class TopologyInfo(Wire, frozen=True, omit_defaults=False):
 
 
 class WeightInfo(Wire, frozen=True, omit_defaults=False):
-    """One named set of costs."""
+    """A named set of costs."""
 
     name: str
     topology_list: list[TopologyInfo] = []
 
 
 class NetworkTopologySpec(Wire, frozen=True):
-    """spec of a NetworkTopology. ``cost_policy`` is ours and absent under upstream's CRD; plain data, not checked yet."""
+    """spec of a NetworkTopology. ``cost_policy`` is netaware's own, absent under upstream's CRD, and not checked yet."""
 
     configmap_name: str = ""
     weights: list[WeightInfo] | None = None
@@ -137,5 +137,5 @@ class NetworkTopology(Object, frozen=True):
     status: NetworkTopologyStatus = NetworkTopologyStatus()
 
     def weight(self, name: str) -> WeightInfo | None:
-        """Return the set of costs of that name."""
+        """The weight of this name; None if there is none."""
         return next((w for w in self.spec.weights or () if w.name == name), None)

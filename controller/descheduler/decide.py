@@ -153,7 +153,7 @@ class UnconfirmedRound:
     def _target_refusal(self, candidate: Candidate, name: str) -> str:
         """Why a node is no better for the pod; empty if it is better. The move's own reservation must be released."""
         node = self._round.snapshot.nodes.get(name)
-        if node is None or not node.takes_pods:
+        if node is None or not node.accepts_pods:
             return "the node takes no pods any more"
         if name == candidate.pod.node:
             return "it would come back"

@@ -44,7 +44,7 @@ def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str,
     pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
         return "the pod is gone, or about to be"
-    if move.target and (target is None or not target.takes_pods):
+    if move.target and (target is None or not target.accepts_pods):
         return f"node {move.target}, its target, takes no more pods"
     return ""
 

@@ -48,7 +48,7 @@ class MisplacementRound(TargetFinder):
         self._nodes_by_location: dict[int, list[Host]] = defaultdict(list)
         for name, index in network.location_index.items():
             node = round_.snapshot.nodes.get(name)
-            if node is not None and node.takes_pods:
+            if node is not None and node.accepts_pods:
                 self._nodes_by_location[index].append(node)
         for nodes in self._nodes_by_location.values():
             nodes.sort(key=lambda n: (loads[n.name].mean_percent if n.name in loads else 0.0, n.name))
@@ -182,7 +182,7 @@ class MisplacementRound(TargetFinder):
         if isinstance(place, int):
             return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
         named = self._round.snapshot.nodes.get(place)
-        return [named] if named is not None and named.takes_pods else []
+        return [named] if named is not None and named.accepts_pods else []
 
     def _refusal(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""

@@ -111,7 +111,7 @@ def _load_of(
 ) -> NodeLoad:
     low, high = thresholds
     exceeded = exceeded_resources(percent, high)
-    is_low = node.takes_pods and all(percent[resource] <= low[resource] for resource in percent)
+    is_low = node.accepts_pods and all(percent[resource] <= low[resource] for resource in percent)
     kind: LoadClass = "overutilized" if exceeded else "underutilized" if is_low else "normal"
     if not percent or any(r not in percent for r in pool.high if node.allocatable.get(r, 0) > 0):
         kind, exceeded = "unknown", ()

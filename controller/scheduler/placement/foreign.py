@@ -50,7 +50,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
         own_by_template = _count_by_template(node_cache, own) if own_by_template is None else own_by_template
         nodes = template.nodes - own_by_template.get(key, Counter())
         if nodes:
-            found.append(ForeignPods(template.model.planning_pod, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
+            found.append(ForeignPods(template.sample.planning_pod, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 
@@ -72,7 +72,7 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[
 
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
-    model = template.model
+    model = template.sample
     found = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
     if template.terms is None:
         template.terms = tuple(terms_of(model.planning_pod))
