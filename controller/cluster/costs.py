@@ -18,6 +18,7 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_la
 SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
 
 LimitCheck = Literal["satisfied", "violated", "unknown"]
+"""How a cost compares with maxNetworkCost."""
 
 
 class Location(NamedTuple):
@@ -28,7 +29,7 @@ class Location(NamedTuple):
 
 
 NO_LOCATION = Location()
-"""Of a node with neither label."""
+"""Location of a node with neither label."""
 
 
 def location_of(node: Node) -> Location:
@@ -42,37 +43,37 @@ def locations_of(nodes: Iterable[Node]) -> dict[str, Location]:
 
 
 def is_one_zone(locations: Iterable[Location]) -> bool:
-    """Whether no node has a zone label, so that all nodes form one zone; not used in upstream parity."""
+    """Whether no node has a zone label, so that all nodes form one zone. Not used in parity with upstream."""
     return not any(location.zone for location in locations)
 
 
 def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
-    """Sum counts of nodes by location, without nodes that are gone."""
-    found: Counter[Location] = Counter()
+    """Sum counts of nodes by location, without deleted nodes."""
+    counts: Counter[Location] = Counter()
     for node, count in nodes.items():
         if node in locations:
-            found[locations[node]] += count
-    return found
+            counts[locations[node]] += count
+    return counts
 
 
 def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
-    """Entries of a weight by directed pair of zones (or of regions). The first entry of a pair counts."""
-    found: dict[ZonePair, CostInfo] = {}
+    """Entries of a weight by directed pair of zones (or of regions). A pair's first entry is used."""
+    entries: dict[ZonePair, CostInfo] = {}
     for topology in weight.topology_list if weight is not None else ():
         if topology.topology_key == level:
             for origin in topology.origin_list:
                 for entry in origin.cost_list:
-                    found.setdefault((origin.origin, entry.destination), entry)
-    return found
+                    entries.setdefault((origin.origin, entry.destination), entry)
+    return entries
 
 
 class CostTable:
-    """Look-up table of one weight of a NetworkTopology. An absent weight has no costs.
+    """Look-up table of one weight of a NetworkTopology. Without a weight it has no costs.
 
     Args:
         weight: the weight.
-        latencies: the round trips that its costs come from; None for a weight that is not ours.
-        one_zone: nodes without labels are in one zone, see `is_one_zone`; in upstream's table they are far from everywhere.
+        latencies: the round trips that its costs come from; None for a weight that netaware did not write.
+        one_zone: see `is_one_zone`; else a node without labels violates every limit, as in upstream.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class CostTable:
         self._latencies = latencies
 
     def cost(self, origin: Location, destination: Location) -> int | None:
-        """NetworkCost of a pair of different locations: by zones inside a region, by regions otherwise. None when unknown."""
+        """NetworkCost of a pair of different locations: by zones inside a region, by regions otherwise. None if unknown."""
         if origin.region == destination.region:
             return self._zones.get((origin.zone, destination.zone))
         return self._regions.get((origin.region, destination.region))
@@ -100,7 +101,7 @@ class CostTable:
     def check_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitCheck, int]:
         """Compare the cost between two different nodes with a limit, as NetworkOverhead does (docs/contracts.md, section 4).
 
-        Returns the result and the cost that is used.
+        Returns the result and the cost to count.
         """
         if peer == NO_LOCATION and not self.one_zone:
             return "violated", UNKNOWN_COST
@@ -117,15 +118,15 @@ class CostTable:
         """Cost of every pair of a caller and a callee together.
 
         Args:
-            callers: node -> how many are there.
-            callees: the same of callees.
-            locations: of these nodes.
+            callers: node -> number of callers there.
+            callees: node -> number of callees there.
+            locations: node -> location; pairs with other nodes do not count.
         """
         total, by_location = 0, count_by_location(callees, locations)
         for origin, count in count_by_location(callers, locations).items():
             for destination, others in by_location.items():
                 total += count * others * self.check_limit(origin, destination, 0)[1]
-        # Counting by location costs less than by node, but takes pairs on one host for pairs in one zone.
+        # The sum by location is faster than by node, but counts pairs on one node as pairs in one zone: correct them.
         for node in callers.keys() & callees.keys() & locations.keys():
             cost = self.check_limit(locations[node], locations[node], 0)[1]
             total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
@@ -135,21 +136,21 @@ class CostTable:
 def topology_for(
     topologies: Mapping[str, NetworkTopology], rules: NetworkOverheadArgs, *, home: str, namespace: str = ""
 ) -> NetworkTopology | None:
-    """The NetworkTopology that counts for the groups of a namespace.
+    """The NetworkTopology whose costs the groups of a namespace use; None without one.
 
     Args:
-        topologies: all there are, by ``namespace/name``.
-        rules: where to look, and for which name.
+        topologies: all of them, by ``namespace/name``.
+        rules: namespaces and name to look for.
         home: netaware's own namespace.
-        namespace: the groups'; empty for the cluster as a whole.
+        namespace: of the groups; empty for the cluster as a whole.
     """
-    for key in _keys(rules, home, namespace):
+    for key in _topology_keys(rules, home, namespace):
         if key in topologies:
             return topologies[key]
     return next(iter(topologies.values())) if rules.search_everywhere and len(topologies) == 1 else None
 
 
-def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
+def _topology_keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
     name = rules.network_topology_name
     if rules.search_everywhere and namespace:
         yield f"{namespace}/{name}"
@@ -160,7 +161,7 @@ def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str
 
 
 def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
-    """The weight that counts: the requested one, else the fallback; an empty one does not count."""
+    """The requested weight, else the fallback; None if neither has entries."""
     for name in (rules.weights_name, rules.fallback_weights_name):
         weight = topology.weight(name) if topology is not None and name else None
         if weight is not None and weight.topology_list:
@@ -169,14 +170,14 @@ def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> 
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """The costs in use.
+    """The costs that a namespace's groups use.
 
     Attributes:
-        table: ready for look-ups.
-        topology: key of the NetworkTopology, empty when there is none.
-        weight: name of the weight, empty when the NetworkTopology has none of the requested names.
-        version: changes with the costs.
-        problem: why latencies could not be read; empty when they could.
+        table: look-up table.
+        topology: key of the NetworkTopology; empty without one.
+        weight: name of the weight; empty if the NetworkTopology has none of the requested names.
+        version: UID and resourceVersion of the NetworkTopology.
+        problem: why latencies could not be read; empty if they could.
     """
 
     table: CostTable
@@ -190,7 +191,7 @@ class CostIndex(Index):
     """The costs for the groups of each namespace, updated by watch events.
 
     Args:
-        rules: which NetworkTopology and weight count.
+        rules: which NetworkTopology and weight to use.
         home: netaware's own namespace.
         one_zone: see `is_one_zone`.
     """
@@ -211,8 +212,8 @@ class CostIndex(Index):
     ) -> CostIndex:
         """Build from NetworkTopologies."""
         index = cls(rules, home, one_zone=one_zone)
-        for found in topologies:
-            index.on_change(found.metadata.key, None, found)
+        for topology in topologies:
+            index.on_change(topology.metadata.key, None, topology)
         return index
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
@@ -227,14 +228,14 @@ class CostIndex(Index):
         return True
 
     def on_nodes_change(self, locations: Iterable[Location]) -> None:
-        """Update the nodes; not used in upstream parity."""
+        """Update the nodes' locations. Not used in parity with upstream."""
         one_zone = is_one_zone(locations)
         if one_zone != self._one_zone:
             self._one_zone = one_zone
             self._costs_by_topology.clear()
 
     def for_namespace(self, namespace: str) -> Costs:
-        """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""
+        """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share a table."""
         topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
         key = topology.metadata.key if topology is not None else ""
         if key not in self._costs_by_topology:
@@ -243,7 +244,7 @@ class CostIndex(Index):
 
 
 def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-    """Whether a change of a NetworkTopology leaves its costs as they are, as one of its status does."""
+    """Whether two versions of a NetworkTopology have the same costs, for example after a change of the status."""
     if old is None or new is None:
         return False
     same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
@@ -251,12 +252,12 @@ def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> 
 
 
 def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs, *, one_zone: bool) -> Costs:
-    """The costs in use of one NetworkTopology; None has none."""
+    """Costs from a NetworkTopology; an empty table without one."""
     if topology is None:
         return Costs(CostTable(one_zone=one_zone))
     meta, weight = topology.metadata, weight_for(topology, rules)
     name = weight.name if weight is not None else ""
-    # Costs that users wrote do not come from our latencies.
+    # Only NetperfCosts is computed from the latencies in the annotation.
     latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
     problem = latencies.problem if latencies is not None else ""
     return Costs(

@@ -1,7 +1,6 @@
-"""Declared replicas of Deployments and StatefulSets that AppGroups name.
+"""Reads spec.replicas of Deployments and StatefulSets that AppGroups name.
 
-A plan for existing pods alone would give away resources that pods about to be created need. Without the right to read workloads,
-only existing pods are known.
+Plans reserve resources for pods that are about to be created. Without the permission to read workloads, only existing pods count.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Wire
 
 
 class ScalableSpec(Wire, frozen=True):
-    """spec of anything with replicas; absent means 1."""
+    """spec of a Deployment or StatefulSet; replicas default to 1."""
 
     replicas: int = 1
 
 
 class ScalableWorkload(Object, frozen=True):
-    """A Deployment or StatefulSet, of which only the number of pods matters."""
+    """A Deployment or StatefulSet, reduced to its replicas."""
 
     spec: ScalableSpec = ScalableSpec()
 
 
 class DeclaredReplicas:
-    """Stores of what declares replicas."""
+    """Stores of Deployments and StatefulSets."""
 
     def __init__(self, client: Client) -> None:
         self._by_kind: dict[str, Reflector[ScalableWorkload]] = {
@@ -40,37 +39,37 @@ class DeclaredReplicas:
         return {f"store {kind}": store.run() for kind, store in self._by_kind.items()}
 
     def subscribe(self, handler: Handler[ScalableWorkload]) -> None:
-        """Call ``handler`` for every change."""
+        """Call ``handler`` for every change of a Deployment or StatefulSet."""
         for store in self._by_kind.values():
             store.subscribe(handler)
 
     def replicas(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
-        """Workload selector -> replicas, for those of a group in this namespace that are known."""
+        """Workload selector -> replicas, of a group's workloads that exist; ``namespace`` is the group's."""
         replicas: dict[str, int] = {}
         for workload in workloads:
             store = self._by_kind.get(workload.kind)
-            known = store.get(f"{workload.namespace or namespace}/{workload.name}") if store else None
-            if known is not None:
-                replicas[workload.selector] = known.spec.replicas
+            scalable = store.get(f"{workload.namespace or namespace}/{workload.name}") if store else None
+            if scalable is not None:
+                replicas[workload.selector] = scalable.spec.replicas
         return replicas
 
 
 def limit_replicas(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
-    """Replicas to plan for by workload, and how many declared ones are left out.
+    """Replicas to plan for by workload, and how many declared replicas are left out.
 
-    Declaring replicas costs nothing, so missing ones count only as far as they are allowed.
+    Users can declare any number of replicas, so those without a pod are limited to ``allowed``.
 
     Args:
-        declared: by workload, in order of preference.
-        live: existing replicas that are not over.
-        allowed: how many may be created.
+        declared: replicas by workload, in order of preference.
+        live: existing replicas that have not finished, by workload.
+        allowed: replicas to plan for beyond the existing ones.
     """
-    found: dict[str, int] = {}
+    limited: dict[str, int] = {}
     left_out = 0
-    for workload, wanted in declared.items():
-        there = live.get(workload, 0)
-        missing = max(wanted - there, 0)
+    for workload, replicas in declared.items():
+        existing = live.get(workload, 0)
+        missing = max(replicas - existing, 0)
         planned = min(missing, allowed)
         allowed, left_out = allowed - planned, left_out + missing - planned
-        found[workload] = min(wanted, there + planned)
-    return found, left_out
+        limited[workload] = min(replicas, existing + planned)
+    return limited, left_out

@@ -1,8 +1,7 @@
-"""An AppGroup's spec as a dependency graph, with what could not be resolved.
+"""Resolves an AppGroup's spec into a dependency graph and a list of faults.
 
-Upstream matches workload names although only selectors are unique; here a dependency is found by its selector, and by
-its name (with kind and namespace if given) if it has none. Faults are collected, not raised, because a group with one bad
-dependency still has an order.
+Upstream matches workload names, although only selectors are unique. Here a dependency is found by its selector, or by its name
+(with kind and namespace if given) if it has none. Faults are collected, because a group with one bad dependency still has an order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Problem = Literal[
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a spec; ``detail`` names the workload and what to do."""
+    """A fault of a spec; ``detail`` names the workload and says what is wrong."""
 
     problem: Problem
     detail: str
@@ -41,8 +40,9 @@ class Edge(msgspec.Struct, frozen=True):
     """A resolved dependency, by position in `Graph.workloads`.
 
     Attributes:
-        min_bandwidth_bps: bits per second, 0 when not asked for.
-        max_network_cost: as in the spec.
+        dependant, dependency: positions of the caller and the callee.
+        min_bandwidth_bps: bits per second; 0 if not set.
+        max_network_cost: highest allowed cost.
     """
 
     dependant: int
@@ -52,12 +52,12 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A group's workloads in spec order and their dependencies in spec order, each pair at most once.
+    """A group's workloads and dependencies, both in spec order.
 
     Attributes:
-        workloads: those with a selector that no earlier one has; isolated ones included.
-        edges: resolved dependencies; without self-dependencies. Of a repeated pair the strictest demands count.
-        faults: what was left out or doubted, in spec order.
+        workloads: all workloads with a selector; of those with the same selector the first.
+        edges: resolved dependencies without self-dependencies, each pair once, with the strictest of its limits.
+        faults: what was left out or corrected; of workloads first, then of dependencies, each in spec order.
     """
 
     workloads: tuple[WorkloadRef, ...]
@@ -66,11 +66,11 @@ class Graph(msgspec.Struct, frozen=True):
 
     @property
     def children(self) -> list[list[int]]:
-        """Per workload, the positions of its dependencies in dependency order."""
-        found: list[list[int]] = [[] for _ in self.workloads]
+        """Positions of each workload's dependencies, in spec order."""
+        children: list[list[int]] = [[] for _ in self.workloads]
         for edge in self.edges:
-            found[edge.dependant].append(edge.dependency)
-        return found
+            children[edge.dependant].append(edge.dependency)
+        return children
 
     @property
     def selectors(self) -> tuple[str, ...]:
@@ -80,33 +80,39 @@ class Graph(msgspec.Struct, frozen=True):
 
 def build_graph(spec: AppGroupSpec) -> Graph:
     """Resolve a spec. Never raises; see `Graph.faults`."""
-    workloads, kept, faults = _workloads_of(spec)
+    workloads, dependencies, faults = _workloads_of(spec)
     resolver = _Resolver(workloads)
     edges: dict[tuple[int, int], Edge] = {}
-    for position, declared in kept:
+    for position, declared in enumerate(dependencies):
         for dependency in declared:
             target = resolver.find(dependency.workload)
             name = _name(workloads[position])
             if isinstance(target, str):
-                faults.append(Fault(_UNRESOLVED[target], f"{name}: {target} {_name(dependency.workload)}"))
+                faults.append(Fault(target, f"{name}: {_UNRESOLVED[target]}, {_name(dependency.workload)}"))
             elif target == position:
                 faults.append(Fault("SelfDependency", f"{name} depends on itself; remove that dependency"))
             else:
                 edge = _edge(position, target, dependency, name, faults)
-                known = edges.get((position, target))
-                edges[position, target] = edge if known is None else _strictest(known, edge)
+                earlier = edges.get((position, target), edge)
+                edges[position, target] = Edge(
+                    position,
+                    target,
+                    max(earlier.min_bandwidth_bps, edge.min_bandwidth_bps),
+                    min(earlier.max_network_cost, edge.max_network_cost),
+                )
     return Graph(tuple(workloads), tuple(edges.values()), tuple(faults))
 
 
-_UNRESOLVED: dict[str, Problem] = {
-    "depends on an unknown workload,": "UnknownDependency",
-    "depends on a name that several workloads have,": "AmbiguousDependency",
+_UNRESOLVED: dict[Problem, str] = {
+    "UnknownDependency": "depends on an unknown workload",
+    "AmbiguousDependency": "depends on a name that several workloads have",
 }
 
 
-def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[tuple[int, Sequence[Dependency]]], list[Fault]]:
+def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[Sequence[Dependency]], list[Fault]]:
+    """Workloads with a selector of their own, the declared dependencies of each, and faults of the others."""
     workloads: list[WorkloadRef] = []
-    kept: list[tuple[int, Sequence[Dependency]]] = []
+    dependencies: list[Sequence[Dependency]] = []
     faults: list[Fault] = []
     seen: set[str] = set()
     for item in spec.workloads or ():
@@ -118,12 +124,14 @@ def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[tuple[int
             )
         else:
             seen.add(item.workload.selector)
-            kept.append((len(workloads), item.dependencies or ()))
+            dependencies.append(item.dependencies or ())
             workloads.append(item.workload)
-    return workloads, kept, faults
+    return workloads, dependencies, faults
 
 
 class _Resolver:
+    """Finds the workload of a reference."""
+
     def __init__(self, workloads: Sequence[WorkloadRef]) -> None:
         self._workloads = workloads
         self._by_selector = {w.selector: i for i, w in enumerate(workloads)}
@@ -131,49 +139,41 @@ class _Resolver:
         for i, workload in enumerate(workloads):
             self._by_name[workload.name].append(i)
 
-    def find(self, wanted: WorkloadRef) -> int | str:
-        """Position of the referenced workload, or a text that says why there is none."""
-        if wanted.selector in self._by_selector:
-            return self._by_selector[wanted.selector]
-        if wanted.selector:
-            return "depends on an unknown workload,"
-        named = [i for i in self._by_name.get(wanted.name, ()) if _is_compatible(self._workloads[i], wanted)]
-        if len(named) == 1:
-            return named[0]
-        return "depends on a name that several workloads have," if named else "depends on an unknown workload,"
+    def find(self, reference: WorkloadRef) -> int | Problem:
+        """Position of the referenced workload, or why there is none."""
+        if reference.selector:
+            return self._by_selector.get(reference.selector, "UnknownDependency")
+        same_name = self._by_name.get(reference.name, ())
+        positions = [i for i in same_name if _is_compatible(self._workloads[i], reference)]
+        if len(positions) == 1:
+            return positions[0]
+        return "AmbiguousDependency" if positions else "UnknownDependency"
 
 
-def _is_compatible(workload: WorkloadRef, wanted: WorkloadRef) -> bool:
-    pairs = ((workload.kind, wanted.kind), (workload.namespace, wanted.namespace))
-    return all(not asked or not has or asked == has for has, asked in pairs)
+def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
+    """Whether kind and namespace are equal where both are given."""
+    pairs = ((workload.kind, reference.kind), (workload.namespace, reference.namespace))
+    return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
 
 
 def _edge(dependant: int, dependency: int, declared: Dependency, name: str, faults: list[Fault]) -> Edge:
+    """The edge of a declared dependency of workload ``name``; appends invalid values to ``faults`` and corrects them."""
     cost = declared.max_network_cost
-    towards = _name(declared.workload)
+    target = _name(declared.workload)
     if not 0 <= cost <= MAX_NETWORK_COST:
         faults.append(
-            Fault("BadCost", f"{name}: maxNetworkCost {cost} for {towards} is not within 0 to {MAX_NETWORK_COST}")
+            Fault("BadCost", f"{name}: maxNetworkCost {cost} for {target} is not within 0 to {MAX_NETWORK_COST}")
         )
         cost = min(max(cost, 0), MAX_NETWORK_COST)
     try:
         rate_bps = quantity.parse_int(declared.min_bandwidth) if declared.min_bandwidth is not None else 0
     except QuantityError as error:
-        faults.append(Fault("BadBandwidth", f"{name}: minBandwidth for {towards}: {error}"))
+        faults.append(Fault("BadBandwidth", f"{name}: minBandwidth for {target}: {error}"))
         rate_bps = 0
     if rate_bps < 0:
-        faults.append(Fault("BadBandwidth", f"{name}: minBandwidth for {towards} is negative"))
+        faults.append(Fault("BadBandwidth", f"{name}: minBandwidth for {target} is negative"))
         rate_bps = 0
     return Edge(dependant, dependency, rate_bps, cost)
-
-
-def _strictest(one: Edge, other: Edge) -> Edge:
-    return Edge(
-        one.dependant,
-        one.dependency,
-        max(one.min_bandwidth_bps, other.min_bandwidth_bps),
-        min(one.max_network_cost, other.max_network_cost),
-    )
 
 
 def _name(workload: WorkloadRef) -> str:
@@ -181,5 +181,5 @@ def _name(workload: WorkloadRef) -> str:
 
 
 def namespaces_of(group_namespace: str, workloads: Iterable[WorkloadRef]) -> frozenset[str]:
-    """Namespaces in which pods of a group are looked for: its own, and those that its workloads name."""
+    """Namespaces that may have pods of a group: its own, and those that its workloads name."""
     return frozenset({group_namespace, *(w.namespace for w in workloads if w.namespace)})

@@ -1,7 +1,7 @@
-"""Which AppGroup a pod belongs to: its label names a group, but not the group's namespace.
+"""Finds the AppGroup of a pod, whose label names a group without its namespace.
 
-A pod's own namespace comes first, then those that the configuration names. A group of any other namespace gets the pod only
-with the consent of the pod's namespace; otherwise any writer of an AppGroup could capture other people's pods.
+The pod's own namespace comes first, then those of the configuration. A group of another namespace gets the pod only with the
+consent of the pod's namespace; otherwise any user who writes an AppGroup could capture pods of other namespaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
-"""On a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
+"""Label of a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
 
 
 def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
@@ -25,26 +25,23 @@ def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
 
 
 def has_same_spec(old: AppGroup | None, new: AppGroup | None) -> bool:
-    """Whether a change of an AppGroup leaves its spec unchanged."""
+    """Whether two versions of an AppGroup have the same spec."""
     return old is not None and new is not None and old.spec == new.spec
 
 
 def has_same_consent(old: Object | None, new: Object | None) -> bool:
-    """Whether a change of a namespace leaves its consent unchanged."""
-    before, after = (admitted_namespaces(one.metadata.labels if one is not None else None) for one in (old, new))
+    """Whether two versions of a namespace admit the same namespaces."""
+    before, after = (admitted_namespaces(n.metadata.labels if n is not None else None) for n in (old, new))
     return before == after
 
 
 class Membership(Index):
-    """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
+    """AppGroups with their graphs, and the group of each pod, updated by watch events.
 
-    An unreadable namespace consents to none.
+    A namespace that is not in the store admits no other namespace.
 
     Args:
-        rules: the scheduler's `namespaces` and `search_everywhere`.
-
-    Attributes:
-        groups: by key.
+        rules: for `namespaces` and `search_everywhere`.
     """
 
     def __init__(self, rules: NetworkOverheadArgs) -> None:
@@ -52,7 +49,7 @@ class Membership(Index):
         self._admitted: dict[str, frozenset[str]] = {}
         self._groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
-        self._named: dict[str, dict[str, None]] = defaultdict(dict)
+        self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
 
     @classmethod
     def from_objects(
@@ -76,29 +73,29 @@ class Membership(Index):
         name = key.rpartition("/")[2]
         if new is not None:
             self._groups[key] = new
-            self._named[name][key] = None
+            self._keys_by_name[name][key] = None
             if has_same_spec(old, new):
                 return False
         else:
             self._groups.pop(key, None)
-            self._named[name].pop(key, None)
+            self._keys_by_name[name].pop(key, None)
         self._graphs.pop(key, None)
-        if not self._named[name]:
-            del self._named[name]
+        if not self._keys_by_name[name]:
+            del self._keys_by_name[name]
         return True
 
     def graph(self, key: str) -> Graph:
-        """A group's dependencies, resolved."""
+        """A group's dependency graph."""
         if key not in self._graphs:
             self._graphs[key] = build_graph(self._groups[key].spec)
         return self._graphs[key]
 
     def keys_named(self, name: str) -> Iterable[str]:
-        """Keys of the groups of one name."""
-        return self._named.get(name, {})
+        """Keys of all groups of this name."""
+        return self._keys_by_name.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Update a namespace (None: deleted); returns whether its consent changed."""
+        """Update a namespace's labels (None: deleted); returns whether the namespaces that it admits changed."""
         admitted = admitted_namespaces(labels)
         if self._admitted.get(name, frozenset()) == admitted:
             return False
@@ -109,19 +106,19 @@ class Membership(Index):
         return True
 
     def group_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
-        named = self._named.get(name, {})
-        everywhere, searched = self._rules.search_everywhere, self._rules.namespaces
-        first = (namespace, *searched) if everywhere else searched
-        found = next((f"{n}/{name}" for n in first if f"{n}/{name}" in named), "")
-        if found or not named or not everywhere:
-            return found
-        # Of the namespaces that the pod's admits, since hundreds of groups may share a name.
+        """Key of the AppGroup ``name`` of a namespace's pods; empty if there is none."""
+        keys = self._keys_by_name.get(name, {})
+        everywhere, configured = self._rules.search_everywhere, self._rules.namespaces
+        searched = (namespace, *configured) if everywhere else configured
+        key = next((f"{n}/{name}" for n in searched if f"{n}/{name}" in keys), "")
+        if key or not keys or not everywhere:
+            return key
+        # Look up the namespaces that the pod's namespace admits, because hundreds of groups may share a name.
         admitted = sorted(f"{home}/{name}" for home in self._admitted.get(namespace, ()))
-        return next((key for key in admitted if key in named and namespace in self._namespaces_of(key)), "")
+        return next((key for key in admitted if key in keys and namespace in self._namespaces_of(key)), "")
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
-        """Namespaces whose pods can belong to the group; None for all."""
+        """Namespaces whose pods may belong to the group; None for all."""
         home = self._groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None
@@ -131,7 +128,7 @@ class Membership(Index):
         return namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
 
     def refusing_namespaces(self, key: str) -> list[str]:
-        """The namespaces that a group names and that do not consent, sorted."""
+        """Namespaces that a group names and that do not admit its namespace, sorted."""
         home = self._groups[key].metadata.namespace
         if home in self._rules.namespaces:
             return []

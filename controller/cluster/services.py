@@ -1,4 +1,4 @@
-"""Which replica answers a call: Services and their routing, as in kube-proxy."""
+"""Services and their routing as in kube-proxy: which replica answers a call."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from controller.cluster.pods import GroupPod
 from kubekit.wire import Object, ObjectMeta, Wire
 
 Node = TypeVar("Node", bound=Hashable)
+"""A node by name or number; likewise `Zone`."""
 Zone = TypeVar("Zone", bound=Hashable)
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
 
 class Routing(IntEnum):
-    """Which replica answers a call, by a Service's ``trafficDistribution``, as kube-proxy decides it.
+    """Which replica answers a call, by a Service's ``trafficDistribution``, as in kube-proxy.
 
-    ANY: each with equal chance. ZONE: those in the caller's zone, any where there is none, or where the caller's node or that of
-    any replica has no zone label. NODE: those on the caller's node, else as ZONE.
+    ANY: each with equal probability. ZONE: those in the caller's zone; any if there is none, or if the caller's node or a replica's
+    node has no zone label. NODE: those on the caller's node, else as ZONE. Greater values are more local.
     (pkg/proxy/topology.go, CategorizeEndpoints and topologyModeFromHints, Kubernetes 1.36.)
     """
 
@@ -39,9 +40,9 @@ _ROUTINGS: Mapping[str, Routing] = {
 
 
 class Endpoints(Generic[Node, Zone]):
-    """The replicas behind a Service. Planner, scores and status all decide here which of them answer a call.
+    """The replicas behind a Service, for planner, scores and status.
 
-    The compiled search counts by the same rule (`zone_term` in placement/native/state.c).
+    The compiled search has its own implementation of the same rule (`zone_term` in placement/native/state.c).
 
     Args:
         routing: of the Service.
@@ -52,7 +53,7 @@ class Endpoints(Generic[Node, Zone]):
     def __init__(self, routing: Routing, zones: Mapping[Node, Zone], is_labelled: Callable[[Zone], object]) -> None:
         self._routing, self._nodes, self._zones = routing, zones.keys(), set(zones.values())
         self.has_zone_hints = routing is not Routing.ANY and all(map(is_labelled, self._zones))
-        """Without a label on the node of every replica, kube-proxy ignores zones (pkg/proxy/topology.go, topologyModeFromHints)."""
+        """Whether kube-proxy uses zones: every replica's node must have a zone label (topologyModeFromHints)."""
 
     def routing_from(self, node: Node, zone: Zone) -> Routing:
         """Which replicas answer a caller: those on its node (NODE), those in its zone (ZONE), or all (ANY)."""
@@ -78,25 +79,23 @@ class Service(Object, frozen=True):
 
     @property
     def is_headless(self) -> bool:
-        """Whether callers resolve its pods themselves, and use any."""
+        """Whether it has no cluster IP, so that callers resolve pods by DNS and choose any."""
         return self.spec.cluster_ip == "None"
 
     @property
     def has_auto_hints(self) -> bool:
-        """Whether automatic topology hints are requested, which override the field (endpointslice/reconciler.go)."""
+        """Whether an annotation requests automatic hints, which override trafficDistribution (endpointslice/reconciler.go)."""
         return any(self.metadata.annotation(name).lower() == "auto" for name in TOPOLOGY_MODE_ANNOTATIONS)
 
     @property
     def routing(self) -> Routing:
-        """The Service's routing. ``internalTrafficPolicy: Local`` and automatic hints are not modelled: any replica."""
-        if self.is_headless or self.spec.internal_traffic_policy == "Local":
-            return Routing.ANY
-        if self.has_auto_hints:
+        """The Service's routing; ANY for ``internalTrafficPolicy: Local`` and automatic hints, which are not modelled."""
+        if self.is_headless or self.has_auto_hints or self.spec.internal_traffic_policy == "Local":
             return Routing.ANY
         return _ROUTINGS.get(self.spec.traffic_distribution, Routing.ANY)
 
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Whether pods with these labels are behind it."""
+        """Whether it selects pods with these labels."""
         selector = self.spec.selector or {}
         return (
             bool(selector)
@@ -106,15 +105,15 @@ class Service(Object, frozen=True):
 
 
 def has_same_routing(old: Service | None, new: Service | None) -> bool:
-    """Whether a change of a Service leaves routing unchanged."""
+    """Whether two versions of a Service route calls alike."""
     return old is not None and new is not None and (old.spec, old.routing) == (new.spec, new.routing)
 
 
 class ServiceIndex(Index):
-    """Services by one of the labels that each asks for, kept up to date by watch events."""
+    """Services, indexed by one label of each selector and updated by watch events."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Service] = {}
+        self._services: dict[str, Service] = {}
         self._by_label: dict[tuple[str, str, str], dict[str, Service]] = defaultdict(dict)
 
     @classmethod
@@ -128,21 +127,21 @@ class ServiceIndex(Index):
     def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
         """Update a Service; returns whether routing may have changed."""
         namespace = key.rpartition("/")[0]
-        known = self._known.pop(key, None)
-        if known is not None and known.spec.selector:
-            where = namespace, *min(known.spec.selector.items())
-            self._by_label[where].pop(key, None)
-            if not self._by_label[where]:
-                del self._by_label[where]
+        stored = self._services.pop(key, None)
+        if stored is not None and stored.spec.selector:
+            label = namespace, *min(stored.spec.selector.items())
+            self._by_label[label].pop(key, None)
+            if not self._by_label[label]:
+                del self._by_label[label]
         if new is not None:
-            self._known[key] = new
+            self._services[key] = new
             if new.spec.selector:
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
         return not has_same_routing(old, new)
 
     def selecting(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
-        """The Services by which pods with these labels are called, by name: those with an address of their own where there are any."""
-        # Only those that ask for one of the labels, since a namespace may have thousands.
+        """Services that select pods with these labels, sorted by name; headless ones only if there are no others."""
+        # The index avoids a scan of all Services, of which a namespace may have thousands.
         candidates: dict[str, Service] = {}
         for name, value in labels.items():
             candidates.update(self._by_label.get((namespace, name, value), {}))
@@ -150,18 +149,18 @@ class ServiceIndex(Index):
         return [service for service in matching if not service.is_headless] or matching
 
     def routing_to(self, pods: Iterable[ObjectMeta]) -> Routing:
-        """Routing of calls to a workload, by one of its pods in each of its namespaces.
+        """Routing of calls to a workload, of which ``pods`` has one pod in each namespace.
 
-        Where Services differ, the least local routing counts, because the caller's Service is unknown.
+        If Services differ, the least local routing is used, because it is unknown which one callers use.
         """
-        found = (self.selecting(pod.namespace, pod.labels or {}) for pod in pods)
-        return min((min((s.routing for s in each), default=Routing.ANY) for each in found), default=Routing.ANY)
+        services = (self.selecting(pod.namespace, pod.labels or {}) for pod in pods)
+        return min((min((s.routing for s in each), default=Routing.ANY) for each in services), default=Routing.ANY)
 
     def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it, for the workloads of these pods."""
-        models: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
+        by_namespace: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
         for pod in pods:
-            known, meta = models[pod.workload], pod.metadata
-            if pod.is_active and (meta.namespace not in known or meta.name < known[meta.namespace].name):
-                known[meta.namespace] = meta
-        return {workload: self.routing_to(known.values()) for workload, known in models.items()}
+            samples, meta = by_namespace[pod.workload], pod.metadata
+            if pod.is_active and (meta.namespace not in samples or meta.name < samples[meta.namespace].name):
+                samples[meta.namespace] = meta
+        return {workload: self.routing_to(samples.values()) for workload, samples in by_namespace.items()}

@@ -16,7 +16,7 @@ from kubekit.stores import Store
 from kubekit.wire import Condition, Resource
 
 CONFLICT_RETRY_S = 0.2
-"""The store has the newer version by then."""
+"""Delay after a conflict; by then the store has the newer version."""
 
 StatusResource = TypeVar("StatusResource", AppGroup, NetworkTopology)
 
@@ -24,7 +24,7 @@ StatusResource = TypeVar("StatusResource", AppGroup, NetworkTopology)
 async def write_status(
     client: Client,
     resource: Resource,
-    read: StatusResource,
+    current: StatusResource,
     wanted: AppGroupStatus | NetworkTopologyStatus,
     *,
     count_field: str,
@@ -33,23 +33,23 @@ async def write_status(
 
     Args:
         client: fenced by the leadership.
-        resource: of the object.
-        read: the object as it was read; with its version the API server refuses a write that comes late.
-        wanted: the status.
-        count_field: a required counter, written even if it is 0.
+        resource: kind of the object.
+        current: the object as it was read; the API server rejects the write if there is a newer version.
+        wanted: the new status.
+        count_field: a counter that the CRD requires, written even if it is 0.
 
     Raises:
         KubekitError: it was not written.
     """
-    meta = read.metadata
-    if wanted == read.status:
+    meta = current.metadata
+    if wanted == current.status:
         return None
-    names = {"name": meta.name, "namespace": meta.namespace, "resourceVersion": meta.resource_version}
+    metadata = {"name": meta.name, "namespace": meta.namespace, "resourceVersion": meta.resource_version}
     return await client.apply(
         resource,
         meta.name,
-        {**resource.type_meta, "metadata": names, "status": {count_field: 0, **msgspec.to_builtins(wanted)}},
-        type(read),
+        {**resource.type_meta, "metadata": metadata, "status": {count_field: 0, **msgspec.to_builtins(wanted)}},
+        type(current),
         field_manager=FIELD_MANAGER,
         namespace=meta.namespace,
         subresource="status",
@@ -60,11 +60,11 @@ def retry_after(error: ApiError, key: str, store: Store[StatusResource]) -> floa
     """Seconds until an object whose write failed is reconciled again; None if it was deleted.
 
     Raises:
-        ApiError: the error, unless the object was changed or deleted meanwhile.
+        ApiError: the same error, unless the object was changed or deleted meanwhile.
     """
     if error.is_conflict:
         return CONFLICT_RETRY_S
-    # A 404 for an object that exists means that its definition has no status subresource.
+    # A 404 for an object that exists means that its CRD has no status subresource.
     if error.is_not_found and key not in store.items:
         return None
     raise error
@@ -79,9 +79,9 @@ def report_conditions(
     is_bad: Callable[[Condition], bool],
     action: str,
 ) -> None:
-    """One event per condition that changed, a warning where a person should look; a new condition only if it is bad."""
-    known = {condition.type for condition in before or ()}
+    """Record an event for each condition that changed: a warning if it is bad. A new condition is reported only if it is bad."""
+    earlier_types = {condition.type for condition in before or ()}
     for change in changed_status_or_reason(before, after):
-        if change.type in known or is_bad(change):
-            say = recorder.warning if is_bad(change) else recorder.normal
-            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)
+        if change.type in earlier_types or is_bad(change):
+            record = recorder.warning if is_bad(change) else recorder.normal
+            record(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)

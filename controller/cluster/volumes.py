@@ -1,8 +1,8 @@
-"""Which nodes can reach a pod's volumes, or may provision them.
+"""Finds the nodes that reach a pod's volumes, or on which they can be provisioned.
 
-A bound volume names its nodes by node affinity or, of older provisioners, by labels of zone and region (kube-scheduler's
-VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits
-it, or where its class may provide one. CSIStorageCapacity is not read.
+A bound volume has node affinity or, from older provisioners, labels of zone and region (kube-scheduler's VolumeBinding and
+VolumeZone). A claim with WaitForFirstConsumer can be bound where a free volume matches, or where its class allows provisioning.
+CSIStorageCapacity is not read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: the node for which kube-scheduler requested provisioning."""
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
 _AVAILABLE = frozenset({"Available", ""})
-"""Phases of volumes that a claim may take; volumes in hand-written files have none."""
-T = TypeVar("T", bound=Object)
+"""Phases of volumes that a claim may be bound to; volumes in hand-written files have none."""
+Stored = TypeVar("Stored", bound=Object)
 
 
 class VolumeNodeAffinity(Wire, frozen=True):
-    """The nodes that reach a volume."""
+    """A volume's node affinity; without ``required`` every node reaches the volume."""
 
     required: NodeSelector | None = None
 
@@ -47,7 +47,7 @@ class ClaimReference(Wire, frozen=True):
 
 
 class VolumeSpec(Wire, frozen=True):
-    """The spec of a volume."""
+    """spec of a PersistentVolume; without claim_ref it is not bound."""
 
     node_affinity: VolumeNodeAffinity | None = None
     claim_ref: ClaimReference | None = None
@@ -58,7 +58,7 @@ class VolumeSpec(Wire, frozen=True):
 
 
 class VolumeStatus(Wire, frozen=True):
-    """The status of a volume."""
+    """status of a PersistentVolume."""
 
     phase: str = ""
 
@@ -71,7 +71,7 @@ class PersistentVolume(Object, frozen=True):
 
 
 class ClaimSpec(Wire, frozen=True):
-    """The spec of a claim."""
+    """spec of a PersistentVolumeClaim; without volume_name it is not bound."""
 
     volume_name: str = ""
     resources: ResourceRequirements = ResourceRequirements()
@@ -95,7 +95,7 @@ class LabelValues(Wire, frozen=True):
 
 
 class TopologySelectorTerm(Wire, frozen=True):
-    """A node must match all of these."""
+    """Labels that a node must all match."""
 
     match_label_expressions: list[LabelValues] | None = None
 
@@ -109,7 +109,7 @@ class StorageClass(Object, frozen=True):
 
 
 class Volumes(Index):
-    """Volumes, claims and classes, kept up to date by watch events.
+    """PersistentVolumes, PersistentVolumeClaims and StorageClasses, updated by watch events.
 
     Attributes:
         version: counts changes after which node selectors may differ.
@@ -132,14 +132,14 @@ class Volumes(Index):
         classes: Iterable[StorageClass] = (),
     ) -> Volumes:
         """Build from volumes, claims and classes."""
-        made = cls()
+        index = cls()
         for volume in volumes:
-            made.on_volume_change(volume.metadata.key, None, volume)
+            index.on_volume_change(volume.metadata.key, None, volume)
         for claim in claims:
-            made.on_claim_change(claim.metadata.key, None, claim)
+            index.on_claim_change(claim.metadata.key, None, claim)
         for class_ in classes:
-            made.on_class_change(class_.metadata.key, None, class_)
-        return made
+            index.on_class_change(class_.metadata.key, None, class_)
+        return index
 
     def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
@@ -156,7 +156,7 @@ class Volumes(Index):
         if claim and self._volume_of_claim.get(claim) == name:
             del self._volume_of_claim[claim]
         self._free.pop(name, None)
-        self._put(self._volumes, name, new)
+        self._store(self._volumes, name, new)
         if claim := _claim_of(new):
             self._volume_of_claim[claim] = name
         elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE:
@@ -164,16 +164,16 @@ class Volumes(Index):
 
     def on_claim_change(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """Update a claim."""
-        self._put(self._claims, key, new)
+        self._store(self._claims, key, new)
 
     def on_class_change(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
         """Update a class."""
-        self._put(self._classes, name, new)
+        self._store(self._classes, name, new)
 
-    def _put(self, held: dict[str, T], key: str, new: T | None) -> None:
-        before = held.pop(key, None)
+    def _store(self, objects: dict[str, Stored], key: str, new: Stored | None) -> None:
+        before = objects.pop(key, None)
         if new is not None:
-            held[key] = new
+            objects[key] = new
         if _relevant_fields(before) != _relevant_fields(new):
             self.version += 1
             self._selectors_by_claim_spec.clear()
@@ -183,37 +183,37 @@ class Volumes(Index):
         return self.node_selectors_of_claims(pod.metadata.namespace, claims_of(pod))
 
     def node_selectors_of_next_replica(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
-        """Node selectors for one more replica like a pod, whose own claims would be unbound.
+        """Node selectors for another replica like this pod, with unbound claims in place of the pod's own ones.
 
-        A claim is a pod's own if it is of an ephemeral volume, or ends in the pod's name, as a StatefulSet names it.
+        A pod's own claims are those of ephemeral volumes, and those that end in its name, as a StatefulSet names them.
         """
-        found: list[NodeSelector] = []
+        selectors: list[NodeSelector] = []
         ephemeral = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
         for name in claims_of(pod):
             claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
             if claim is None or not (name in ephemeral or name.endswith(f"-{pod.metadata.name}")):
-                found += self.node_selectors_of_claims(pod.metadata.namespace, [name])
+                selectors += self.node_selectors_of_claims(pod.metadata.namespace, [name])
             else:
                 spec = msgspec.structs.replace(claim.spec, volume_name="")
-                found += self._selectors_of_unbound(PersistentVolumeClaim(spec=spec))
-        return tuple(found)
+                selectors += self._selectors_of_unbound(PersistentVolumeClaim(spec=spec))
+        return tuple(selectors)
 
     def node_selectors_of_claims(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
-        """Node selectors of the volumes of claims by name; every one must match."""
-        found: list[NodeSelector] = []
+        """Node selectors of the volumes of these claims; every one must match."""
+        selectors: list[NodeSelector] = []
         for name in claims:
             key = f"{namespace}/{name}"
             claim = self._claims.get(key)
-            bound = claim.spec.volume_name if claim is not None else ""
-            volume = self._volumes.get(bound or self._volume_of_claim.get(key, ""))
+            volume_name = claim.spec.volume_name if claim is not None else ""
+            volume = self._volumes.get(volume_name or self._volume_of_claim.get(key, ""))
             if volume is not None and _is_bound_to(volume, claim):
-                found += _any_of([_terms_of_volume(volume)])
-            elif claim is not None and not bound:
-                found += self._selectors_of_unbound(claim)
-        return tuple(found)
+                selectors += _combine([_terms_of_volume(volume)])
+            elif claim is not None and not volume_name:
+                selectors += self._selectors_of_unbound(claim)
+        return tuple(selectors)
 
     def _selectors_of_unbound(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
-        """Node selector of an unbound claim; without WaitForFirstConsumer it is bound before its pod is placed."""
+        """Node selector of an unbound claim; none without WaitForFirstConsumer, since it is bound before its pod is placed."""
         name = claim.spec.storage_class_name
         class_ = self._classes.get(name)
         if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
@@ -230,12 +230,12 @@ class Volumes(Index):
             ]
             if class_.provisioner not in _NO_PROVISIONER:
                 alternatives.append(_terms_of_class(class_))
-            self._selectors_by_claim_spec[key] = _any_of(alternatives)
+            self._selectors_by_claim_spec[key] = _combine(alternatives)
         return self._selectors_by_claim_spec[key]
 
 
 def claims_of(pod: GroupPod) -> Iterator[str]:
-    """Names of a pod's claims; an ephemeral volume has one that is named after pod and volume."""
+    """Names of a pod's claims; that of an ephemeral volume consists of pod and volume."""
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
             yield volume.persistent_volume_claim.claim_name
@@ -243,12 +243,12 @@ def claims_of(pod: GroupPod) -> Iterator[str]:
             yield f"{pod.metadata.name}-{volume.name}"
 
 
-def _relevant_fields(found: Object | None) -> object:
-    """The fields that node selectors depend on; every write changes the resourceVersion."""
-    if found is None:
+def _relevant_fields(stored: Object | None) -> object:
+    """The fields that node selectors depend on, without the resourceVersion, which every write changes."""
+    if stored is None:
         return None
-    meta = found.metadata
-    return meta.uid, meta.labels, meta.annotations, meta.deletion_timestamp, msgspec.structs.astuple(found)[1:]
+    meta = stored.metadata
+    return meta.uid, meta.labels, meta.annotations, meta.deletion_timestamp, msgspec.structs.astuple(stored)[1:]
 
 
 def _claim_of(volume: PersistentVolume | None) -> str:
@@ -263,13 +263,13 @@ def _is_bound_to(volume: PersistentVolume, claim: PersistentVolumeClaim | None) 
 
 
 def _matches_claim(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
-    """Whether a claim may take a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
-    has, wants = volume.spec, claim.spec
+    """Whether a claim may be bound to a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
+    offered, requested = volume.spec, claim.spec
     return (
-        _size(has.capacity) >= _size(wants.resources.requests)
-        and has.volume_mode == wants.volume_mode
-        and set(wants.access_modes or ()) <= set(has.access_modes or ())
-        and (wants.selector is None or selects(wants.selector, volume.metadata.labels or {}))
+        _size(offered.capacity) >= _size(requested.resources.requests)
+        and offered.volume_mode == requested.volume_mode
+        and set(requested.access_modes or ()) <= set(offered.access_modes or ())
+        and (requested.selector is None or selects(requested.selector, volume.metadata.labels or {}))
     )
 
 
@@ -278,8 +278,8 @@ def _size(quantities: Mapping[str, str] | None) -> int:
 
 
 def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which a node must match one; None if every node reaches the volume."""
-    # A label of a volume may hold several zones, joined by two underscores.
+    """Terms of which a node must match one to reach the volume; None if every node reaches it."""
+    # A label of a volume may have several zones, joined by two underscores.
     labels = [
         MatchExpression(label, "In", [part.strip() for part in value.split("__")])
         for label in (ZONE_LABEL, REGION_LABEL)
@@ -296,7 +296,7 @@ def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | N
 
 
 def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which the node of a volume that the class provisions matches one; None for any node."""
+    """Terms of which a node must match one for provisioning by the class; None if every node may have the volume."""
     if not class_.allowed_topologies:
         return None
     return [
@@ -305,8 +305,11 @@ def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
     ]
 
 
-def _any_of(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
-    """Combine alternatives into one node selector. Merges terms on one label, because there may be a thousand volumes."""
+def _combine(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
+    """One node selector that matches if an alternative does; none if an alternative (None) matches every node.
+
+    Merges terms on one label, because there may be a thousand volumes.
+    """
     values: dict[str, list[str]] = {}
     terms: list[NodeSelectorTerm] = []
     for alternative in alternatives:
@@ -314,8 +317,8 @@ def _any_of(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[
             return ()
         for term in alternative:
             match term.match_expressions, term.match_fields:
-                case [MatchExpression(operator="In") as one], None:
-                    values.setdefault(one.key, []).extend(one.values or ())
+                case [MatchExpression(operator="In") as expression], None:
+                    values.setdefault(expression.key, []).extend(expression.values or ())
                 case _:
                     terms.append(term)
     merged = [NodeSelectorTerm([MatchExpression(key, "In", list(dict.fromkeys(v)))]) for key, v in values.items()]

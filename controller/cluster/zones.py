@@ -1,7 +1,7 @@
 """Zones, their regions, and the location of each node, from node labels.
 
-An agent announces itself by an annotation on its node. Only Ready, schedulable nodes with that annotation and a zone label are probed;
-the NetworkTopology's status names nodes without a zone.
+An agent announces itself by an annotation on its node. Only Ready, schedulable nodes with that annotation and a zone label are
+probed. The NetworkTopology's status names nodes without a zone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from netperf.pairs import ProbeNode
 from netperf.sample import Place
 
 SHOWN_NODES = 5
+"""Nodes that a message names."""
 
 
 class ZoneMap(msgspec.Struct, frozen=True):
-    """Zones of the cluster, and the place of each node in samples.
+    """Zones of the cluster, and each node's place in samples.
 
     Attributes:
-        zones: zone -> region that most of its nodes have, empty if none has one; costs are written for it.
-        places: every node by name; its zone may be empty.
+        zones: zone -> the region that most of its nodes have; empty if none has one. Costs are written for it.
+        places: node name -> its own zone and region; either may be empty.
         unzoned: nodes without a zone label, sorted.
-        conflicting_regions: zones whose nodes have different regions; nodes of the minority may find no cost.
+        conflicting_regions: zones whose nodes have different regions, sorted; there may be no cost for nodes of the minority.
     """
 
     zones: dict[str, str]
@@ -39,8 +40,8 @@ class ZoneMap(msgspec.Struct, frozen=True):
 
 
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
-    """Read zones and regions off the nodes' labels."""
-    regions_of: dict[str, Counter[str]] = defaultdict(Counter)
+    """Read zones and regions from nodes' labels."""
+    region_counts: dict[str, Counter[str]] = defaultdict(Counter)
     places: dict[str, Place] = {}
     unzoned: list[str] = []
     for node in nodes:
@@ -48,19 +49,19 @@ def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
         zone, region = labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")
         places[node.metadata.name] = Place(node.metadata.name, zone, region)
         if zone:
-            regions_of[zone][region] += 1
+            region_counts[zone][region] += 1
         else:
             unzoned.append(node.metadata.name)
     return ZoneMap(
-        zones={zone: _most_common(regions_of[zone]) for zone in sorted(regions_of)},
+        zones={zone: _most_common_region(region_counts[zone]) for zone in sorted(region_counts)},
         places=places,
         unzoned=tuple(sorted(unzoned)),
-        conflicting_regions=tuple(sorted(zone for zone, regions in regions_of.items() if len(regions) > 1)),
+        conflicting_regions=tuple(sorted(zone for zone, regions in region_counts.items() if len(regions) > 1)),
     )
 
 
-def _most_common(regions: Counter[str]) -> str:
-    """The most frequent region. Of equally frequent ones the first bytewise, and none last."""
+def _most_common_region(regions: Counter[str]) -> str:
+    """The most frequent region. Among equally frequent ones, a region comes before none, then the first bytewise."""
     return min(regions, key=lambda region: (-regions[region], not region, region))
 
 
@@ -72,31 +73,31 @@ class AgentPods(NamedTuple):
 
 
 def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
-    """A node as probe planning reads it.
+    """Convert a node for probe planning.
 
     Args:
         node: the node.
-        agent_pods: by node; the agent of a node that is not in it may run outside pods, and counts as ready.
+        agent_pods: by node name. Without an entry the agent counts as ready, because it may run outside of a pod.
     """
     announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(ready=True))
-    own = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
+    known_addresses = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
     text = announcement.address if announcement is not None and announcement.address else node.status.internal_ip
     address = read_address(text)
     return ProbeNode(
         name=node.metadata.name,
-        address=text if address is None else str(address),  # An IPv6 address has several spellings.
+        address=text if address is None else str(address),  # Normalized, because an IPv6 address has several spellings.
         zone=node.metadata.label(ZONE_LABEL),
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
         agent_ready=announcement is not None and pods.ready,
-        address_is_own=address is not None and address in own,
+        address_is_own=address is not None and address in known_addresses,
     )
 
 
 def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
-    """The agent's pods by node (two exist for a moment in a rolling update)."""
+    """The agent's pods by node name; a rolling update may have two on one node for a moment."""
     by_node: dict[str, AgentPods] = {}
     for pod in pods:
         if pod.node:
@@ -106,14 +107,14 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
 
 
 def has_same_location(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node leaves its zone and region as they are, as heartbeats do."""
+    """Whether two versions of a node have the same zone and region, for example after a heartbeat."""
     if old is None or new is None:
         return False
     return all(old.metadata.label(key) == new.metadata.label(key) for key in (ZONE_LABEL, REGION_LABEL))
 
 
 def has_same_probe_node(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node makes no difference to the probe plan."""
+    """Whether two versions of a node are equal for the probe plan."""
     if old is None or new is None:
         return False
     return to_probe_node(old, {}) == to_probe_node(new, {})
