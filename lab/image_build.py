@@ -1,8 +1,8 @@
-"""Our images, built from the repository's Dockerfiles as a user would build them, without a container engine's daemon.
+"""Builds our images from the repository's Dockerfiles with buildah in chroot isolation, so without a container engine's daemon.
 
-buildah does it in chroot isolation. The one thing that is not as shipped is named: the base image ``python:3.13-slim-trixie``
-cannot be pulled without a registry, so a Debian 13 made by debootstrap, with Debian's Python 3.13, bears its name. What such a
-base takes over from this machine (the mirror, certificates, pip's settings) is in the base alone, in no Dockerfile.
+Only the base image differs from the shipped one: ``python:3.13-slim-trixie`` cannot be pulled without a registry, so a Debian 13 made
+by debootstrap, with Debian's Python 3.13, gets its name. This base, and no Dockerfile, contains this machine's mirror, certificates
+and settings of pip.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import locked, run_step
-from lab.debian import Unpacked, archives, find_or_unpack
+from lab.build import build_lock, run_step
+from lab.debian import UnpackedPackages, find_archives, find_or_unpack
 from lab.errors import UnsupportedError
 from lab.network import missing_privileges
 from lab.paths import cache_dir
@@ -29,10 +29,10 @@ ROOT = Path(__file__).parents[1]
 BASE = "docker.io/library/python:3.13-slim-trixie"
 STAND_IN = "a Debian 13 by debootstrap stands in for the pull of python:3.13-slim-trixie"
 SUITE = "trixie"
-_PACKAGES = ("buildah", "debootstrap")
-_INCLUDED = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
+_BUILD_TOOLS = ("buildah", "debootstrap")
+_BASE_PACKAGES = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
 # Folders that slim images do not have.
-_UNNEEDED = (
+_REMOVED_FOLDERS = (
     "usr/share/doc",
     "usr/share/man",
     "usr/share/locale",
@@ -42,11 +42,11 @@ _UNNEEDED = (
 )
 _BASE_SETTINGS = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1"
 _CERTIFICATES = "usr/local/share/ca-certificates"
-# In a mount namespace of its own, the tools' packages are seen in /usr, as if they were installed: buildah calls itself
-# without the variables that would lead to its libraries. A build that is killed leaves no mount.
+# Overlays /usr with the tools' packages, in a mount namespace: buildah runs itself without LD_LIBRARY_PATH. A build that is killed
+# leaves no mount.
 _WITH_TOOLS = 'mount -t overlay netaware-lab -o "lowerdir=$1/usr:/usr" /usr && shift && exec "$@"'
-# So many builds of an image are kept, newest first.
-_KEPT = 4
+# Builds of an image that the cache keeps, newest first.
+_MAX_BUILDS = 4
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Recipe:
     """One of our images.
 
     Attributes:
-        name: without a version, as the manifests have it.
-        dockerfile: its file, below the folder.
+        name: name of the image in the manifests, without a tag.
+        dockerfile: path of the Dockerfile, relative to the folder.
         folder: the build's context.
     """
 
@@ -73,24 +73,19 @@ class Recipe:
 
 AGENT = Recipe(contract.AGENT, "Dockerfile.agent", ROOT)
 CONTROLLER = Recipe(contract.CONTROLLER, "Dockerfile.controller", ROOT)
-
-
-def version() -> str:
-    """The images' tag in the manifests, which is that of a build without git."""
-    return "0.0.0"
+IMAGE_TAG = "0.0.0"
+"""The images' tag in the manifests, and of a build without git."""
 
 
 def find_or_build_image(recipe: Recipe) -> Path:
-    """An OCI layout of the image, tagged with the project's version, from the cache or built; needs root and the Internet when
-    it is built. Progress on stderr.
+    """The image as an OCI layout, from the cache or built; a build needs root and the Internet. Prints progress on stderr.
 
     Raises:
         UnsupportedError: this machine lacks something.
         BuildError: a build failed.
     """
-    tag = version()
     home = cache_dir() / "images"
-    layout = home / f"{recipe.name}-{tag}-{fingerprint(recipe)}"
+    layout = home / f"{recipe.name}-{IMAGE_TAG}-{fingerprint(recipe)}"
     if (layout / "index.json").exists():
         os.utime(layout)
         return layout
@@ -98,23 +93,23 @@ def find_or_build_image(recipe: Recipe) -> Path:
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
     home.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    with locked(home / "lock", progress, "images"):
+    with build_lock(home / "lock", progress, "images"):
         if not (layout / "index.json").exists():
-            _Builder(home, progress).build(recipe, tag, layout)
+            _Builder(home, progress).build(recipe, layout)
             _remove_old_builds(home, recipe.name)
     return layout
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Twelve hex digits that change with anything that the build reads."""
+    """Twelve hex digits that change with every file that the build reads."""
     digest = hashlib.sha256()
-    for path in _files(recipe):
+    for path in _source_files(recipe):
         digest.update(f"{path.relative_to(recipe.folder)}\0{path.stat().st_mode}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _files(recipe: Recipe) -> Iterator[Path]:
+def _source_files(recipe: Recipe) -> Iterator[Path]:
     for source in (recipe.dockerfile, *recipe.sources):
         path = recipe.folder / source
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -123,17 +118,17 @@ def _files(recipe: Recipe) -> Iterator[Path]:
 
 def _remove_old_builds(home: Path, name: str) -> None:
     built = sorted(home.glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for folder in built[_KEPT:]:
+    for folder in built[_MAX_BUILDS:]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Builder:
-    """buildah with a storage of its own, below the cache."""
+    """Runs buildah with a storage of its own, below the cache."""
 
     def __init__(self, home: Path, progress: Progress) -> None:
         self._home, self._progress = home, progress
         self._log = home / "build.log"
-        self._tools: Unpacked = find_or_unpack("images", _PACKAGES, progress=progress)
+        self._tools: UnpackedPackages = find_or_unpack("images", _BUILD_TOOLS, progress=progress)
         settings = home / "settings"
         settings.mkdir(exist_ok=True)
         (settings / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
@@ -146,34 +141,34 @@ class _Builder:
         }
         self._policy = f"--signature-policy={settings / 'policy.json'}"
 
-    def build(self, recipe: Recipe, tag: str, layout: Path) -> None:
-        """Build the base when it is not there, the image, and write its layout."""
-        self._make_base()
-        name = f"docker.io/library/{recipe.name}:{tag}"
-        with self._step(f"building {recipe.name}:{tag}"), _build_context(recipe) as context:
-            options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={tag}", "-t", name]
+    def build(self, recipe: Recipe, layout: Path) -> None:
+        """Build the image, and before it the base if it is missing; write the OCI layout."""
+        self._build_base()
+        name = f"docker.io/library/{recipe.name}:{IMAGE_TAG}"
+        with self._step(f"building {recipe.name}:{IMAGE_TAG}"), _build_context(recipe) as context:
+            options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={IMAGE_TAG}", "-t", name]
             self._buildah("bud", *options, "-f", str(context / recipe.dockerfile), str(context))
             draft = layout.with_suffix(".draft")
             shutil.rmtree(draft, ignore_errors=True)
-            self._buildah("push", self._policy, name, f"oci:{draft}:{tag}")
+            self._buildah("push", self._policy, name, f"oci:{draft}:{IMAGE_TAG}")
             shutil.rmtree(layout, ignore_errors=True)
             draft.rename(layout)
 
-    def _make_base(self) -> None:
+    def _build_base(self) -> None:
         marker = self._home / "base"
-        recipe = f"{BASE} {SUITE} {' '.join((*_INCLUDED, *_UNNEEDED))} {_BASE_SETTINGS}"
+        recipe = f"{BASE} {SUITE} {' '.join((*_BASE_PACKAGES, *_REMOVED_FOLDERS))} {_BASE_SETTINGS}"
         if marker.exists() and marker.read_text() == recipe:
             return
         self._progress.note(f"{STAND_IN}, once")
         with self._step("debootstrap of Debian 13"), tempfile.TemporaryDirectory(dir=self._home) as scratch:
             tree = Path(scratch) / "root"
             keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-            known = [f"--keyring={keyring}"] if keyring.exists() else []
-            included = f"--include={','.join(_INCLUDED)}"
-            self._run(["debootstrap", "--variant=minbase", included, *known, SUITE, str(tree), *_mirror()])
+            options = [f"--keyring={keyring}"] if keyring.exists() else []
+            options.append(f"--include={','.join(_BASE_PACKAGES)}")
+            self._run(["debootstrap", "--variant=minbase", *options, SUITE, str(tree), *_mirror()])
             _copy_machine_settings(tree)
             self._run(["chroot", str(tree), "update-ca-certificates"])
-            for folder in _UNNEEDED:
+            for folder in _REMOVED_FOLDERS:
                 shutil.rmtree(tree / folder, ignore_errors=True)
                 (tree / folder).mkdir()
             (Path(scratch) / "Dockerfile").write_text(f"FROM scratch\nCOPY root/ /\nENV {_BASE_SETTINGS}\n")
@@ -185,9 +180,9 @@ class _Builder:
         self._run(["buildah", *storage, verb, *arguments])
 
     def _run(self, argv: list[str]) -> None:
-        words = ["unshare", "--mount", "--", "sh", "-c", _WITH_TOOLS, "sh", str(self._tools.root), *argv]
+        wrapped = ["unshare", "--mount", "--", "sh", "-c", _WITH_TOOLS, "sh", str(self._tools.root), *argv]
         with self._log.open("ab") as output:
-            run_step(words, self._home, output, log=self._log, progress=self._progress, env=self._env)
+            run_step(wrapped, self._home, output, log=self._log, progress=self._progress, env=self._env)
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
@@ -197,15 +192,15 @@ class _Builder:
 
 
 def _mirror() -> list[str]:
-    """The machine's own mirror where it is Debian's; otherwise nothing, and debootstrap takes its own default."""
+    """The machine's mirror if the machine runs Debian; empty for debootstrap's default."""
     is_debian = platform.freedesktop_os_release().get("ID") == "debian"
-    return [uri for uri, _ in archives()][:1] if is_debian else []
+    return [uri for uri, _ in find_archives()][:1] if is_debian else []
 
 
 def _copy_machine_settings(tree: Path) -> None:
-    """Copy settings by which this machine reaches package indexes."""
+    """Copy settings with which this machine reaches package indexes."""
     for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
-        # The image that this one stands in for has a Python that pip may install into.
+        # In the replaced image pip may install into Python.
         marker.unlink()
     for name in ("etc/resolv.conf", "etc/pip.conf"):
         if (source := Path("/") / name).exists():
@@ -217,9 +212,9 @@ def _copy_machine_settings(tree: Path) -> None:
 
 @contextmanager
 def _build_context(recipe: Recipe) -> Iterator[Path]:
-    """The build's context with nothing but what the build reads, as a fresh clone has it."""
+    """A copy of the build's context with only the files that the build reads, as in a fresh clone."""
     with tempfile.TemporaryDirectory() as scratch:
-        for file in _files(recipe):
+        for file in _source_files(recipe):
             target = Path(scratch) / file.relative_to(recipe.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)

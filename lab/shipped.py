@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.cluster import Lab
 from lab.errors import BootError
-from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
+from lab.image_build import AGENT, CONTROLLER, IMAGE_TAG, find_or_build_image
 from lab.installation import OVERLAY
 from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
@@ -26,7 +26,7 @@ def build_images() -> dict[str, Path]:
     Raises:
         BuildError, UnsupportedError: as `find_or_build_image`.
     """
-    return {f"{recipe.name}:{version()}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
+    return {f"{recipe.name}:{IMAGE_TAG}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
 
 
 async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.build import Module, UpstreamModule, find_or_build, kubernetes_link_flags
-from lab.debian import Unpacked, find_or_unpack
+from lab.debian import UnpackedPackages, find_or_unpack
 from lab.errors import UnsupportedError
 from lab.progress import Progress
 
@@ -23,14 +23,14 @@ NODE = Module(
         "coredns": "./coredns",
         "pause": "./pause",
     },
-    pins="k8s.io/kubernetes",
+    versioned_by="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
 )
 APP = Module(
     name="app",
     folder=Path(__file__).parents[1] / "app",
     programs={"app": "."},
-    pins="github.com/prometheus/client_golang",
+    versioned_by="github.com/prometheus/client_golang",
     link_flags=lambda _: "-s -w",
 )
 CONTAINERD = UpstreamModule(
@@ -83,7 +83,7 @@ class NodePrograms:
     cni: Path
     metrics_server: Path
     app: Path
-    debian: Unpacked
+    debian: UnpackedPackages
 
 
 def find_or_build_node_programs() -> NodePrograms:

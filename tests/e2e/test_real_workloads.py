@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.descheduler.config import Queries
 from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
-from lab.image_build import CONTROLLER, version
+from lab.image_build import CONTROLLER, IMAGE_TAG
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.topology import load
@@ -258,7 +258,7 @@ async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(
     cluster.run("create", "namespace", "burn")
     container = {
         "name": "burner",
-        "image": f"{CONTROLLER.name}:{version()}",
+        "image": f"{CONTROLLER.name}:{IMAGE_TAG}",
         "command": ["python", "-c", "while True: pass"],
         "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "300m"}},
     }

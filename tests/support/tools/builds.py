@@ -17,7 +17,7 @@ OLDEST_CONTROL_PLANE = Module(
     name="controlplane",
     folder=Path(__file__).parent / "controlplane-1.34",
     programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
-    pins="k8s.io/kubernetes",
+    versioned_by="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
 )
 """Programs of the oldest supported Kubernetes; etcd, kwok and kubectl are those of the newest."""
@@ -25,7 +25,7 @@ HELM = Module(
     name="helm",
     folder=Path(__file__).parent / "helm",
     programs={"helm": "helm.sh/helm/v4/cmd/helm"},
-    pins="helm.sh/helm/v4",
+    versioned_by="helm.sh/helm/v4",
     link_flags=lambda version: f"-s -w -X helm.sh/helm/v4/internal/version.version={version}",
 )
 
@@ -45,7 +45,7 @@ PROMETHEUS = Module(
         "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
         "promtool": "github.com/prometheus/prometheus/cmd/promtool",
     },
-    pins="github.com/prometheus/prometheus",
+    versioned_by="github.com/prometheus/prometheus",
     link_flags=_prometheus_flags,
     tags="remove_all_sd,enable_kubernetes_sd",
 )
@@ -62,7 +62,7 @@ PROMETHEUS_OPERATOR = UpstreamModule(
 def find_or_fetch_operator_definitions() -> list[Path]:
     """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
     folder = (
-        PROMETHEUS_OPERATOR.sources(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
+        PROMETHEUS_OPERATOR.source_folder(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
         / "example"
         / "prometheus-operator-crd"
     )
