@@ -13,8 +13,8 @@ from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
 from lab.commands import demo, down, status, up, wan
 
 _INTERRUPTED = 130
-# Every address of a lab is on this machine (lab.network, lab.controlplane): no proxy leads there.
-_NEAR = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
+# Addresses of labs (lab.network, lab.controlplane), which no proxy reaches.
+_LAB_RANGES = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     args = build_parser().parse_args(argv)
     logs.set_up()
-    os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _NEAR)))
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    os.environ["NO_PROXY"] = ",".join(filter(None, (no_proxy, _LAB_RANGES)))
     try:
         return int(args.run(args))
     except ConfigError as error:

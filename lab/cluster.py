@@ -46,7 +46,7 @@ ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
 _POLL_S, _WATCH_S = 0.02, 0.25
 log = logs.get("lab")
-# One seed for all labs: loss and jitter repeat as far as the packets' timing does.
+# The same for all labs, so that loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
 
 
@@ -57,14 +57,14 @@ class Lab:
     Attributes:
         name: of the lab.
         paths: its files.
-        topology: ``None`` for a control plane without nodes.
-        control_plane: API server and its fellows.
-        programs: everything that runs.
-        nodes: the nodes' network sides, in the order of the topology.
-        served: addresses of what the lab serves, by name; programs that are started add theirs.
-        boot_s: how long the start took, seconds.
-        real: the nodes with a real kubelet, and the registry that they pull from.
-        host_server: the API server's URL on the host, when the lab runs in a user namespace; else empty.
+        topology: None for a control plane without nodes.
+        control_plane: API server, etcd and controllers.
+        programs: all programs of the lab.
+        nodes: networks of the nodes, in the order of the topology.
+        urls: name of a program, such as ``controller`` -> URL at which it serves.
+        boot_s: duration of the start, seconds.
+        real_nodes: the nodes with a real kubelet, and the images that they can pull.
+        host_server: the API server's URL on the host if the lab runs in a user namespace; else empty.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Lab:
     control_plane: ControlPlane
     programs: Programs
     nodes: tuple[NodeNetwork, ...]
-    served: dict[str, str] = field(default_factory=dict)
+    urls: dict[str, str] = field(default_factory=dict)
     boot_s: float = 0.0
-    real: RealNodes = field(default_factory=RealNodes)
+    real_nodes: RealNodes = field(default_factory=RealNodes)
     host_server: str = ""
 
     @classmethod
@@ -90,18 +90,18 @@ class Lab:
         binaries: Binaries | None = None,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[Lab]:
-        """Clean up after a killed lab of the same name, then boot; everything is gone when the block ends.
+        """Clean up after a killed lab of the same name, then boot. The end of the block removes the lab.
 
         Args:
-            topology: nodes and delays; ``None`` for the control plane alone, which needs no privileges.
+            topology: nodes and delays; None for the control plane alone, which needs no privileges.
             name: labs of different names run side by side.
-            components: besides etcd and the API server; leave ``scheduler`` out to start one with an extender later.
-            folder: where state directories are, by default the user's.
+            components: programs beside etcd and the API server; without ``scheduler``, one with an extender can be started later.
+            folder: folder of the state directories, by default the user's.
             binaries: the control plane's programs, by default found or built.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
-            ConfigError: the name cannot be one.
+            ConfigError: the name is invalid.
             LabError: a lab of this name runs, this machine lacks something, or a program did not start.
         """
         started = time.monotonic()
@@ -121,7 +121,7 @@ class Lab:
                     try:
                         yield lab
                     finally:
-                        # A lab that is on its way out must not be found as running.
+                        # Other commands take a lab with a description as up.
                         paths.description.unlink(missing_ok=True)
             except Exception:
                 await _run_in_thread(_keep_logs, paths)
@@ -136,20 +136,20 @@ class Lab:
 
     @property
     def wan(self) -> WanControl:
-        """The emulated network: read and change links while packets flow."""
+        """The control of the emulated network."""
         return WanControl(self.paths.wan_socket)
 
     def node(self, name: str) -> NodeNetwork:
-        """The network side of one node. Raises KeyError when there is none of this name."""
+        """The network of a node. Raises KeyError for an unknown name."""
         return {network.node.name: network for network in self.nodes}[name]
 
     async def report_ended(self) -> None:
-        """Never returns: if a program ends, the lab goes on, and reports it once."""
-        said: set[str] = set()
+        """Log each program that ends unexpectedly, once, while the lab goes on. Never returns."""
+        reported: set[str] = set()
         while True:
             for program in self.programs:
-                if program.failed and program.name not in said:
-                    said.add(program.name)
+                if program.failed and program.name not in reported:
+                    reported.add(program.name)
                     log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
             await asyncio.sleep(_WATCH_S)
 
@@ -165,7 +165,7 @@ class Lab:
                 "netns": network.netns,
                 "kubelet": network.node.kubelet,
                 "pods": list(network.pod_ranges),
-                "enter": self._enter(network),
+                "enter": self._enter_command(network),
             }
             for network in self.nodes
         ]
@@ -182,28 +182,28 @@ class Lab:
             "topology": self.topology.name if self.topology else None,
             "zones": list(self.topology.zones) if self.topology else [],
             "nodes": nodes,
-            "addresses": {"api": self.host_server or self.control_plane.server, **self.served},
+            "addresses": {"api": self.host_server or self.control_plane.server, **self.urls},
             "programs": {program.name: program.pid for program in self.programs},
             "boot_s": round(self.boot_s, 2),
         }
 
-    def _enter(self, network: NodeNetwork) -> list[str]:
-        """The command that gives a shell on a node."""
-        real = self.real.nodes.get(network.node.name)
-        return ["nsenter", f"--target={real.pid}", "--all"] if real else namespaces.enter_command(network.netns)
+    def _enter_command(self, network: NodeNetwork) -> list[str]:
+        """The command that opens a shell on a node."""
+        node = self.real_nodes.nodes.get(network.node.name)
+        return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.enter_command(network.netns)
 
     def _host_kubeconfig(self) -> Path:
-        """The administrator's kubeconfig as it works on the host."""
-        inside = self.control_plane.kubeconfig
+        """The administrator's kubeconfig for the host."""
+        kubeconfig = self.control_plane.kubeconfig
         if not self.host_server:
-            return inside
-        outside = self.paths.state_dir / "host.kubeconfig"
-        outside.touch(mode=0o600)
-        outside.write_text(inside.read_text().replace(self.control_plane.server, self.host_server))
-        return outside
+            return kubeconfig
+        host_kubeconfig = self.paths.state_dir / "host.kubeconfig"
+        host_kubeconfig.touch(mode=0o600)
+        host_kubeconfig.write_text(kubeconfig.read_text().replace(self.control_plane.server, self.host_server))
+        return host_kubeconfig
 
     def publish(self) -> None:
-        """Write the description for other commands; its presence says that the lab is up."""
+        """Write the file of `describe`, which tells other commands that the lab is up."""
         write_atomically(self.paths.description, msgspec.json.encode(self.describe()))
 
 
@@ -226,7 +226,7 @@ async def _boot(
     async with ControlPlane.start(
         paths.name,
         state_dir=paths.state_dir,
-        # On real nodes our own scheduler runs as a pod: another one of its name would place the same pods without us.
+        # On real nodes our scheduler runs as a pod; a second scheduler of its name would place the same pods without our extender.
         components=components if node_binaries is None else tuple(c for c in components if c != "scheduler"),
         address=address,
         binaries=binaries,
@@ -239,7 +239,7 @@ async def _boot(
             if node_binaries is not None:
                 if "scheduler" in components:
                     await control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
-                lab.real = await start_real_nodes(
+                lab.real_nodes = await start_real_nodes(
                     paths.name,
                     paths.state_dir,
                     network,
@@ -260,7 +260,7 @@ async def _boot(
 
 
 def find_node_programs(topology: Topology | None) -> NodePrograms | None:
-    """Programs of the topology's real nodes, from the cache or built; ``None`` without any. Blocks; raises as the builds."""
+    """Programs of real nodes, None if the topology has no real node. Blocks; raises as `find_or_build_node_programs`."""
     return find_or_build_node_programs() if topology is not None and topology.real_nodes else None
 
 
@@ -278,8 +278,8 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
 
 
 async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread; when cancelled, wait for it first: a thread cannot be stopped half-way, and what comes
-    after a cancellation removes what the thread is still making.
+    """Run blocking work in a thread. Waits for the thread also when cancelled, because the clean-up that follows would remove what
+    the thread still creates.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
@@ -290,7 +290,7 @@ async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 def _keep_logs(paths: LabPaths) -> None:
-    """Save the logs of a lab that ended by an error from the removal of its state directory."""
+    """Move the logs of a failed lab out of its state directory, which is then removed."""
     shutil.rmtree(paths.kept_logs, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         shutil.move(paths.logs, paths.kept_logs)

@@ -1,7 +1,7 @@
-"""Boots a control plane: etcd, kube-apiserver, and on demand the controller manager, scheduler and kwok.
+"""Boots a control plane: etcd, kube-apiserver, and on request controller manager, scheduler and kwok.
 
-Everything listens on free ports and lives in one state directory, so that several control planes run side by side and a
-test session can have its own. The API server is always stopped before etcd: without etcd it ignores SIGTERM for a minute.
+Programs listen on free ports, and files are in one state directory, so several control planes can run side by side. The API server
+is stopped before etcd, because it ignores SIGTERM for a minute without etcd.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from lab.scheduling import DEFAULT_PROFILE, build_config
 
 LOOPBACK = controlplane_commands.LOOPBACK
 SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.1", "10.96.0.10"
-# A control plane is up in 3 s; an emulated or starved machine takes its time.
+# Long, for emulated and busy machines.
 READY_TIMEOUT_S = 300.0
 KUBECTL_TIMEOUT_S = 60.0
-PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
+KWOK_NODE_ANNOTATION = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
 _TOKEN_LIFETIME_S = 86400
@@ -51,14 +51,16 @@ class ControlPlane:
     """A running control plane; use ``async with ControlPlane.start(...) as control_plane``.
 
     Attributes:
-        state_dir: certificates, etcd's data, logs and kubeconfigs.
-        address: where the API server listens; ``server`` is its URL.
-        server: ``https://address:port``.
-        etcd: URL of etcd, which asks for a certificate (``pki/etcd.crt``).
-        ca_file: the authority that signed the API server's certificate.
-        kubeconfig: credentials of the administrator (a client certificate in system:masters).
-        admin_token: the same rights as a bearer token.
+        state_dir: folder of certificates, etcd's data, logs and kubeconfigs.
+        address: IP address at which the API server listens.
         version: of Kubernetes, for example ``v1.37.2``.
+        binaries: files of the programs.
+        programs: the running programs.
+        authority: signs all certificates.
+        admin_token: bearer token with the administrator's rights.
+        server: URL of the API server.
+        etcd: URL of etcd, which requires a client certificate (``pki/etcd.crt``).
+        api_server_flags: further flags of kube-apiserver.
     """
 
     state_dir: Path
@@ -86,44 +88,46 @@ class ControlPlane:
         programs: Programs | None = None,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[ControlPlane]:
-        """Boot etcd and the API server, then ``components``; stop everything on the way out.
+        """Boot etcd and the API server, then ``components``. The end of the block stops them all.
 
         Args:
-            name: common name of its certificate authority.
-            state_dir: an empty or absent directory of its own.
-            components: of ``controller-manager``, ``scheduler`` (both profiles, no extender) and ``kwok``.
-            address: where the API server listens; every process that needs it must reach this address.
-            binaries: what to run, found or built when not given.
-            programs: where to keep its processes; a lab passes its own, so that one place watches them all.
+            name: common name of the certificate authority.
+            state_dir: an empty or absent directory.
+            components: any of ``controller-manager``, ``scheduler`` (both profiles, no extender) and ``kwok``.
+            address: IP address at which the API server listens; all its clients must reach it.
+            binaries: files of the programs, by default found or built.
+            programs: keeps the processes, by default an own instance; a lab passes its own.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
             BuildError: the binaries are missing and cannot be built.
-            BootError: a program ended or did not become ready; the text holds the end of its log.
+            BootError: a program ended or did not become ready; the message has the end of its log.
         """
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build)
         authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
-        owned = programs or Programs(state_dir)
+        own_programs = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
-        plane = cls(state_dir, address, binaries.version, binaries, owned, authority, token, api_server_flags=flags)
+        control_plane = cls(
+            state_dir, address, binaries.version, binaries, own_programs, authority, token, api_server_flags=flags
+        )
         try:
-            await plane._boot()
+            await control_plane._boot()
             starters: dict[str, Callable[[], Awaitable[Program]]] = {
-                "controller-manager": plane.start_controller_manager,
-                "scheduler": plane.start_scheduler,
-                "kwok": plane.start_kwok,
+                "controller-manager": control_plane.start_controller_manager,
+                "scheduler": control_plane.start_scheduler,
+                "kwok": control_plane.start_kwok,
             }
             for component in components:
                 await starters[component]()
-            yield plane
+            yield control_plane
         finally:
             # A cancelled stop would leave programs running.
-            await asyncio.shield(asyncio.ensure_future(owned.stop_all()))
+            await asyncio.shield(asyncio.ensure_future(own_programs.stop_all()))
 
     @property
     def _feature_gates(self) -> tuple[str, ...]:
-        """PodGroups, which are beta and off by default in 1.37."""
+        """The flag that enables PodGroups, which are beta and off by default in 1.37; empty for older versions."""
         minor = int(self.version.split(".")[1])
         return ("--feature-gates=GenericWorkload=true",) if minor >= 37 else ()
 
@@ -134,11 +138,11 @@ class ControlPlane:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
+        """The administrator's kubeconfig, with a client certificate in system:masters."""
         return self.state_dir / "kubeconfig"
 
     def kubeconfig_of(self, name: str) -> Path:
-        """Path of a kubeconfig."""
+        """Path of the kubeconfig of this name."""
         return self.state_dir / f"{name}.kubeconfig"
 
     @property
@@ -152,16 +156,16 @@ class ControlPlane:
         return load_cluster(credentials_of(self.kubeconfig))
 
     async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
-        """Run kubectl as the administrator; what it printed. Raises BootError when it fails, or does not end in time."""
+        """Run kubectl as the administrator; returns its output. Raises BootError if it fails or does not end in time."""
         command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
         output = await run_to_end(command, f"kubectl {' '.join(map(str, arguments))}", timeout_s)
         return output.decode()
 
     async def start_controller_manager(self, flags: Iterable[str] = ()) -> Program:
-        """Start kube-controller-manager and wait until it made the default service account.
+        """Start kube-controller-manager and wait for the default service account, which it creates.
 
         Args:
-            flags: further ones, which override ours.
+            flags: further flags, which override ours.
         """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         binary = self.binaries["kube-controller-manager"]
@@ -169,7 +173,7 @@ class ControlPlane:
         program = self.programs.start("kube-controller-manager", [*command, *self._feature_gates, *flags])
         async with Client(self.client_config) as client:
             account = SERVICE_ACCOUNTS.path("default", "default")
-            await self._until(lambda: _is_served(client, account), "the default service account")
+            await self._wait_until(lambda: _responds(client, account), "the default service account")
         return program
 
     async def start_scheduler(
@@ -183,11 +187,10 @@ class ControlPlane:
         """Start kube-scheduler and wait until it is ready.
 
         Args:
-            config: a KubeSchedulerConfiguration without credentials; by default the two profiles of ``lab.scheduling`` with
-                ``extender_url`` as the extender.
+            config: a KubeSchedulerConfiguration without credentials; by default made from ``extender_url`` and ``profiles``.
             name: of its process in this control plane.
-            extender_url: base URL of an extender; only used without ``config``.
-            profiles: names by which pods choose it; only used without ``config``.
+            extender_url: base URL of an extender.
+            profiles: scheduler names.
         """
         port = free_ports(1)[0]
         kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
@@ -209,18 +212,18 @@ class ControlPlane:
         program = self.programs.start(name, argv)
         health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
         async with Client(health, timeout_s=2.0) as client:
-            await self._until(lambda: _is_served(client, "/readyz"), f"{name} to be ready")
+            await self._wait_until(lambda: _responds(client, "/readyz"), f"{name} to be ready")
         return program
 
     async def start_kwok(self) -> Program:
-        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others."""
+        """Start kwok, which simulates the kubelet of nodes with the annotation ``kwok.x-k8s.io/node: fake``."""
         kubeconfig = self.write_kubeconfig("kwok", "kwok", organization="system:masters")
         argv: list[str | Path] = [
             self.binaries["kwok"],
             f"--kubeconfig={kubeconfig}",
             f"--config={_STAGES}",
             "--manage-all-nodes=false",
-            f"--manage-nodes-with-annotation-selector={'='.join(PLAYED_BY_KWOK)}",
+            f"--manage-nodes-with-annotation-selector={'='.join(KWOK_NODE_ANNOTATION)}",
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
             "--v=WARN",
@@ -228,7 +231,7 @@ class ControlPlane:
         return self.programs.start("kwok", argv)
 
     def write_kubeconfig(self, file_name: str, user: str, *, organization: str = "") -> Path:
-        """Issue a client certificate for ``user`` and write ``<file_name>.kubeconfig`` that uses it."""
+        """Issue a client certificate for ``user``; write and return a kubeconfig with it, ``<file_name>.kubeconfig``."""
         pair = self.authority.issue(file_name, user, organization=organization)
         credentials = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
         return self._kubeconfig_for(self.kubeconfig_of(file_name), user, credentials, "default")
@@ -241,7 +244,7 @@ class ControlPlane:
         file_name: str = "",
         bound_pod: tuple[str, str] | None = None,
     ) -> Path:
-        """Ask for a service account's token (TokenRequest), good for a day, and write a kubeconfig that uses it.
+        """Request a service account's token, valid for a day; write and return a kubeconfig with it.
 
         Args:
             namespace: of the service account.
@@ -261,7 +264,7 @@ class ControlPlane:
         return self._kubeconfig_for(self.kubeconfig_of(file_name or service_account), service_account, token, namespace)
 
     def _kubeconfig_for(self, path: Path, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
-        """Write it, and beside it the directory that our own programs read."""
+        """Write a kubeconfig, and beside it the directory that our own programs read."""
         cluster = {"server": self.server, "certificate-authority": str(self.ca_file)}
         save_kubeconfig(path, cluster, user, credentials, namespace)
         save_credentials(credentials_of(path), cluster["server"], self.ca_file, credentials, namespace)
@@ -280,7 +283,7 @@ class ControlPlane:
                 await self._boot_once()
                 return
             except BootError as error:
-                # Another program may take the port between our choice and the bind; only then choose again.
+                # Another program may have taken the port since it was chosen; choose other ports.
                 if "address already in use" not in str(error) or attempt == _BOOT_ATTEMPTS - 1:
                     raise
                 await self.programs.stop_all()
@@ -294,7 +297,7 @@ class ControlPlane:
             "etcd",
             controlplane_commands.etcd_command(binary, data_dir, pair, self.ca_file, ports=(etcd_port, peer_port)),
         )
-        await self._until(lambda: _is_listening(etcd_port), "etcd to listen")
+        await self._wait_until(lambda: _is_listening(etcd_port), "etcd to listen")
         command = controlplane_commands.api_server_command(
             self.binaries["kube-apiserver"],
             self.authority,
@@ -311,10 +314,10 @@ class ControlPlane:
         keys = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
         self._kubeconfig_for(self.kubeconfig, "kubernetes-admin", keys, "default")
         async with Client(self.client_config, timeout_s=5.0) as client:
-            await self._until(lambda: _is_served(client, "/readyz"), "the API server to be ready")
+            await self._wait_until(lambda: _responds(client, "/readyz"), "the API server to be ready")
 
-    async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
+    async def _wait_until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Poll until ``ready``. Raises BootError if a program ends, or after `READY_TIMEOUT_S`."""
         await poll_until(
             ready,
             lambda: f"{what}; {list(self.programs)[-1].log_excerpt}",
@@ -328,7 +331,7 @@ class ControlPlane:
 def save_kubeconfig(
     path: Path, cluster: Mapping[str, str], user: str, credentials: Mapping[str, str], namespace: str = "default"
 ) -> None:
-    """Write a file with one context that only its owner can read."""
+    """Write a kubeconfig with one context, readable by its owner only."""
     data = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -342,7 +345,7 @@ def save_kubeconfig(
 
 
 def credentials_of(kubeconfig: Path) -> Path:
-    """The directory with the same credentials, for our own programs."""
+    """The directory, beside a kubeconfig, with the same credentials for our own programs."""
     return kubeconfig.with_suffix(".credentials")
 
 
@@ -362,16 +365,16 @@ def save_credentials(
 
 
 def free_ports(count: int) -> list[int]:
-    """Free TCP ports on loopback, all different, as the kernel hands them out."""
+    """Different free TCP ports of the loopback address, chosen by the kernel."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for sock in sockets:
+            sock.bind((LOOPBACK, 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 async def exists(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
-    """Whether there is an object of this name. Raises what `Client.get` raises, but for its being unknown."""
+    """Whether there is an object of this name. Raises as `Client.get`."""
     try:
         await client.get(resource, name, Object, namespace=namespace)
     except ApiError as error:
@@ -390,7 +393,7 @@ async def _is_listening(port: int) -> bool:
     return True
 
 
-async def _is_served(client: Client, path: str) -> bool:
+async def _responds(client: Client, path: str) -> bool:
     try:
         await client.request("GET", path)
     except (ApiError, UnreachableError):

@@ -7,22 +7,22 @@ from pathlib import Path
 from lab.certificates import CertificateAuthority, KeyPair
 
 LOOPBACK = "127.0.0.1"
-_DOCUMENTATION_ADDRESS = "192.0.2.1"
+_DOCUMENTATION_ADDRESS = "192.0.2.1"  # RFC 5737
 _FRONT_PROXY = "front-proxy-client"
 
 
 def etcd_command(
     binary: Path, data_dir: Path, pair: KeyPair, authority: Path, *, ports: tuple[int, int]
 ) -> list[str | Path]:
-    """Etcd on two ports of the loopback, for clients and for peers.
+    """Command of etcd on the loopback address; ``ports`` are those for clients and for peers.
 
-    It asks for client certificates of the authority, since any user of the machine can connect to a loopback port.
+    Etcd requires client certificates of the authority, because any user of the machine can connect to a loopback port.
     """
     client, peer = (f"https://{LOOPBACK}:{port}" for port in ports)
-    trust = [
-        word
+    tls_flags = [
+        flag
         for prefix in ("", "peer-")
-        for word in (
+        for flag in (
             f"--{prefix}cert-file={pair.certificate}",
             f"--{prefix}key-file={pair.key}",
             f"--{prefix}trusted-ca-file={authority}",
@@ -38,25 +38,25 @@ def etcd_command(
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=lab={peer}",
-        # A lab's data dies with the lab: do not wait for disks.
+        # The data is deleted with the lab: do not wait for disks.
         "--unsafe-no-fsync",
         "--log-level=warn",
-        *trust,
+        *tls_flags,
     ]
 
 
 def api_server_command(
     binary: Path, authority: CertificateAuthority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
 ) -> list[str | Path]:
-    """kube-apiserver at an address.
+    """Command of kube-apiserver.
 
     Args:
         binary: the program.
-        authority: signs its certificates for kubelets and extension servers, and has etcd's and the service accounts' keys.
-        serving: its own certificate.
-        address: where it listens.
-        port: where it listens.
-        etcd: URL.
+        authority: signs its client certificates for kubelets and extension servers; its folder has etcd's and service accounts' keys.
+        serving: certificate of the server.
+        address: IP address to listen at.
+        port: port to listen at.
+        etcd: URL of etcd.
         tokens: file of static tokens.
     """
     pki, ca_file = authority.folder, authority.certificate
@@ -70,7 +70,7 @@ def api_server_command(
         f"--etcd-keyfile={pki / 'etcd.key'}",
         f"--bind-address={address}",
         f"--secure-port={port}",
-        # The endpoint of the service "kubernetes", which may not be loopback; nothing in the lab uses it.
+        # The endpoint of the service "kubernetes" may not be a loopback address; no node uses the endpoint then.
         f"--advertise-address={_DOCUMENTATION_ADDRESS if address == LOOPBACK else address}",
         f"--tls-cert-file={serving.certificate}",
         f"--tls-private-key-file={serving.key}",
@@ -101,7 +101,7 @@ def api_server_command(
 
 
 def controller_manager_command(binary: Path, kubeconfig: Path, authority: CertificateAuthority) -> list[str | Path]:
-    """kube-controller-manager with these credentials, which signs tokens of service accounts with the authority's key."""
+    """Command of kube-controller-manager, which signs service accounts' tokens with a key in the authority's folder."""
     return [
         binary,
         f"--kubeconfig={kubeconfig}",
@@ -112,7 +112,7 @@ def controller_manager_command(binary: Path, kubeconfig: Path, authority: Certif
         "--use-service-account-credentials=true",
         "--leader-elect=false",
         "--secure-port=0",
-        # A lab node should lose its not-ready taint, and a dead one get it, in seconds rather than in half a minute.
+        # Add and remove the not-ready taint within seconds.
         "--node-monitor-period=1s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",

@@ -88,7 +88,7 @@ class Demo:
     @property
     def is_real(self) -> bool:
         """Whether kubelets run what is placed."""
-        return bool(self.lab.real.nodes)
+        return bool(self.lab.real_nodes.nodes)
 
     async def wait_until_measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
         """Wait until every zone pair has a cost that rests on enough readings: one is no measurement, and must not place pods.
@@ -154,20 +154,20 @@ class Demo:
             application = boutique.shuffled(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
         account = partial(exists, self.client, SERVICE_ACCOUNTS, "default", namespace)
-        await self._until(account, f"namespace {namespace}")
+        await self._wait_until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
-        await self._until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
+        await self._wait_until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
         for resource, objects in ((SERVICES, application.services), (DEPLOYMENTS, application.deployments)):
             for item in objects.values():
                 await self.client.create(resource, item, Object, namespace=namespace)
         wanted = len(application.deployments)
-        await self._until(lambda: self._is_placed(namespace, wanted), f"{wanted} pods to be placed")
+        await self._wait_until(lambda: self._is_placed(namespace, wanted), f"{wanted} pods to be placed")
         pods = await self.client.list(PODS, Pod, namespace=namespace)
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
         placed = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
         latency = await self._request_latency(namespace, placed[FRONTEND]) if self.is_real else None
         await self.client.delete(NAMESPACES, namespace)
-        await self._until(lambda: self._is_gone(namespace), "the pods to go")
+        await self._wait_until(lambda: self._is_gone(namespace), "the pods to go")
         return placed, latency
 
     async def _request_latency(self, namespace: str, node: str) -> report.RequestLatency:
@@ -177,7 +177,7 @@ class Demo:
         service = msgspec.json.decode(await self.client.request("GET", path))
         address = service["spec"]["clusterIP"]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
-        real = self.lab.real.nodes[node]
+        real = self.lab.real_nodes.nodes[node]
         command: list[str | Path] = [*namespaces.enter_command(real.network.netns), real.binaries.app, "load"]
         command += [
             f"--url=http://{address}/",
@@ -196,7 +196,7 @@ class Demo:
         self.say(f"measuring dependency latency between {len(pairs)} pairs of nodes")
         return await measure_pairs(self.installation, pairs)
 
-    async def _until(self, check: Callable[[], object], what: str) -> None:
+    async def _wait_until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check
         await poll_until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, on_retry=check_programs, error=LabError)
 
@@ -232,9 +232,9 @@ def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int)
 
 def pod_cpu(lab: Lab) -> str:
     """CPU request of each pod of the application."""
-    if not lab.real.nodes:
+    if not lab.real_nodes.nodes:
         return POD_CPU
-    sizes = [quantity.parse_milli(real.network.node.cpu) for real in lab.real.nodes.values()]
+    sizes = [quantity.parse_milli(real.network.node.cpu) for real in lab.real_nodes.nodes.values()]
     return f"{int(min(*sizes, (os.cpu_count() or 1) * 1000) * _REAL_POD_SHARE)}m"
 
 

@@ -122,12 +122,12 @@ async def install(
         await _start_controller(client, installation)
         await _start_agents(client, installation)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
-        await _until_ready(installation, urls)
+        await _wait_until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
         topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
-        await _until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
-    lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
-    lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
+        await _wait_until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
+    lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
+    lab.urls |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
 
 
@@ -225,16 +225,16 @@ async def bound_kubeconfig(
         found[:] = [p for p in pods if p.spec.node_name and wanted(p)]
         return bool(found)
 
-    await _until(look, f"a pod of {account}")
+    await _wait_until(look, f"a pod of {account}")
     pod = found[0].metadata
     return await plane.write_token_kubeconfig(
         HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 
 
-async def _until_ready(installation: Installation, urls: list[str]) -> None:
+async def _wait_until_ready(installation: Installation, urls: list[str]) -> None:
     for url in urls:
-        await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check)
+        await _wait_until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check)
 
 
 async def result_maps(client: Client, base: str) -> list[ConfigMap]:
@@ -243,7 +243,7 @@ async def result_maps(client: Client, base: str) -> list[ConfigMap]:
     return [found for found in maps if found.metadata.name == base or found.metadata.name.startswith(f"{base}-")]
 
 
-async def _until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Callable[[], object] = bool) -> None:
+async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Callable[[], object] = bool) -> None:
     async def holds() -> bool:
         try:
             return await check()

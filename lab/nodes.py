@@ -8,7 +8,7 @@ from typing import Any
 from kubekit.client import Client
 from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
-from lab.controlplane import PLAYED_BY_KWOK
+from lab.controlplane import KWOK_NODE_ANNOTATION
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from lab.realnode.images import ARCHITECTURE
@@ -33,7 +33,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])},
+        "metadata": {"name": node.name, "labels": labels, "annotations": dict([KWOK_NODE_ANNOTATION])},
         "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
     }
 

@@ -1,7 +1,7 @@
 """Starts, watches and stops the programs of a lab, on the host or inside a node's network namespace.
 
-Each program has a log file, and the kernel kills it when the lab dies (PR_SET_PDEATHSIG, by way of setpriv). What a lab that gets
-SIGKILL leaves behind all the same, lab.processes finds.
+Each program has a log file, and the kernel kills it when the lab's process ends (PR_SET_PDEATHSIG, set by setpriv). `lab.processes`
+finds what a lab that got SIGKILL leaves behind.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _LOG_TAIL_BYTES = 2000
-# The same steps as `ip netns exec`, with util-linux alone: enter the namespace, then show its devices under /sys, where
-# programs look for the speed of a network card.
+# As `ip netns exec` does: mount a sysfs that shows the namespace's devices, because programs read the speed of a network card there.
 _SHOW_OWN_SYSFS = (
     'mount -t sysfs netaware-lab /sys || echo "lab: /sys still shows the devices of the host" >&2; exec "$@"'
 )
@@ -42,43 +41,43 @@ def agent_program(node: str) -> str:
 
 
 def pythonpath_env() -> dict[str, str]:
-    """The variable by which a Python that runs anywhere finds this project's packages, also from a plain checkout."""
+    """PYTHONPATH with this project's packages, which need not be installed."""
     root = str(Path(__file__).parents[1])
     return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 @dataclass
 class Program:
-    """One running, or ended, program.
+    """A program that was started.
 
     Attributes:
-        name: what it is in this lab; unique among the running ones.
-        log: file that holds its stdout and stderr.
-        essential: its unexpected end is the end of the lab.
-        stop_timeout_s: time to end after the signal, in seconds.
-        again: starts the same command once more.
+        name: unique among the running programs.
+        log: file with its stdout and stderr.
+        essential: `Programs.check` raises if it ends unexpectedly.
+        stop_timeout_s: seconds between SIGTERM and SIGKILL.
+        start_again: starts the same command again.
     """
 
     name: str
     log: Path
     essential: bool
     stop_timeout_s: float
-    again: Callable[[], Program]
+    start_again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
     _stopping: bool = False
 
     @property
     def pid(self) -> int:
-        """Its process id, also that of its process group."""
+        """Its process id, which is also the id of its process group."""
         return self._process.pid
 
-    def family(self) -> list[psutil.Process]:
-        """Its process and all below it. Raises psutil.Error when it has ended."""
-        first = psutil.Process(self.pid)
-        return [first, *first.children(recursive=True)]
+    def process_tree(self) -> list[psutil.Process]:
+        """Its process and all descendants. Raises psutil.Error if it has ended."""
+        root = psutil.Process(self.pid)
+        return [root, *root.children(recursive=True)]
 
     def poll(self) -> int | None:
-        """Exit code, minus the signal's number when killed, ``None`` while it runs."""
+        """Exit code, or the negative number of the signal that killed it; None while it runs."""
         return self._process.poll()
 
     @property
@@ -94,31 +93,31 @@ class Program:
 
     @property
     def log_excerpt(self) -> str:
-        """The end of its log, as the second half of an error."""
+        """The end of its log, for the end of an error message."""
         return f"the log of {self.name} ends:\n{self.log_tail()}"
 
     @property
     def exit_message(self) -> str:
-        """Its exit code and the end of its log, as an error."""
+        """Error message with its exit code and the end of its log."""
         return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
 
     async def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Wait for its end, not longer than ``timeout_s``; return the exit code or ``None``."""
+        """Wait for its end, at most ``timeout_s``; return the exit code, or None if it still runs."""
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.poll()
             if code is not None or time.monotonic() >= deadline:
                 return code
-            # Polling keeps a program usable from any event loop: test fixtures outlive the loop of one test.
+            # Polling works from any event loop; a fixture's program is used from the loops of several tests.
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL to its whole process group when it has not ended in time."""
+        """Send SIGTERM, and then SIGKILL to its whole process group."""
         self._stopping = True
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             await self.wait(self.stop_timeout_s)
-        # Also after a clean end: a child it left behind would keep the lab's namespaces in use.
+        # Also after a clean end, because a remaining child would keep the lab's namespaces in use.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -127,11 +126,11 @@ class Program:
 
 
 class Programs:
-    """The programs of one lab, stopped in the reverse of the order in which they were started.
+    """The running programs of a lab.
 
     Args:
-        state_dir: where ``logs/`` goes.
-        env: variables for every program, on top of this process's own.
+        state_dir: working directory of the programs, and folder of ``logs``.
+        env: variables for every program, added to this process's own.
     """
 
     def __init__(self, state_dir: Path, env: Mapping[str, str] | None = None) -> None:
@@ -152,13 +151,13 @@ class Programs:
         essential: bool = True,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Program:
-        """Start a program in the lab's state directory; call from the main thread, since the kernel ties its life to the thread that forks.
+        """Start a program. Call from the main thread: the kernel kills the program when the thread that forked ends.
 
         Args:
             name: stem of its log file.
             argv: the command.
-            netns: name of the network namespace to run in, as under /run/netns; ``None`` for the host's.
-            env: more variables.
+            netns: name of its network namespace under /run/netns; None for the host's.
+            env: further variables.
             essential: see Program.
             stop_timeout_s: see Program.
 
@@ -167,11 +166,11 @@ class Programs:
         """
         log = self._state_dir / LOGS / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        full = [*_enter(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
+        command = [*_enter_prefix(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
         with log.open("ab") as output:
             try:
                 process = subprocess.Popen(
-                    full,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -180,8 +179,8 @@ class Programs:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise BootError(f"{name}: {full[0]}: {error.strerror}") from error
-        again = partial(
+                raise BootError(f"{name}: {command[0]}: {error.strerror}") from error
+        start_again = partial(
             self.start,
             name,
             argv,
@@ -190,18 +189,18 @@ class Programs:
             essential=essential,
             stop_timeout_s=stop_timeout_s,
         )
-        program = Program(name, log, essential, stop_timeout_s, again, process)
+        program = Program(name, log, essential, stop_timeout_s, start_again, process)
         self._running.append(program)
         return program
 
     def check(self) -> None:
-        """Raise BootError, with the end of its log, for the first essential program that ended by itself."""
+        """Raise BootError, with the end of its log, for the first essential program that ended unexpectedly."""
         for program in self._running:
             if program.essential and program.failed:
                 raise BootError(program.exit_message)
 
     async def watch(self) -> None:
-        """Return never; raise BootError when an essential program ends by itself."""
+        """Run until an essential program ends unexpectedly, then raise BootError as `check`."""
         while True:
             self.check()
             await asyncio.sleep(_WATCH_S)
@@ -213,32 +212,32 @@ class Programs:
             self._running.remove(program)
 
     async def restart(self, program: Program) -> Program:
-        """Stop one program where it still runs, and start the same command again; call from the main thread."""
+        """Stop a program and start the same command again. Call from the main thread."""
         await self.stop(program)
-        return program.again()
+        return program.start_again()
 
     async def stop_all(self) -> None:
-        """Stop every program, last started first, one after the other."""
+        """Stop all programs one after the other, the last one first."""
         while self._running:
             await self.stop(self._running[-1])
 
 
 async def run_to_end(
-    words: Sequence[str | Path], what: str, timeout_s: float, env: Mapping[str, str] | None = None
+    argv: Sequence[str | Path], what: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> bytes:
-    """Run a command that ends by itself; what it prints on stdout.
+    """Run a command until it ends; returns its stdout.
 
     Args:
-        words: program and arguments.
-        what: how errors name it.
-        timeout_s: after this time it is killed.
-        env: added to our own environment.
+        argv: program and arguments.
+        what: name of the command in errors.
+        timeout_s: the command is killed after this time.
+        env: further variables.
 
     Raises:
-        BootError: it failed, with what it said, or it did not end in time.
+        BootError: it failed, with its output, or it did not end in time.
     """
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}
     )
     try:
         output, errors = await asyncio.wait_for(process.communicate(), timeout_s)
@@ -253,7 +252,7 @@ async def run_to_end(
     return output
 
 
-def _enter(netns: str | None) -> list[str]:
+def _enter_prefix(netns: str | None) -> list[str]:
     if netns is None:
         return []
     enter = [*namespaces.enter_command(netns), "--", "unshare", "--mount", "--"]
@@ -261,7 +260,7 @@ def _enter(netns: str | None) -> list[str]:
 
 
 async def is_ready(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a server answers this with 200, and in time."""
+    """Whether a GET request is answered with 200 in time."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,

@@ -32,7 +32,7 @@ class LabPaths:
 
     Attributes:
         name: of the lab.
-        state_dir: certificates, data, logs; exists while the lab runs, or after it was killed.
+        state_dir: folder of certificates, data and logs; exists while the lab runs, or after it was killed.
     """
 
     name: str
@@ -60,12 +60,12 @@ class LabPaths:
 
     @property
     def supervisor_log(self) -> Path:
-        """Output of the lab's own process when it runs in the background."""
+        """Output of the lab's own process if it runs in the background."""
         return self.state_dir.with_suffix(".log")
 
     @property
     def kept_logs(self) -> Path:
-        """The programs' logs of a lab that ended by an error."""
+        """Folder of the programs' logs of a failed lab."""
         return self.state_dir.with_suffix(".logs")
 
 
@@ -76,7 +76,7 @@ def lab_paths(name: str, folder: Path | None = None) -> LabPaths:
         ConfigError: the name is not valid.
     """
     if not _NAME.match(name):
-        raise ConfigError("--name", f"{name!r} is no usable name", "lower-case letters, digits and -, up to 32")
+        raise ConfigError("--name", f"{name!r} is not a valid name", "lower-case letters, digits and -, up to 32")
     return LabPaths(name, (folder or labs_dir()) / name)
 
 
@@ -115,7 +115,7 @@ def _lock(descriptor: int, operation: int) -> bool:
 
 
 def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether the locked file is still the one of that name: the holder before us removed its own."""
+    """Whether ``path`` is still the locked file; the previous holder of the lock removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -123,11 +123,11 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def running_pid(paths: LabPaths) -> int | None:
-    """Process id of the running lab, ``None`` if it does not run."""
+    """Process id of the running lab; None if it does not run."""
     try:
         with paths.lock.open("r") as file:
             while not _lock(file.fileno(), fcntl.LOCK_SH):
-                # A lab has the lock a moment before it writes its process id.
+                # A lab takes the lock a moment before it writes its process id.
                 file.seek(0)
                 if (text := file.read()).isdecimal():
                     return int(text)
@@ -140,7 +140,7 @@ def running_pid(paths: LabPaths) -> int | None:
 def reclaim(paths: LabPaths) -> int:
     """Kill the lab's processes, remove its devices and its state directory; return how many processes were killed.
 
-    Only call it while holding the lab's lock. Blocks for up to some seconds.
+    Call it only while holding the lab's lock. Blocks for up to some seconds.
     """
     if not paths.state_dir.exists():
         return 0

@@ -40,9 +40,9 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     Raises:
         BootError: it could not be applied, or a pod is not ready after four minutes; says why.
     """
-    assert lab.real.images is not None, "the lab has no real nodes"
+    assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():
-        await asyncio.to_thread(lab.real.images.add_layout, name, layout)
+        await asyncio.to_thread(lab.real_nodes.images.add_layout, name, layout)
     for network in lab.nodes:
         # The agent believes no TUN device's speed; on such a node, its operator gives the card's.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
@@ -60,7 +60,7 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     # A pod's address, which the host reaches; a Service's works on nodes alone.
     label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
     words = ("-n", HOME_NAMESPACE, "get", "pods", "-l", label, "-o", path)
-    lab.served["controller"] = f"http://{await lab.control_plane.run_kubectl(*words)}:9851"
+    lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*words)}:9851"
 
 
 async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:

@@ -50,23 +50,22 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
         choices=KUBELETS,
-        help="kubelets of all nodes: real, with containerd, in which pods run (needs root), or played by kwok; by default"
-        " as the topology says, which is kwok where it says nothing",
+        help="kubelets of all nodes: real, with containerd (needs root), or simulated by kwok; default: as in the topology",
     )
 
 
 def progress_printer() -> Say:
-    """Prints what goes on to stderr, with the seconds since this call."""
-    started, progress = time.monotonic(), Console(stderr=True)
+    """Return a function that prints a line to stderr, with the seconds since this call."""
+    started, console = time.monotonic(), Console(stderr=True)
 
     def say(text: str) -> None:
-        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     return say
 
 
-def running(name: str) -> LabPaths:
-    """The files of a running lab. Raises LabError if it does not run."""
+def find_running(name: str) -> LabPaths:
+    """Paths of a running lab. Raises LabError if it does not run."""
     paths = lab_paths(name)
     if running_pid(paths) is None:
         raise LabError(f"no lab named {name} is running; `python -m lab up` starts one")
@@ -74,7 +73,7 @@ def running(name: str) -> LabPaths:
 
 
 def name_option(name: str) -> str:
-    """The ``--name`` that a printed command needs to mean the same lab."""
+    """The ``--name`` option of a printed command; empty for the default name."""
     return "" if name == _NAME else f" --name {name}"
 
 
@@ -82,7 +81,7 @@ def read_topology(text: str, kubelets: str | None = None) -> Topology | None:
     """Read the topology of ``--topology`` and ``--nodes``. Raises ConfigError if it is invalid."""
     if text == "none":
         if kubelets == REAL:
-            raise ConfigError("--nodes", "there are no nodes in this topology", "leave out `--topology none`")
+            raise ConfigError("--nodes", "the topology has no nodes", "leave out `--topology none`")
         return None
     topology = load(text)
     return topology if kubelets is None else topology.with_kubelets(kubelets)

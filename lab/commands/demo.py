@@ -1,4 +1,4 @@
-"""``python -m lab demo``: measures, prices and places once, from nothing to a table of what was gained, and cleans up."""
+"""``python -m lab demo``: boots a lab, measures latency, places an application, prints tables of the gain, and cleans up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _PICTURE_COLUMNS = 96
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
-    parser = commands.add_parser("demo", help="measure, price, place, and show what was gained", description=__doc__)
+    parser = commands.add_parser(
+        "demo", help="measure latency, compute costs, place pods, and show the gain", description=__doc__
+    )
     arguments.add_topology(parser)
     arguments.add_nodes(parser)
     arguments.add_json(parser)
@@ -35,20 +37,20 @@ def add_parser(commands: Any) -> None:
         "--placement",
         choices=OVERLAYS,
         default="extender",
-        help="ask our extender with a scheduler of our own, or any scheduler with node affinity (%(default)s)",
+        help="by the bundled scheduler with our extender, or by node affinity (%(default)s)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         metavar="N",
-        help="create pods in another order and, on real nodes, let users come by chance; by default the example's order, evenly",
+        help="create pods in a random order and, on real nodes, send requests at random times",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="also save the tables as a picture")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; one JSON object on stdout with --json, tables otherwise; progress on stderr."""
+    """Run the demo; print tables, or with --json one object, and progress on stderr."""
     topology = arguments.read_topology(args.topology, args.nodes)
     if topology is None:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
@@ -63,35 +65,35 @@ def run(args: argparse.Namespace) -> int:
     say = arguments.progress_printer()
 
     async def main() -> None:
-        found = await run_demo(
+        result = await run_demo(
             topology, name=args.name, placement=args.placement, say=say, images=images, seed=args.seed
         )
         if args.json:
-            print(report.encode(found), flush=True)
+            print(report.encode(result), flush=True)
             return
         console = Console(record=args.picture is not None, width=_PICTURE_COLUMNS if args.picture else None)
-        print_all(console, found, topology)
+        print_all(console, result, topology)
         if args.picture is not None:
             args.picture.parent.mkdir(parents=True, exist_ok=True)
-            args.picture.write_text(console.export_svg(title="make demo", code_format=_without_outside_fonts()))
+            args.picture.write_text(console.export_svg(title="make demo", code_format=_svg_format_without_web_fonts()))
 
     return run_program(main)
 
 
-def _without_outside_fonts() -> str:
-    """Rich's picture format, less the fonts that it would have the viewer's browser fetch from a public server."""
-    # Here, because it is private: if it moves, only --picture fails.
+def _svg_format_without_web_fonts() -> str:
+    """Rich's SVG format without the fonts that a browser would fetch from a public server."""
+    # Imported here, because the module is private: if it moves, only --picture fails.
     from rich._export_format import CONSOLE_SVG_FORMAT
 
     return re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
-def print_all(console: Console, found: report.DemoReport, topology: Topology) -> None:
+def print_all(console: Console, result: report.DemoReport, topology: Topology) -> None:
     """Print the demo's tables."""
-    report.print_matrix(console, found.matrix)
-    report.print_placements(console, found, {node.name: node.zone for node in topology.nodes})
-    if found.application is not None:
-        report.print_application(console, found.application, found.images or {})
-    if found.prober != "netperf":
-        console.print("[yellow]netperf could not be had: datagrams measured instead.[/]")
-    report.print_summary(console, found)
+    report.print_matrix(console, result.matrix)
+    report.print_placements(console, result, {node.name: node.zone for node in topology.nodes})
+    if result.application is not None:
+        report.print_application(console, result.application, result.images or {})
+    if result.prober != "netperf":
+        console.print("[yellow]netperf is not available: datagrams measured instead.[/]")
+    report.print_summary(console, result)

@@ -1,4 +1,4 @@
-"""``python -m lab down``: ends a lab, or cleans up after one that was killed."""
+"""``python -m lab down``: stops a lab, or cleans up after a killed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.05
 
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
-    parser = commands.add_parser("down", help="end a lab, or clean up after a killed one", description=__doc__)
+    parser = commands.add_parser("down", help="stop a lab, or clean up after a killed one", description=__doc__)
     arguments.add_name(parser)
     arguments.add_json(parser)
     parser.set_defaults(run=run)
@@ -59,11 +59,11 @@ def _stop(paths: LabPaths, pid: int) -> None:
         time.sleep(_POLL_S)
     while running_pid(paths) is not None:
         if time.monotonic() > deadline + _STOP_TIMEOUT_S:
-            raise LabError(f"process {pid} of lab {paths.name} cannot be ended")
+            raise LabError(f"process {pid} of lab {paths.name} does not end, although it got SIGKILL")
         time.sleep(_POLL_S)
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    # The lab may end between the look at its lock and the signal.
+def _send(pid: int, signal_number: signal.Signals) -> None:
+    # The lab may have ended since its lock was checked.
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)

@@ -22,7 +22,7 @@ EXIT_NOT_RUNNING = 3
 def add_parser(commands: Any) -> None:
     """Register the subcommand."""
     parser = commands.add_parser(
-        "status", help="what a lab is doing; exit code 3 when it does not run", description=__doc__
+        "status", help="show programs and links of a lab; exit code 3 if it does not run", description=__doc__
     )
     arguments.add_name(parser)
     arguments.add_json(parser)
@@ -30,14 +30,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; 0 when the lab is up, 3 when not."""
+    """Print the state; return 0 if the lab runs, else 3."""
     paths = lab_paths(args.name)
-    state = _state(paths)
+    state = _read_state(paths)
     report: dict[str, Any] = {"name": args.name, "state": state}
     if state == "running":
         report |= read_description(paths)
-        report["programs"] = _programs(paths, report["programs"])
-        report["wan"] = _wan(paths) if report["nodes"] else None
+        report["programs"] = _describe_programs(paths, report["programs"])
+        report["wan"] = _describe_wan(paths) if report["nodes"] else None
     if args.json:
         arguments.print_json(report)
     else:
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if state == "running" else EXIT_NOT_RUNNING
 
 
-def _state(paths: LabPaths) -> str:
+def _read_state(paths: LabPaths) -> str:
     if running_pid(paths) is not None:
         return "running" if paths.description.exists() else "starting or stopping"
     return "killed" if paths.state_dir.exists() else "absent"
 
 
-def _programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, Any]]:
-    """Every program that the lab started, with its resident memory in bytes."""
+def _describe_programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, Any]]:
+    """The lab's programs, with their resident memory in bytes."""
     rss_bytes = {}
     for process in find_processes(paths.state_dir):
         with suppress(psutil.Error):
@@ -69,7 +69,7 @@ def _programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def _wan(paths: LabPaths) -> dict[str, Any]:
+def _describe_wan(paths: LabPaths) -> dict[str, Any]:
     control = WanControl(paths.wan_socket)
     try:
         counters, links = control.counters(), control.links()
@@ -101,7 +101,7 @@ def _print(report: dict[str, Any]) -> None:
     if wan and "links" in wan:
         packets = wan["packets"]
         console.print(
-            f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
+            f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost as configured,"
             f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last reading"
         )
         console.print(table_of(wan["links"]))

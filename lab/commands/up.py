@@ -1,4 +1,4 @@
-"""``python -m lab up``: boots a lab and leaves it running in the background; a second `up` reports it."""
+"""``python -m lab up``: boots a lab and leaves it running in the background; for a running lab it prints how to use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lab.unprivileged import Launch, plan_launch
 
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
-_POLL_S = 0.05
+_POLL_S, _SHOWN_LOG_CHARS = 0.05, 3000
 
 
 def add_parser(commands: Any) -> None:
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     arguments.add_nodes(parser)
     arguments.add_json(parser)
     parser.add_argument(
-        "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
+        "--programs", action="store_true", help="also install our agents, controller and extender from the manifests"
     )
     parser.add_argument(
         "--foreground", action="store_true", help="run in the foreground; Ctrl-C or SIGTERM stops the lab"
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Boot, or find the lab that runs already; print how to use it."""
+    """Boot the lab unless it runs; print how to use it."""
     topology = arguments.read_topology(args.topology, args.nodes)
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
@@ -110,8 +110,8 @@ def read_description(paths: LabPaths) -> dict[str, Any]:
 async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
     as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
     # Without real kubelets our programs run on the host, and start first: the scheduler needs the extender's address.
-    later = {"scheduler"} if args.programs and not as_shipped else set()
-    components = [component for component in ALL_COMPONENTS if component not in later]
+    started_later = {"scheduler"} if args.programs and not as_shipped else set()
+    components = [component for component in ALL_COMPONENTS if component not in started_later]
     images = await asyncio.to_thread(build_images) if as_shipped else {}
     async with Lab.start(topology, name=paths.name, components=components) as lab:
         if as_shipped:
@@ -139,7 +139,7 @@ def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:
     try:
         _await_up(process, paths)
     except BaseException:
-        # Ctrl-C, or a lab that does not come up: leave nothing behind.
+        # After Ctrl-C, or if the lab does not come up.
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_STOP_TIMEOUT_S)
@@ -154,13 +154,11 @@ def _await_up(process: subprocess.Popen[bytes], paths: LabPaths) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not _is_up(process, paths):
         if process.poll() is not None:
-            msg = (
-                f"lab {paths.name} did not come up:\n{paths.supervisor_log.read_text(errors='replace').strip()[-3000:]}"
-            )
-            raise BootError(msg)
+            log = paths.supervisor_log.read_text(errors="replace").strip()
+            raise BootError(f"lab {paths.name} did not come up:\n{log[-_SHOWN_LOG_CHARS:]}")
         if time.monotonic() > deadline:
-            msg = f"lab {paths.name} is not up after {_START_TIMEOUT_S:.0f} s; its log is {paths.supervisor_log}"
-            raise BootError(msg)
+            reason = f"is not up after {_START_TIMEOUT_S:.0f} s; its log is {paths.supervisor_log}"
+            raise BootError(f"lab {paths.name} {reason}")
         time.sleep(_POLL_S)
 
 
@@ -213,8 +211,8 @@ def _print_page(console: Console, lab: dict[str, Any]) -> None:
     console.print(f"{command} status   # or {command} --help", soft_wrap=True)
     page = f"{lab['addresses']['controller']}/"
     if lab["enter"]:
-        # The lab's own network: the host reaches nothing of it but the API server.
+        # A lab in a user namespace: only the API server can be reached from the host.
         fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
-        console.print(f"the page is within the lab's own network only: {fetch}", soft_wrap=True)
+        console.print(f"the page can only be reached inside the lab's network: {fetch}", soft_wrap=True)
         return
     console.print(f"[bold]{page}[/]   # the page: open it in a browser", soft_wrap=True)

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Register the command and its two subcommands."""
+    """Register the subcommand with its two actions."""
     parser = commands.add_parser("wan", help="show or change the delays between zones", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="show|set")
     show = actions.add_parser("show", help="all links between and inside zones")
-    change = actions.add_parser("set", help="change a link, both directions; what is not given stays")
-    for one in (show, change):
-        arguments.add_name(one)
-        arguments.add_json(one)
+    change = actions.add_parser(
+        "set", help="change a link in both directions; options that are left out keep their value"
+    )
+    for action in (show, change):
+        arguments.add_name(action)
+        arguments.add_json(action)
     change.add_argument("zones", nargs=2, metavar="ZONE", help="the two zones; the same twice for the link inside it")
     change.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
     change.add_argument("--jitter", metavar="RTT", help="round trips take up to this much longer")
@@ -41,7 +43,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_set(args: argparse.Namespace) -> int:
-    """Change one link and print what it is now."""
+    """Change a link and print its new values."""
     changes = _changes(args)
     pair = (args.zones[0], args.zones[1])
     link = _control(args.name).change_link(*pair, **changes)
@@ -50,12 +52,12 @@ def run_set(args: argparse.Namespace) -> int:
 
 
 def rows(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
-    """Links as they are shown to scripts."""
+    """Links as plain data, for JSON and tables."""
     return [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
 
 
 def _control(name: str) -> WanControl:
-    return WanControl(arguments.running(name).wan_socket)
+    return WanControl(arguments.find_running(name).wan_socket)
 
 
 def _changes(args: argparse.Namespace) -> dict[str, float]:

@@ -33,7 +33,7 @@ from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
+from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane
 from netperf.contract import ZONE_LABEL
 from tests.integration.conftest import definitions
 from tests.support.bodies import weight_body
@@ -129,7 +129,7 @@ async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
         name = f"c{number}-z{zone}"
         labels = {ZONE_LABEL: name, "topology.kubernetes.io/region": "r", CASE_LABEL: str(number)}
         amounts = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
-        metadata = {"name": name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])}
+        metadata = {"name": name, "labels": labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
         await client.create(
             NODES, {"metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}, Node
         )

@@ -111,7 +111,7 @@ class FaultInjector:
         await asyncio.gather(*self._later, return_exceptions=True)
         for program in self._lab.programs:
             with suppress(psutil.Error):
-                for process in program.family():
+                for process in program.process_tree():
                     _send(process.pid, signal.SIGCONT)
 
     async def restart_dead(self) -> None:

@@ -28,7 +28,7 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
     found = {}
     for program in lab.programs:
         try:
-            family = program.family()
+            family = program.process_tree()
             memory = sum(p.memory_info().rss for p in family)
             found[program.name] = Usage(memory, sum(p.num_fds() for p in family), len(family))
         except psutil.Error:

@@ -151,9 +151,9 @@ async def stage(
     with tempfile.TemporaryDirectory() as labs:
         topology = load(str(folder / "three.yaml"))
         async with Lab.start(topology, name="e2e-workloads", folder=Path(labs)) as lab:
-            assert lab.real.images is not None
+            assert lab.real_nodes.images is not None
             for name, layout in images.items():
-                lab.real.images.add_layout(name, layout)
+                lab.real_nodes.images.add_layout(name, layout)
             cluster = Cluster(lab.describe())
             for node in NODES:
                 cluster.run("annotate", "node", node, "netaware.io/bandwidth-capacity=1G")

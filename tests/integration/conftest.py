@@ -15,7 +15,7 @@ import yaml
 
 from kubekit.client import Client
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, exists
+from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane, exists
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -156,7 +156,7 @@ def node_body(
     all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
     body = _object("v1", "Node", name)
-    body["metadata"] |= {"labels": all_labels, "annotations": dict([PLAYED_BY_KWOK])}
+    body["metadata"] |= {"labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
     body["status"] = {"capacity": amounts, "allocatable": amounts}
     if address:
         body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]

@@ -138,7 +138,7 @@ async def _watch_levels(lab: Lab, length_s: float) -> list[Levels]:
 def _levels(lab: Lab) -> Levels:
     controller = next(program for program in lab.programs if program.name == "controller")
     rss, cpu_s = 0, 0.0
-    for number, process in enumerate(controller.family()):
+    for number, process in enumerate(controller.process_tree()):
         with suppress(psutil.Error):
             rss = process.memory_info().rss if number == 0 else rss
             cpu_s += sum(process.cpu_times()[:2])
