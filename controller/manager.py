@@ -22,7 +22,7 @@ from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
 from controller.page.access import PageAuthorizer
 from controller.page.server import Page
-from controller.page.sources import Sources
+from controller.page.snapshots import SnapshotReader
 from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.traffic.reconciler import TrafficController
@@ -134,11 +134,11 @@ class Manager:
 
     def _make_diagnosis(self, client: Client) -> None:
         config = self._config
-        sources = Sources(
+        snapshots = SnapshotReader(
             self.caches, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
         )
-        self._page = Page(config.page, sources, PageAuthorizer(client, config.namespace))
-        self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
+        self._page = Page(config.page, snapshots, PageAuthorizer(client, config.namespace))
+        self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)
 
     def _register_metrics(self) -> None:
         leads = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)

@@ -16,7 +16,7 @@ from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import GOOD, STRONG, age, percent, rate
 from controller.views.model import Overview
-from controller.views.overview import build
+from controller.views.overview import build_overview
 
 
 class StatusCommand(Command):
@@ -38,7 +38,7 @@ class StatusCommand(Command):
         if not options.namespace:
             session.namespace = None
         snapshot = await session.snapshot(everything=True)
-        answer = build(snapshot, namespace=session.namespace)
+        answer = build_overview(snapshot, namespace=session.namespace)
         note_unused_costs(session, answer.network)
         return answer
 

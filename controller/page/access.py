@@ -1,7 +1,7 @@
 """Authentication and authorization of the page: TokenReview and SubjectAccessReview.
 
-A token is valid for one audience, ours: a stolen page token is useless elsewhere. It needs the right to reach the page through the
-API server's proxy: ``get services/proxy`` of our Service.
+A page token is valid for the page's own audience only, so that a stolen one is useless elsewhere. Its user needs the right to reach the
+page through the API server's proxy: ``get services/proxy`` of the controller's Service.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ log = logs.get("controller.page.access")
 
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
-FRESH_S = 10.0
-"""A decision is cached for this time."""
-MAX_CACHED, MAX_REQUESTS, MAX_TOKEN_BYTES = 256, 4, 16 << 10
+CACHE_TTL_S = 10.0
+MAX_CACHED_DECISIONS = 256
+MAX_CONCURRENT_REVIEWS = 4
+MAX_TOKEN_LENGTH = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Decision = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
-"""``unauthenticated``: the token is invalid or for another audience; ``unavailable``: the API server does not answer."""
+"""``unauthenticated``: no token, or invalid, or for another audience; ``unavailable``: the API server does not answer."""
 _REFUSALS: Mapping[Decision, tuple[int, str]] = {
     "unauthenticated": (401, f"run `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
-    "forbidden": (403, f"this needs the right to get services/proxy of {CONTROLLER}"),
-    "unavailable": (503, "the API server does not answer, so that access cannot be checked"),
+    "forbidden": (403, f"the token's user needs the right to get services/proxy of {CONTROLLER}"),
+    "unavailable": (503, "the API server does not answer, so access cannot be checked"),
 }
 
 
@@ -44,7 +45,7 @@ class _Review(Wire, frozen=True):
 
 
 class PageAuthorizer:
-    """Authorizes requests by the API server, and caches its decisions for `FRESH_S`.
+    """Authorizes requests by the API server, and caches its decisions for `CACHE_TTL_S`.
 
     Args:
         client: with the right to create TokenReviews and SubjectAccessReviews.
@@ -54,9 +55,9 @@ class PageAuthorizer:
 
     def __init__(self, client: Client, namespace: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._namespace, self._clock = client, namespace, clock
-        # Keys are hashes, so that no tokens are kept.
+        # SHA-256 of a token (no token is kept) -> time of the decision, and the decision.
         self._decisions: dict[bytes, tuple[float, Decision]] = {}
-        self._limiter = asyncio.Semaphore(MAX_REQUESTS)
+        self._limiter = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
 
     def authorize(self, handler: Handler) -> Handler:
         """Wraps a handler with authorization."""
@@ -76,11 +77,11 @@ class PageAuthorizer:
     async def decide(self, request: web.Request) -> Decision:
         """The API server's decision about the token of a request."""
         token = request.headers.get(PAGE_TOKEN_HEADER, "")
-        if not token or len(token) > MAX_TOKEN_BYTES:
+        if not token or len(token) > MAX_TOKEN_LENGTH:
             return "unauthenticated"
         key = hashlib.sha256(token.encode()).digest()
-        at, decision = self._decisions.get(key, (float("-inf"), "unavailable"))
-        if self._clock() - at < FRESH_S:
+        decided_at, decision = self._decisions.get(key, (float("-inf"), "unavailable"))
+        if self._clock() - decided_at < CACHE_TTL_S:
             return decision
         try:
             async with self._limiter:
@@ -91,14 +92,14 @@ class PageAuthorizer:
         log.change("reviews", "answered", "access reviews succeed again")
         self._decisions.pop(key, None)
         self._decisions[key] = (self._clock(), decision)
-        while len(self._decisions) > MAX_CACHED:
+        while len(self._decisions) > MAX_CACHED_DECISIONS:
             del self._decisions[next(iter(self._decisions))]
         return decision
 
     async def _review(self, token: str) -> Decision:
         body = {**TOKEN_REVIEWS.type_meta, "spec": {"token": token, "audiences": [PAGE_AUDIENCE]}}
         review = (await self._client.create(TOKEN_REVIEWS, body, _Review)).status
-        # An authenticator without audiences leaves them out: its tokens were not issued for us.
+        # An authenticator that knows no audiences leaves them out; its tokens were not issued for the page.
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             return "unauthenticated"
         user = review.get("user") or {}

@@ -12,8 +12,8 @@ class PageConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether the page is served.
-        allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
         auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves everyone who reaches the port.
+        allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
     """
 
     enabled: bool = True

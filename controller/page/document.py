@@ -1,7 +1,7 @@
 """Builds the page's HTML document from its style and script files.
 
-One document needs one request, leaves no stale files in caches after an upgrade, and allows a content security policy that names its
-scripts by hash and nothing else.
+A single document needs one request, leaves no stale files in caches after an upgrade, and allows a Content-Security-Policy with the
+hashes of its script and style and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCRIPTS = ("base.js", "matrix.js", "groups.js", "now.js", "app.js")
 @lru_cache(maxsize=1)
 def document() -> bytes:
     """The whole page, UTF-8."""
-    style, script = _parts()
+    style, script = _read_style_and_script()
     text = _read("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     return text.encode()
 
@@ -25,7 +25,7 @@ def document() -> bytes:
 @lru_cache(maxsize=1)
 def security_policy() -> str:
     """Value of Content-Security-Policy for `document`."""
-    style, script = _parts()
+    style, script = _read_style_and_script()
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"frame-ancestors 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
@@ -42,7 +42,7 @@ def safe_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> 
     }
 
 
-def _parts() -> tuple[str, str]:
+def _read_style_and_script() -> tuple[str, str]:
     return _read("style.css"), "\n".join(_read(name) for name in SCRIPTS)
 
 

@@ -1,6 +1,6 @@
 """The page's HTTP routes: the document, and its data.
 
-Data are computed on request, at most once a second, from the manager's stores; viewers open no watches.
+Data is computed on request, at most once a second, from the manager's stores; viewers open no watches.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, safe_headers, security_policy
-from controller.page.model import encode
-from controller.page.sources import Sources
-from controller.views.overview import build
+from controller.page.model import encode_overview
+from controller.page.snapshots import SnapshotReader
+from controller.views.overview import build_overview
 from kubekit import logs
 from kubekit.runtime import run_best_effort
 from kubekit.text import escape_controls
@@ -31,13 +31,13 @@ log = logs.get("controller.page")
 
 REFRESH_S = 1.0
 PAUSE_FACTOR = 4.0
-"""Pause after a computation, as a multiple of its time, so that it takes at most a fifth of a core from the leader."""
+"""Pause after a computation, as a multiple of its duration: the page takes at most a fifth of a core from the leader."""
 
 
-class Data(NamedTuple):
-    """A tag of the content without the time, and the JSON, compressed."""
+class PageData(NamedTuple):
+    """The ETag, which ignores the time, and the JSON, compressed by gzip."""
 
-    tag: str
+    etag: str
     body: bytes
 
 
@@ -45,27 +45,30 @@ class Page:
     """Serves the page and its data, on every replica, leader or not.
 
     Args:
-        config: settings.
-        sources: snapshots.
+        config: the section ``page``.
+        snapshots: of the cluster.
         authorizer: used with ``page.auth: token``.
-        clock: wall clock, unix seconds.
+        clock: unix seconds.
     """
 
     def __init__(
-        self, config: PageConfig, sources: Sources, authorizer: PageAuthorizer, clock: Callable[[], float] = time.time
+        self,
+        config: PageConfig,
+        snapshots: SnapshotReader,
+        authorizer: PageAuthorizer,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._sources, self._authorizer, self._clock = config, sources, authorizer, clock
-        self._data: Data | None = None
+        self._config, self._snapshots, self._authorizer, self._clock = config, snapshots, authorizer, clock
+        self._data: PageData | None = None
         self._fresh_until = float("-inf")
         self._computing = asyncio.Lock()
 
     def add_routes(self, app: web.Application) -> None:
-        """The document, and its data as JSON."""
+        """Add the routes of the document and its data, if the page is enabled."""
         if self._config.enabled:
             for path, handler in (("/", self._document), (PAGE_DATA, self._overview)):
-                app.router.add_get(
-                    path, self._authorizer.authorize(handler) if self._config.auth == "token" else handler
-                )
+                needs_token = self._config.auth == "token"
+                app.router.add_get(path, self._authorizer.authorize(handler) if needs_token else handler)
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
@@ -74,27 +77,27 @@ class Page:
 
     async def _overview(self, request: web.Request) -> web.StreamResponse:
         data = await self._current()
-        headers = {**safe_headers(), hdrs.ETAG: data.tag}
-        if request.headers.get(hdrs.IF_NONE_MATCH) == data.tag:
+        headers = {**safe_headers(), hdrs.ETAG: data.etag}
+        if request.headers.get(hdrs.IF_NONE_MATCH) == data.etag:
             return web.Response(status=304, headers=headers)
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
             return web.Response(body=data.body, content_type="application/json", headers=headers)
         return web.Response(body=gzip.decompress(data.body), content_type="application/json", headers=headers)
 
-    async def _current(self) -> Data:
-        """The newest data; concurrent requests share one computation."""
+    async def _current(self) -> PageData:
+        """The newest data, computed anew when due; concurrent requests share one computation."""
         async with self._computing:
             if self._data is None or time.monotonic() >= self._fresh_until:
                 # A failure must end neither the page nor the manager.
-                made = run_best_effort(
+                refresh = run_best_effort(
                     self._refresh(),
                     log,
                     "page",
                     broken="the page cannot be computed",
                     recovered="the page is computed again",
                 )
-                if not await made:
+                if not await refresh:
                     self._data = None
             if self._data is None:
                 text = "the page cannot be computed; the controller's log has the reason\n"
@@ -102,16 +105,16 @@ class Page:
             return self._data
 
     async def _refresh(self) -> None:
-        snapshot = await self._sources.snapshot(self._clock())
+        snapshot = await self._snapshots.read(self._clock())
         began = time.monotonic()
-        # In a thread, so that health checks are answered meanwhile.
+        # In a thread, so that the event loop can answer health checks.
         self._data = await asyncio.to_thread(_compute, snapshot)
         ended = time.monotonic()
         self._fresh_until = ended + max(REFRESH_S, PAUSE_FACTOR * (ended - began))
 
 
-def _compute(snapshot: ClusterSnapshot) -> Data:
-    """The data of a snapshot. The body has the snapshot's time, by which the page computes ages."""
-    content = escape_controls(msgspec.json.encode(encode(build(snapshot))).decode()).encode()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    return Data(tag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), 6))
+def _compute(snapshot: ClusterSnapshot) -> PageData:
+    """The data of a snapshot. The body also has the snapshot's time, from which the page computes ages."""
+    content = escape_controls(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()).encode()
+    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    return PageData(etag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), 6))

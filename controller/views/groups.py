@@ -18,7 +18,7 @@ from netperf.latencies import ZonePair
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
-    """All groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
+    """Views of all groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
     pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
@@ -43,9 +43,9 @@ def _build_group(
     locations: Mapping[str, Location],
     pairs: Mapping[ZonePair, PairView],
 ) -> GroupView:
-    """The view of a group and its pods that have not finished."""
+    """The view of a group; ``pods`` are those that have not finished."""
     selectors = facts.graph.selectors
-    edges = tuple(_edge(check, facts, pairs) for check in facts.checks)
+    edges = tuple(_build_edge(check, facts, pairs) for check in facts.checks)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
@@ -58,7 +58,7 @@ def _build_group(
         total_cost=sum(edge.cost for edge in edges if edge.cost is not None),
         violated=sum(edge.state == "violated" for edge in edges),
         order=tuple(selectors[position] for position in facts.order.sequence),
-        workloads=_workloads(group, facts, pods, locations),
+        workloads=_build_workloads(group, facts, pods, locations),
         edges=edges,
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=tuple(group.status.conditions or ()),
@@ -69,20 +69,26 @@ def _build_group(
 def _zone_losses(
     selectors: Sequence[str], members: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
 ) -> Iterator[ZoneLoss]:
-    """Workloads that the loss of each zone with a replica would stop; nodes without a zone are left out."""
-    counts_of = [count_by_location(nodes, locations) for nodes in members]
-    for location in sorted({location for counts in counts_of for location in counts if location.zone}):
-        stops = [selectors[w] for w, counts in enumerate(counts_of) if counts and counts[location] == counts.total()]
+    """The losses of all zones with a replica; nodes without a zone are left out.
+
+    Args:
+        selectors: of the workloads.
+        members: node -> number of replicas, of each workload.
+        locations: node -> location.
+    """
+    replicas = [count_by_location(nodes, locations) for nodes in members]
+    for location in sorted({location for counts in replicas for location in counts if location.zone}):
+        stops = [selectors[w] for w, counts in enumerate(replicas) if counts and counts[location] == counts.total()]
         yield ZoneLoss(location.zone, tuple(stops))
 
 
-def _workloads(
+def _build_workloads(
     group: AppGroup, facts: GroupFacts, pods: Iterable[GroupPod], locations: Mapping[str, Location]
 ) -> tuple[WorkloadView, ...]:
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The status has the current order; the facts have the order of the next status.
+    # The scheduler uses the order of the status; the facts have the order of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(
@@ -90,13 +96,13 @@ def _workloads(
             name=workload.name,
             kind=workload.kind,
             index=index.get(workload.selector),
-            pods=tuple(_pod(pod, locations) for pod in by_selector.get(workload.selector, ())),
+            pods=tuple(_build_pod(pod, locations) for pod in by_selector.get(workload.selector, ())),
         )
         for workload in facts.graph.workloads
     )
 
 
-def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
+def _build_pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     return PodView(
         name=pod.metadata.name,
         node=pod.spec.node_name,
@@ -105,17 +111,15 @@ def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     )
 
 
-def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
-    edge, zones = check.edge, (check.origin.zone, check.destination.zone)
-    dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
-    cost = check.cost if check.verdict in {"met", "violated"} else None
+def _build_edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
+    edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), facts.graph.selectors
     return EdgeView(
-        dependant=dependant,
-        dependency=dependency,
+        dependant=selectors[edge.dependant],
+        dependency=selectors[edge.dependency],
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,
         state=check.verdict,
-        cost=cost,
+        cost=check.cost if check.verdict in {"met", "violated"} else None,
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,

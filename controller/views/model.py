@@ -1,6 +1,6 @@
-"""The types that ``-o json`` and the page show.
+"""Types of AppGroups and of the overview, as ``-o json`` and the page show them.
 
-Names are camelCase on the wire. Units are in the names. A value that is not known is null, never 0.
+Names are camelCase on the wire and have units. An unknown value is null, never 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kubekit.wire import Condition
 
 
 class PodView(View, frozen=True):
-    """A pod of a workload; ``node`` and ``zone`` are empty until it is bound."""
+    """A pod of a workload; ``node`` and ``zone`` are empty until the pod is bound, ``gated`` if it has scheduling gates."""
 
     name: str
     node: str
@@ -21,7 +21,13 @@ class PodView(View, frozen=True):
 
 
 class WorkloadView(View, frozen=True):
-    """A workload of a group; ``index`` is its position in the order, from 1, or null without an order."""
+    """A workload of a group.
+
+    Attributes:
+        selector: the workload's label value on pods.
+        name, kind: of its controller, such as a Deployment.
+        index: position in the topology order of the group's status, from 1; null without an order.
+    """
 
     selector: str
     name: str
@@ -34,10 +40,11 @@ class EdgeView(View, frozen=True):
     """A dependency and its state now, by the worst pair of its placed pods.
 
     Attributes:
+        dependant, dependency: selectors of the workloads.
         state: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
-        cost: of that pair; 1 within a zone, null when none is known.
-        origin, destination: the zones of that pair, empty when idle.
-        p50_us: round trip between these zones; null within a zone or when unknown.
+        cost: of that pair; 1 within a zone, null if unknown.
+        origin, destination: zones of that pair; empty if idle.
+        p50_us: round trip between these zones; null within a zone or if unknown.
     """
 
     dependant: str
@@ -52,7 +59,7 @@ class EdgeView(View, frozen=True):
 
 
 class ZoneLoss(View, frozen=True):
-    """Workloads that have no replica outside a zone."""
+    """Workloads that the loss of a zone would stop, because all their replicas are in it."""
 
     zone: str
     stops: tuple[str, ...]
@@ -62,10 +69,13 @@ class GroupView(View, frozen=True):
     """An AppGroup.
 
     Attributes:
-        order: selectors in the order of scheduling.
-        total_cost: sum of its dependencies' costs, as far as known.
+        algorithm: the topology sorting algorithm.
+        members: ``spec.numMembers``; ``running``, ``gated`` and ``pending`` (unbound without a gate) count pods.
+        total_cost: sum of known costs of dependencies.
         violated: number of violated dependencies.
-        zone_losses: workloads that the loss of each zone would stop.
+        order: selectors in the order of scheduling.
+        faults: mistakes in the spec.
+        zone_losses: of each zone with a replica.
     """
 
     namespace: str
@@ -89,8 +99,8 @@ class Overview(View, frozen=True):
     """All data of ``status`` and the page.
 
     Attributes:
-        at: unix seconds.
-        findings: worst first; empty if the state of our programs was not read.
+        at: time of the snapshot, unix seconds.
+        findings: worst first; empty if the state of the control plane was not read.
     """
 
     at: float

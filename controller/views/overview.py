@@ -1,4 +1,4 @@
-"""Builds the overview that ``status`` and the page show."""
+"""Builds the data of ``status`` and the page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from controller.views.groups import build_groups
 from controller.views.model import Overview
 
 
-def build(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
-    """Build the overview. Pure.
+def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
+    """The overview of a snapshot. Pure.
 
     Args:
         snapshot: the cluster.
-        namespace: whose AppGroups are shown; None for all.
+        namespace: limits AppGroups, and findings that only affect AppGroups; None for all namespaces.
     """
     facts = read_facts(snapshot)
     groups = build_groups(snapshot, facts.network)
-    hidden = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}
+    hidden_groups = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}
     findings = () if snapshot.control_plane is None else diagnose(facts)
     return Overview(
         at=snapshot.now_s,
@@ -26,5 +26,5 @@ def build(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
         agents=facts.agents,
         groups=tuple(g for g in groups if namespace in {None, g.namespace}),
         bandwidth=facts.bandwidth,
-        findings=tuple(f for f in findings if not f.affects or not hidden.issuperset(f.affects)),
+        findings=tuple(f for f in findings if not f.affects or not hidden_groups.issuperset(f.affects)),
     )

@@ -16,7 +16,7 @@ from controller.cluster.caches import Caches
 from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.sources import Sources
+from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import Client
 from kubekit.http import Server
@@ -32,8 +32,8 @@ ServePage = Callable[..., Awaitable[str]]
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     caches = Caches(client, namespace)
-    sources = Sources(caches, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
-    page = server.Page(config, sources, PageAuthorizer(client, namespace))
+    snapshots = SnapshotReader(caches, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
+    page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
     tasks = [asyncio.ensure_future(work) for work in caches.tasks().values()]

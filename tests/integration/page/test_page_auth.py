@@ -7,7 +7,7 @@ import json
 import aiohttp
 from aiohttp.test_utils import make_mocked_request
 
-from controller.page.access import FRESH_S, PageAuthorizer
+from controller.page.access import CACHE_TTL_S, PageAuthorizer
 from controller.page.config import PageConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -69,14 +69,14 @@ async def test_a_right_that_is_removed_ends_within_seconds(client: Client, compo
     assert await access.decide(request) == "allowed"
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
         access._client = nowhere
-        now = FRESH_S
+        now = CACHE_TTL_S
         assert await access.decide(request) == "unavailable"
     access._client = client
     assert await access.decide(request) == "allowed"
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
     assert await access.decide(request) == "allowed", "cached"
-    now += FRESH_S
+    now += CACHE_TTL_S
     # The API server caches RBAC too.
     while await access.decide(request) == "allowed":
-        now += FRESH_S
+        now += CACHE_TTL_S
     assert await access.decide(request) == "forbidden"

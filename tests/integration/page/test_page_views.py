@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestServer
 
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod
 from controller.page.document import document, security_policy
-from controller.page.model import encode
+from controller.page.model import encode_overview
 from controller.views.model import Overview
-from controller.views.overview import build
+from controller.views.overview import build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.made_up import NOW_S, make_snapshot
@@ -51,15 +51,15 @@ def broken() -> ClusterSnapshot:
 
 def page_of(overview: Overview) -> dict[str, Any]:
     """As the browser gets it."""
-    data = msgspec.json.encode({"at": overview.at, **encode(overview)})
+    data = msgspec.json.encode({"at": overview.at, **encode_overview(overview)})
     found: dict[str, Any] = msgspec.json.decode(data)
     return found
 
 
 PAGES: dict[str, dict[str, Any]] = {
-    "data": page_of(build(msgspec.structs.replace(make_snapshot(6), control_plane=WELL))),
-    "empty": page_of(build(ClusterSnapshot(now_s=NOW_S, control_plane=WELL))),
-    "broken": page_of(build(broken())),
+    "data": page_of(build_overview(msgspec.structs.replace(make_snapshot(6), control_plane=WELL))),
+    "empty": page_of(build_overview(ClusterSnapshot(now_s=NOW_S, control_plane=WELL))),
+    "broken": page_of(build_overview(broken())),
 }
 
 

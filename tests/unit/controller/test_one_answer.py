@@ -34,7 +34,7 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import build_network
-from controller.page.sources import Sources
+from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.placement.planner import plan_group
@@ -214,14 +214,14 @@ class World:
         client = cast("Client", Written())
         caches = Caches(client, HOME)
         self.fill(caches)
-        sources = Sources(
+        snapshots = SnapshotReader(
             caches,
             client,
             HOME,
             policy=CostPolicy(),
             scheduler=self.config,
         )
-        return await sources.snapshot(0.0)
+        return await snapshots.read(0.0)
 
     async def view(self, key: str) -> Any:
         snapshot = await self.page()

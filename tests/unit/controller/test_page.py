@@ -21,11 +21,11 @@ from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
-from controller.page.model import encode
-from controller.page.sources import Sources
+from controller.page.model import encode_overview
+from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
 from controller.views.model import Overview
-from controller.views.overview import build
+from controller.views.overview import build_overview
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from netperf.policy import CostPolicy
@@ -34,13 +34,13 @@ from tests.unit.controller.made_up import make_snapshot
 
 def page(snapshot: ClusterSnapshot) -> dict[str, Any]:
     """What the browser gets."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(encode(build(snapshot))))
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot))))
     return found
 
 
 def test_the_matrix_is_in_the_order_of_the_zones_origin_by_origin_without_the_diagonal() -> None:
     snapshot = make_snapshot(5)
-    overview = build(snapshot)
+    overview = build_overview(snapshot)
     found = page(snapshot)
     names = [zone["name"] for zone in found["network"]["zones"]]
     assert {len(column) for column in found["matrix"].values()} == {5 * 4}
@@ -93,15 +93,17 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
     def failing(snapshot: ClusterSnapshot) -> Overview:
         if broken.is_set():
             raise IndexError
-        return build(snapshot)
+        return build_overview(snapshot)
 
-    monkeypatch.setattr(server, "build", failing)
+    monkeypatch.setattr(server, "build_overview", failing)
     monkeypatch.setattr(server, "REFRESH_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
-    sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
+    snapshots = SnapshotReader(
+        Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig()
+    )
     now = iter(range(100, 200))
-    page = server.Page(PageConfig(auth="none"), sources, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
+    page = server.Page(PageConfig(auth="none"), snapshots, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
     app = web.Application()
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:

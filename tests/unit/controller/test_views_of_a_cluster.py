@@ -11,7 +11,7 @@ from controller.cluster.zones import to_probe_node
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import by_pair
-from controller.views.overview import build
+from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement
 from netperf.pairs import eligible
@@ -39,12 +39,13 @@ def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of our programs is not readable."""
     status = ControlPlaneStatus(lease_known=False)
     return {
-        finding.code: finding for finding in build(msgspec.structs.replace(snapshot, control_plane=status)).findings
+        finding.code: finding
+        for finding in build_overview(msgspec.structs.replace(snapshot, control_plane=status)).findings
     }
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
-    network = build(make_snapshot(4)).network
+    network = build_overview(make_snapshot(4)).network
     assert len(network.pairs) == 12
     assert {pair.basis for pair in network.pairs} == {"measured", "mirrored"}
     for pair in network.pairs:
@@ -58,21 +59,21 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
     snapshot = make_snapshot(4)
     first, *others = samples_of(snapshot)
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
-    network = build(with_samples(snapshot, [old, *others])).network
+    network = build_overview(with_samples(snapshot, [old, *others])).network
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
-    assert by_pair(build(with_samples(snapshot, others)).network.pairs)[first.zones].basis == "inferred"
+    assert by_pair(build_overview(with_samples(snapshot, others)).network.pairs)[first.zones].basis == "inferred"
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = by_pair(build(with_samples(snapshot, [flagged, *others])).network.pairs)
+    shown = by_pair(build_overview(with_samples(snapshot, [flagged, *others])).network.pairs)
     assert shown[flagged.zones].quality_flags == ("throttled",)
     bare = msgspec.structs.replace(snapshot, topologies=())
-    assert all(pair.cost is None and pair.p50_us is not None for pair in build(bare).network.pairs)
+    assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
     assert diagnosed(bare)["no-topology"].severity == "critical"
 
 
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
 def test_results_that_the_topology_does_not_use_are_not_shown(elsewhere: str) -> None:
     snapshot = make_snapshot(3)
-    network = build(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
+    network = build_overview(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
@@ -85,18 +86,18 @@ def test_agents_are_up_down_or_away_with_a_reason() -> None:
         make_node("n3", "z1", "r1", agent=False),
         cordoned,
     )
-    agents = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
+    agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
     assert {a.node: a.state for a in agents} == {"n1": "up", "n2": "away", "n3": "down", "n4": "away"}
     assert all(a.reason for a in agents if a.node != "n1")
     pod = make_pod("agent-x", node="n1", namespace=HOME)
     not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
     agent_pod = bandwidth_pod(msgspec.structs.replace(pod, status=not_ready))
-    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
+    (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert (first.node, first.state) == ("n1", "down")
     reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
     meta = msgspec.structs.replace(nodes[0].metadata, annotations=reporting)
     nodes = (msgspec.structs.replace(nodes[0], metadata=meta), *nodes[1:])
-    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
+    (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert "results are refused" in first.reason
 
 
@@ -107,13 +108,13 @@ def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
     named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
     nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
     usable, _ = eligible(to_probe_node(node, {}) for node in nodes)
-    up = {a.node for a in build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
+    up = {a.node for a in build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
 def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_dependency() -> None:
     snapshot = make_snapshot(4)
-    (group,) = build(snapshot).groups
+    (group,) = build_overview(snapshot).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
     assert {w.selector: w.index for w in group.workloads}["P11"] == 1
     assert len(group.edges) == 15
@@ -127,7 +128,7 @@ def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_depen
     assert group.running == 11
     first, elsewhere = snapshot.pods[0], next(n for n in snapshot.nodes if n.metadata.label(ZONE_LABEL) != zones["P1"])
     second = make_pod("second", node=elsewhere.metadata.name, labels=first.metadata.labels)
-    (group,) = build(msgspec.structs.replace(snapshot, pods=(*snapshot.pods, second))).groups
+    (group,) = build_overview(msgspec.structs.replace(snapshot, pods=(*snapshot.pods, second))).groups
     stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stops}
     assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
@@ -146,7 +147,7 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
     snapshot = ClusterSnapshot(
         now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(bandwidth_pod(p) for p in pods)
     )
-    view = build(snapshot).bandwidth
+    view = build_overview(snapshot).bandwidth
     assert {p.name: p.problem for p in view.pods} == {
         "a": "",
         "b": "ingress 'ten' is not a quantity",
@@ -162,14 +163,14 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
 
 def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
-    assert build(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
+    assert build_overview(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
     small = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
     pod = bandwidth_pod(make_pod("a", node="n1", request="2G"))
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
-    none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
+    none_left = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     assert none_left.overcommitted, "allocatable 0 with requests"
 
 

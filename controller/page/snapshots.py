@@ -1,4 +1,4 @@
-"""Builds the page's snapshots from the manager's stores."""
+"""Reads snapshots of the cluster from the manager's stores, for the page and for Events of findings."""
 
 from __future__ import annotations
 
@@ -20,43 +20,37 @@ from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
 
-READING_INTERVAL_S, READING_TIMEOUT_S = 10.0, 5.0
+STATUS_INTERVAL_S, STATUS_TIMEOUT_S = 10.0, 5.0
 
 
-class Sources:
-    """Builds snapshots from the manager's caches.
+class SnapshotReader:
+    """Reads snapshots.
 
     Args:
-        caches: the manager's.
-        client: reads the Lease and our programs' pods, which no store keeps.
-        namespace: the one that netaware lives in.
-        policy: the controller's default cost policy.
-        scheduler: the scheduler's configuration: costs to show, the gates' limits, the schedulers' names.
+        caches: the manager's stores.
+        client: reads the Lease and the controllers' pods, which no store keeps.
+        namespace: of netaware itself.
+        policy: the default cost policy.
+        scheduler: the scheduler's configuration.
     """
 
     def __init__(
-        self,
-        caches: Caches,
-        client: Client,
-        namespace: str,
-        *,
-        policy: CostPolicy,
-        scheduler: SchedulerConfig,
+        self, caches: Caches, client: Client, namespace: str, *, policy: CostPolicy, scheduler: SchedulerConfig
     ) -> None:
         self._caches, self._namespace = caches, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
         self._status: ControlPlaneStatus | None = None
         self._status_until = float("-inf")
 
-    async def snapshot(self, now_s: float) -> ClusterSnapshot:
-        """The snapshot now; the state of our own programs may be some seconds old, or missing if it cannot be read in time."""
+    async def read(self, now_s: float) -> ClusterSnapshot:
+        """The present snapshot. The control plane's status may be some seconds old, or missing if it cannot be read in time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READING_TIMEOUT_S):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 if time.monotonic() >= self._status_until:
                     self._status = await self._read_status()
-                    self._status_until = time.monotonic() + READING_INTERVAL_S
-        # The plans of a hundred zones take a tenth of a second to decode.
-        plans = await asyncio.to_thread(_decode, tuple(self._caches.plans))
+                    self._status_until = time.monotonic() + STATUS_INTERVAL_S
+        # In a thread, because plans of many zones take long to decode.
+        plans = await asyncio.to_thread(_decode_plans, tuple(self._caches.plans))
         caches = self._caches
         return ClusterSnapshot(
             now_s=now_s,
@@ -77,7 +71,6 @@ class Sources:
         )
 
     async def _read_status(self) -> ControlPlaneStatus:
-        """The state of our own programs now."""
         topologies, problems = self._caches.topologies, self._caches.unsynced()
         status = await read_control_plane(
             self._client,
@@ -85,18 +78,20 @@ class Sources:
             installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             complaints=(f"not listed yet: {problems}",) if problems else (),
         )
-        # A controller without leader election has no Lease, and it is the one that serves the page.
+        # Without leader election there is no Lease, and this controller does the work.
         return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
 
     def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
+        """Data of the results ConfigMaps by ``namespace/name``."""
         names = map(str, results_of(self._caches.topologies, plans, self._namespace, len(self._caches.plans)))
-        return {name: found.data or {} for name in names if (found := self._caches.results.get(name)) is not None}
+        config_maps = {name: self._caches.results.get(name) for name in names}
+        return {name: found.data or {} for name, found in config_maps.items() if found is not None}
 
 
-def _decode(objects: Iterable[ConfigMap]) -> tuple[ZonePlan, ...]:
-    """Plans; one that cannot be read is left out, and its writer reports it."""
+def _decode_plans(config_maps: Iterable[ConfigMap]) -> tuple[ZonePlan, ...]:
+    """The plans; a malformed plan is left out, and the controller that writes plans reports it."""
     plans = []
-    for found in objects:
+    for config_map in config_maps:
         with contextlib.suppress(PlanRefusedError):
-            plans.append(decode_plan(found.data).plan)
+            plans.append(decode_plan(config_map.data).plan)
     return tuple(plans)
