@@ -18,7 +18,7 @@ from kubekit import logs, quantity, selectors
 from kubekit.addresses import read_address
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
-from kubekit.settings import Section, load_yaml, read
+from kubekit.settings import Section, convert, load_yaml
 from netperf.contract import HOME_NAMESPACE, ApiVersion
 from netperf.plans import is_address
 from netperf.sample import PERCENTILES, Percentile
@@ -188,7 +188,7 @@ def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int
     """
     document = load_yaml(path, "--config")
     try:
-        file = read(document, _File)
+        file = convert(document, _File)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.field}", error.problem, "see the reference of AgentConfiguration") from error
     rules: list[CapacityRule] = []

@@ -25,7 +25,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
-from kubekit.health import InformerMetrics, describe_stale
+from kubekit.health import InformerMetrics, describe_stale_stores
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.version import installed_version
@@ -65,7 +65,7 @@ async def run_agent(config: AgentConfig) -> None:
             tasks |= {"pods": pods.run()} | _pod_tasks(client, pods, view, config, kernel=kernel, registry=registry)
         registry.register(InformerMetrics(lambda: stores))
         checks.ready |= {
-            "age": lambda: describe_stale(stores.values()),
+            "age": lambda: describe_stale_stores(stores.values()),
             "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
         }
         if config.probing:

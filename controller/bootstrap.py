@@ -16,7 +16,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError
 from kubekit.reflector import Reflector
-from kubekit.settings import Section, join
+from kubekit.settings import Section, join_path
 from kubekit.wire import SECRETS, Object, Resource
 from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
 
@@ -39,7 +39,9 @@ class BootstrapConfig(Section, frozen=True):
     def check(self, field: str) -> None:
         """Raise ConfigError when networkTopology is too long for an object's name."""
         if len(self.network_topology) > 253:
-            raise ConfigError(join(field, "networkTopology"), "is too long for an object's name", "write nt-default")
+            raise ConfigError(
+                join_path(field, "networkTopology"), "is too long for an object's name", "write nt-default"
+            )
 
 
 class Bootstrap:

@@ -17,7 +17,7 @@ from controller.traffic.config import TrafficConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
 from kubekit.lease import LeaderElectionConfig
-from kubekit.settings import Range, Section, join, load_yaml, parse_yaml, read
+from kubekit.settings import Range, Section, convert, join_path, load_yaml, parse_yaml
 from kubekit.wire import DNS_LABEL
 from netperf.contract import API_VERSION, HOME_NAMESPACE
 
@@ -71,9 +71,9 @@ class ControllerConfiguration(Section, frozen=True):
         """Raise ConfigError for an invalid namespace or address."""
         if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(
-                join(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"
+                join_path(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"
             )
-        parse_listen(self.listen, join(field, "listen"))
+        parse_listen(self.listen, join_path(field, "listen"))
 
 
 def load_config(path: str | None) -> ControllerConfiguration:
@@ -98,7 +98,7 @@ def _check(document: Any, where: str) -> ControllerConfiguration:
         if document.get(field) != wanted:
             raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {wanted}")
     try:
-        config = read(document, ControllerConfiguration)
+        config = convert(document, ControllerConfiguration)
         config.validate()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.field}", error.problem, error.fix) from error

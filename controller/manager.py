@@ -30,7 +30,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
-from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_stores
 from kubekit.http import Checks, Server
 from kubekit.lease import LeaderElector, WriteFence
 from kubekit.runtime import configure_gc, supervise
@@ -207,5 +207,5 @@ class Manager:
     def _checks(self) -> Checks:
         checks = Checks()
         checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.unsynced()) else ""
-        checks.ready["age"] = lambda: describe_stale(self.caches.by_name.values())
+        checks.ready["age"] = lambda: describe_stale_stores(self.caches.by_name.values())
         return checks

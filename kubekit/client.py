@@ -7,6 +7,7 @@ list. See `kubekit.transport`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
@@ -60,9 +61,9 @@ class Scope(TypedDict, total=False):
 
 
 class Client:
-    """Requests to one API server. Use as ``async with Client(config) as client``.
+    """Sends requests to one API server. Use as ``async with Client(config) as client``.
 
-    Every method raises UnreachableError without a response in time, ApiError for an error response, and MalformedObjectError if the
+    Every method raises UnreachableError if it gets no response in time, ApiError for an error response, and MalformedObjectError if the
     response does not have the requested type.
     """
 
@@ -72,10 +73,8 @@ class Client:
         *,
         user_agent: str = "netaware",
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        list_timeout_s: float = LIST_TIMEOUT_S,
     ):
-        self.config = config
-        self._user_agent, self._timeout_s, self._list_timeout_s = user_agent, timeout_s, list_timeout_s
+        self.config, self._timeout_s = config, timeout_s
         self._pools = ConnectionPools(config, user_agent)
         self._pool: ConnectionPool | None = None
         self._guard: WriteGuard | None = None
@@ -87,25 +86,24 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._pools.close()
 
-    def fenced(self, guard: WriteGuard) -> Client:
+    def fenced(self, guard: WriteGuard) -> Self:
         """The same client, with writes that ``guard`` must permit; their timeout ends before its permission."""
-        return self._twin(guard, self._pool)
+        return self._copy(_guard=guard)
 
-    def with_dedicated_connection(self) -> Client:
+    def with_dedicated_connection(self) -> Self:
         """The same client on a separate connection, for requests that must never wait, such as those for a Lease."""
-        return self._twin(self._guard, ConnectionPool.LEASE)
+        return self._copy(_pool=ConnectionPool.LEASE)
 
-    def _twin(self, guard: WriteGuard | None, pool: ConnectionPool | None) -> Client:
-        timeouts = {"timeout_s": self._timeout_s, "list_timeout_s": self._list_timeout_s}
-        twin = Client(self.config, user_agent=self._user_agent, **timeouts)
-        twin._pools, twin._guard, twin._pool = self._pools, guard, pool
-        return twin
+    def _copy(self, **changes: WriteGuard | ConnectionPool) -> Self:
+        client = copy.copy(self)
+        vars(client).update(changes)
+        return client
 
     async def get(self, resource: Resource, name: str, type_: type[T], *, namespace: str | None = None) -> T:
         """Read one object."""
         return decode_response(await self.request("GET", resource.path(namespace, name)), type_)
 
-    async def pages(
+    async def list_pages(
         self,
         resource: Resource,
         *,
@@ -113,7 +111,7 @@ class Client:
         from_cache: bool = False,
         **scope: Unpack[Scope],
     ) -> AsyncIterator[RawPage]:
-        """List in pages; a watch continues from the last page's resourceVersion.
+        """List in pages. A watch that follows starts from the last page's resourceVersion.
 
         ``from_cache`` reads from the API server's watch cache, which may be slightly old, in one page.
         """
@@ -121,9 +119,8 @@ class Client:
         if from_cache:
             params["resourceVersion"] = "0"
         while True:
-            body = await self.request(
-                "GET", resource.path(scope.get("namespace")), params=params, timeout_s=self._list_timeout_s
-            )
+            path = resource.path(scope.get("namespace"))
+            body = await self.request("GET", path, params=params, timeout_s=LIST_TIMEOUT_S)
             page = decode_response(body, RawPage)
             yield page
             if not page.metadata.continue_:
@@ -132,10 +129,10 @@ class Client:
             params.pop("resourceVersion", None)
 
     async def list(self, resource: Resource, type_: type[T], **scope: Unpack[Scope]) -> list[T]:
-        """Read all objects in the scope. For stores use a Reflector, which tolerates malformed objects."""
+        """Read all objects in the scope. One malformed object makes it fail; a Reflector tolerates those."""
         objects: list[T] = []
         maybe_yield = CooperativeYield()
-        async for page in self.pages(resource, **scope):
+        async for page in self.list_pages(resource, **scope):
             for item in page.items:
                 objects.append(decode_response(item, type_))
                 await maybe_yield()
@@ -196,7 +193,7 @@ class Client:
         """Evict the pod with this UID, if PodDisruptionBudgets allow it.
 
         Raises:
-            KubekitError: it was refused, with 429 among others, or there was no response.
+            ApiError: the eviction was refused; with status 429 if a PodDisruptionBudget does not allow it.
         """
         body = {
             **EVICTIONS.type_meta,
@@ -242,8 +239,8 @@ class Client:
     ) -> bytes:
         """Send one request; returns the body of its successful response.
 
-        If the server throttles it (429, priority and fairness), it is sent again after the Retry-After, within the same deadline. An
-        eviction that a PodDisruptionBudget refuses is not throttled.
+        If the server throttles the request (429, priority and fairness), it is sent again after the Retry-After, within the same
+        deadline. An eviction that a PodDisruptionBudget refuses is not sent again.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
@@ -283,12 +280,12 @@ class Client:
 
     @contextmanager
     def _writing(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Context of sending: for a write, checks the permission and limits the timeout to it."""
+        """Context in which a request is sent: for a write, checks the guard's permission and ends ``timeout`` with it."""
         if self._guard is None or method == "GET":
             yield
             return
-        ends_at, limit_at = timeout.when(), asyncio.get_running_loop().time() + self._guard.check()
-        timeout.reschedule(limit_at if ends_at is None else min(ends_at, limit_at))
+        deadline, permitted_until = timeout.when(), asyncio.get_running_loop().time() + self._guard.check()
+        timeout.reschedule(permitted_until if deadline is None else min(deadline, permitted_until))
         with self._guard.writing():
             yield
 
@@ -341,9 +338,9 @@ class Client:
         content_type: str = "application/json",
         sending_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send once, or with ``config.login`` twice: if the server refuses the credential (401), with a new one.
+        """Send once; if the server refuses the credential of ``config.login`` (401), send again with a new one.
 
-        ``sending_context`` is entered each time after the credential is known and a connection may be used.
+        ``sending_context`` is entered for each sending, when there is a credential and a free connection.
         """
         config = self.config
         headers: CIMultiDict[str] = CIMultiDict()
@@ -353,7 +350,7 @@ class Client:
             data = msgspec.json.encode(body)
             if self._guard is not None:
                 data = FencedBody(data, self._guard)
-        for is_last in (config.login is None, True):
+        for may_renew_credential in (config.login is not None, False):
             credential = await config.login.current() if config.login is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")
             if token:
@@ -368,7 +365,7 @@ class Client:
                 tls=credential.tls,
                 sending_context=sending_context,
             ) as response:
-                if response.status == 401 and config.login is not None and not is_last:
+                if may_renew_credential and response.status == 401 and config.login is not None:
                     config.login.refuse(credential)
                     continue
                 yield response

@@ -10,17 +10,17 @@ from kubekit.text import cut, make_printable
 from kubekit.wire import Condition, format_time
 
 MESSAGE_LIMIT = 8192
-"""In bytes; the API server accepts four times as many."""
+"""Longest message in bytes; the API server accepts four times as many."""
 
 
 def make_condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
     """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MESSAGE_LIMIT`."""
-    status, plain = "Unknown" if holds is None else str(holds), cut(make_printable(message), MESSAGE_LIMIT)
-    return Condition(type=type_, status=status, reason=reason, message=plain, observed_generation=generation)
+    status, message = "Unknown" if holds is None else str(holds), cut(make_printable(message), MESSAGE_LIMIT)
+    return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
 
 
 def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """The conditions of ``old``, with those of ``new`` replaced or added; a time stays while the status is the same.
+    """The conditions of ``old``, replaced by or extended with those of ``new``; a time stays while the status is the same.
 
     Args:
         old: current conditions of the object.
@@ -31,11 +31,11 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
         Conditions sorted by type; equal to ``old`` if nothing changed, so that callers need not write.
     """
     by_type = {c.type: c for c in old or ()}
-    for fresh in new:
-        before = by_type.get(fresh.type)
-        same = before is not None and before.status == fresh.status and before.last_transition_time
-        since = before.last_transition_time if before is not None and same else format_time(now)
-        by_type[fresh.type] = msgspec.structs.replace(fresh, last_transition_time=since)
+    for condition in new:
+        before, since = by_type.get(condition.type), format_time(now)
+        if before is not None and before.status == condition.status and before.last_transition_time:
+            since = before.last_transition_time
+        by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=since)
     return [by_type[t] for t in sorted(by_type)]
 
 
@@ -51,5 +51,5 @@ def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condit
 
 def changed_status_or_reason(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
     """Conditions of ``after`` that are new, or whose status or reason changed, for events."""
-    known = {c.type: (c.status, c.reason) for c in before or ()}
-    return [c for c in after or () if known.get(c.type) != (c.status, c.reason)]
+    old = {c.type: (c.status, c.reason) for c in before or ()}
+    return [c for c in after or () if old.get(c.type) != (c.status, c.reason)]

@@ -47,33 +47,37 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
     ``tls.crt`` and ``tls.key`` is presented as a client certificate.
 
     Raises:
-        ConfigError: a file is missing, or cannot be used; names it.
+        ConfigError: a file is missing or cannot be used; the message names the file.
     """
     directory = Path(folder) if folder else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():
-        raise ConfigError("--credentials", f"{directory} is no directory", "name one with server, ca.crt and token")
-    server, token = _server(directory, environ), directory / "token"
+        raise ConfigError(
+            "--credentials", f"{directory} is no directory", "name a directory with server, ca.crt and token"
+        )
+    server, token = _server_url(directory, environ), directory / "token"
     return ClusterConfig(
         server=server,
         token=TokenFile(token) if token.exists() else None,
-        tls=_context(directory) if server.startswith("https") else None,
-        namespace=_text(directory / "namespace") or "default",
+        tls=_tls_context(directory) if server.startswith("https") else None,
+        namespace=_read_text(directory / "namespace") or "default",
     )
 
 
-def _context(directory: Path) -> ssl.SSLContext:
+def _tls_context(directory: Path) -> ssl.SSLContext:
     authority, certificate = directory / "ca.crt", directory / "tls.crt"
     try:
         context = tls.client_context(authority.read_bytes())
         if certificate.exists():
             context.load_cert_chain(certificate, directory / "tls.key", password=_no_passphrase)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(str(authority), f"it or tls.crt and tls.key beside it cannot be used: {error}") from error
+    except OSError as error:  # ssl.SSLError is a subclass
+        raise ConfigError(
+            str(authority), f"ca.crt, or tls.crt and tls.key beside it, cannot be used: {error}"
+        ) from error
     return context
 
 
-def _server(directory: Path, environ: Mapping[str, str]) -> str:
-    if url := _text(directory / "server"):
+def _server_url(directory: Path, environ: Mapping[str, str]) -> str:
+    if url := _read_text(directory / "server"):
         if not url.startswith(("https://", "http://")):
             raise ConfigError(str(directory / "server"), f"{url!r} is not a URL", "write https://HOST:PORT")
         return url.rstrip("/")
@@ -83,7 +87,7 @@ def _server(directory: Path, environ: Mapping[str, str]) -> str:
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
 
 

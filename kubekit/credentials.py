@@ -11,17 +11,18 @@ from typing import NamedTuple, Protocol
 from kubekit.errors import ConfigError
 
 TOKEN_MAX_AGE_S = 60.0
+"""The file is read again after this time, because bound tokens rotate (hourly by default)."""
 
 
 class TokenFile:
-    """A bearer token in a file, which is read again at least every minute, because bound tokens rotate (hourly by default)."""
+    """A bearer token in a file that may change."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._token, self._read_at = "", -TOKEN_MAX_AGE_S
 
     def __call__(self) -> str:
-        """The token; the last one if the file cannot be read now."""
+        """The token, at most `TOKEN_MAX_AGE_S` old; older only if the file cannot be read any more."""
         if self._clock() - self._read_at >= TOKEN_MAX_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()
@@ -43,7 +44,7 @@ class Login(Protocol):
     """Provides the credential of each request."""
 
     async def current(self) -> Credential:
-        """The credential for a request that starts now. Raises CredentialError without one."""
+        """The credential for a request that starts now. Raises CredentialError if there is none."""
         ...
 
     def refuse(self, credential: Credential) -> None:

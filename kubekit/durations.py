@@ -8,39 +8,38 @@ from kubekit.errors import ConfigError
 
 _UNITS_S = {"us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
-_WHOLE = re.compile(rf"(?:{_PART.pattern})+")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
-def seconds(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
+def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
     """Parse a duration; a number is in seconds.
 
     Args:
-        value: as the user wrote it.
+        value: the text or number that the user wrote.
         field: the flag or the field in a file, for errors.
-        minimum_s: the lowest allowed.
-        maximum_s: the highest allowed.
+        minimum_s: the shortest allowed duration.
+        maximum_s: the longest allowed duration.
 
     Raises:
-        ConfigError: it is not a duration, or out of range; names ``field``.
+        ConfigError: the value is not a duration, or out of range; the message names ``field``.
     """
     duration_s = None
     if not isinstance(value, str):
         duration_s = float(value)
-    elif _WHOLE.fullmatch(value.strip()):
+    elif _DURATION.fullmatch(value.strip()):
         duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
     if duration_s is None:
         raise ConfigError(
             field, f"{value!r} is not a duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d"
         )
     if not minimum_s <= duration_s <= maximum_s or duration_s == float("inf"):
-        limits = f"at least {_format(minimum_s)}" + (
-            f", at most {_format(maximum_s)}" if maximum_s < float("inf") else ""
-        )
+        at_most = f", at most {_format(maximum_s)}" if maximum_s < float("inf") else ""
+        limits = f"at least {_format(minimum_s)}{at_most}"
         raise ConfigError(field, f"{value!r} is out of range", limits)
     return duration_s
 
 
 def _format(time_s: float) -> str:
-    """Format in the largest unit that divides it."""
+    """The duration in the largest unit of which it is a multiple."""
     units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
     return next(units) if time_s else "0s"

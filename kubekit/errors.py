@@ -1,7 +1,4 @@
-"""Base classes of errors.
-
-kubekit raises these instead of exceptions of aiohttp, msgspec and ssl.
-"""
+"""Errors that kubekit raises instead of exceptions of aiohttp, msgspec and ssl."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ class KubekitError(Exception):
     """Base of every error that kubekit raises on purpose.
 
     Attributes:
-        retry_after_s: seconds that the server asks us to wait, if it said so.
+        retry_after_s: seconds that the server asks us to wait; None if it does not.
     """
 
     retry_after_s: float | None = None
@@ -65,6 +62,7 @@ class ApiError(KubekitError):
         status: the HTTP status.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
         message: the text of the Status object.
+        retry_after_s: seconds of the Retry-After header or of the Status details; None without either.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 

@@ -1,4 +1,4 @@
-"""Writes Kubernetes events: bounded and deduplicated.
+"""Writes Kubernetes events, deduplicated, from a bounded queue.
 
 A repeated event increases the count of the first one (events.k8s.io series) at most once a minute. A full queue drops the oldest event
 and counts it.
@@ -23,14 +23,17 @@ from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
 log = logs.get("kubekit.events")
 
 NOTE_LIMIT = 1024
+"""Longest note in bytes, by the API server's validation."""
+_FIELD_LIMIT = 128
+"""The same for action, reason and reporting instance, in characters."""
 CAUSES = ("queue-full", "refused", "unreachable")
-"""Causes of lost events."""
-_SERIES_EVERY_S = 60.0
-_REMEMBERED = 2000
+"""Causes of lost events, a label of the metric."""
+_SERIES_INTERVAL_S = 60.0
+_MAX_REMEMBERED = 2000
 
 
 class ObjectReference(msgspec.Struct, frozen=True):
-    """The object an event is about."""
+    """The object that an event is about."""
 
     api_version: str
     kind: str
@@ -39,12 +42,12 @@ class ObjectReference(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
-def reference(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
-    """The reference to an object."""
+def reference_to(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
+    """A reference to an object, from its metadata."""
     return ObjectReference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
 
 
-class _Pending(msgspec.Struct, frozen=True):
+class _PendingEvent(msgspec.Struct, frozen=True):
     about: ObjectReference
     type: str
     reason: str
@@ -53,7 +56,7 @@ class _Pending(msgspec.Struct, frozen=True):
     at: float
 
 
-class _Written(msgspec.Struct):
+class _WrittenEvent(msgspec.Struct):
     name: str
     namespace: str
     count: int
@@ -74,8 +77,8 @@ class EventRecorder:
         max_pending: int = 500,
     ) -> None:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
-        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(max_pending)
-        self._written: OrderedDict[tuple[ObjectReference, str, str], _Written] = OrderedDict()
+        self._pending: asyncio.Queue[_PendingEvent] = asyncio.Queue(max_pending)
+        self._written: OrderedDict[tuple[ObjectReference, str, str], _WrittenEvent] = OrderedDict()
         self._lost = Counter(
             "netaware_events_lost",
             "Events that were not written: queue-full, refused, unreachable.",
@@ -88,17 +91,15 @@ class EventRecorder:
 
     def normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Normal event."""
-        self._put(
-            _Pending(about, "Normal", reason, action or reason, cut(make_printable(note), NOTE_LIMIT), self._clock())
-        )
+        self._enqueue("Normal", about, reason, note, action)
 
     def warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Warning event."""
-        self._put(
-            _Pending(about, "Warning", reason, action or reason, cut(make_printable(note), NOTE_LIMIT), self._clock())
-        )
+        self._enqueue("Warning", about, reason, note, action)
 
-    def _put(self, event: _Pending) -> None:
+    def _enqueue(self, type_: str, about: ObjectReference, reason: str, note: str, action: str) -> None:
+        note = cut(make_printable(note), NOTE_LIMIT)
+        event = _PendingEvent(about, type_, reason, action or reason, note, self._clock())
         if self._pending.full():
             self._pending.get_nowait()
             self._lost.labels("queue-full").inc()
@@ -116,12 +117,12 @@ class EventRecorder:
             else:
                 log.change("send", "", "events are sent again")
 
-    async def _send(self, event: _Pending) -> None:
+    async def _send(self, event: _PendingEvent) -> None:
         key = (event.about, event.reason, event.note)
         written = self._written.get(key)
         if written is not None:
             written.count += 1
-            if event.at - written.written_at < _SERIES_EVERY_S:
+            if event.at - written.written_at < _SERIES_INTERVAL_S:
                 return
             if await self._update_series(written, event):
                 written.written_at = event.at
@@ -129,11 +130,11 @@ class EventRecorder:
         name = f"{event.about.name[:200].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
         await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
-        self._written[key] = _Written(name, namespace, 1, event.at)
-        if len(self._written) > _REMEMBERED:
+        self._written[key] = _WrittenEvent(name, namespace, 1, event.at)
+        if len(self._written) > _MAX_REMEMBERED:
             self._written.popitem(last=False)
 
-    async def _update_series(self, written: _Written, event: _Pending) -> bool:
+    async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
         """Increase the count of the event; returns False if the event has expired."""
         series = {"count": written.count, "lastObservedTime": format_time(event.at, micro=True)}
         try:
@@ -146,16 +147,16 @@ class EventRecorder:
             raise
         return True
 
-    def _body(self, event: _Pending, name: str, namespace: str) -> dict[str, object]:
+    def _body(self, event: _PendingEvent, name: str, namespace: str) -> dict[str, object]:
         about = event.about
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
             "eventTime": format_time(event.at, micro=True),
             "reportingController": self._component,
-            "reportingInstance": self._instance[:128],
-            "action": event.action[:128],
-            "reason": event.reason[:128],
+            "reportingInstance": self._instance[:_FIELD_LIMIT],
+            "action": event.action[:_FIELD_LIMIT],
+            "reason": event.reason[:_FIELD_LIMIT],
             "regarding": {
                 "apiVersion": about.api_version,
                 "kind": about.kind,

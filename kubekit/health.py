@@ -1,7 +1,7 @@
-"""Health checks and metrics of a program: load of the event loop, staleness of stores.
+"""Metrics and health checks of a program's event loop and stores.
 
 Lease renewals, watches and health checks all wait for the event loop. So work on thousands of objects runs in a thread, or yields
-(`kubekit.waiting.CooperativeYield`). A metric shows the longest steps.
+(`kubekit.waiting.CooperativeYield`). `EventLoopMonitor` shows work that does neither.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from prometheus_client.registry import Collector
 
 from kubekit.reflector import Reflector
 
-TICK_S = 0.02
+CHECK_INTERVAL_S = 0.02
 _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class EventLoopMonitor:
-    """Measures the CPU time of the event loop's thread between two checks, 20 ms apart.
+    """Measures the CPU time of the event loop's thread between two checks, `CHECK_INTERVAL_S` apart.
 
-    It is an upper bound for each step in between. Other load of the machine does not increase it.
+    This time is an upper bound for each callback that ran between the checks. Load of other processes does not increase it.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -37,21 +37,21 @@ class EventLoopMonitor:
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        cpu_s = time.thread_time()
+        before_s = time.thread_time()
         while True:
-            await asyncio.sleep(TICK_S)
-            now_s = time.thread_time()
-            self._busy.observe(now_s - cpu_s)
-            cpu_s = now_s
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            after_s = time.thread_time()
+            self._busy.observe(after_s - before_s)
+            before_s = after_s
 
 
-def describe_stale(stores: Iterable[object]) -> str:
-    """The stale reflectors among the stores, with reasons, as text; empty without any."""
+def describe_stale_stores(stores: Iterable[object]) -> str:
+    """Names the stale reflectors among the stores, with reasons; empty if there are none."""
     return ", ".join(text for store in stores if isinstance(store, Reflector) and (text := store.staleness))
 
 
 class InformerMetrics(Collector):
-    """Numbers of objects and of malformed objects of each store."""
+    """Exports the numbers of objects and of malformed objects of each store."""
 
     def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
         self._stores = stores

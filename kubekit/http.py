@@ -25,21 +25,22 @@ from kubekit.http_limits import (
     MAX_HANDSHAKES_PER_PEER,
     BoundSite,
     ConnectionLimiter,
-    only_for,
+    allow_hosts,
     read_body_in_time,
 )
 
 log = logs.get("kubekit.http")
 
 Check = Callable[[], str]
-"""Returns the problem, or an empty text."""
+"""Returns a problem, or an empty text if there is none."""
 
 REQUEST_LIMIT_BYTES = 64 << 10
+MAX_PORT = 65535
 ALL_ADDRESSES = "::"
 
 
 class Checks:
-    """Named checks of /healthz (``live``) and /readyz (``ready``). /readyz shows warnings but does not fail."""
+    """Named checks: ``live`` for /healthz, ``ready`` for /readyz, and ``warnings``, which /readyz shows but does not fail for."""
 
     def __init__(self) -> None:
         self.live: dict[str, Check] = {}
@@ -48,14 +49,14 @@ class Checks:
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Parse ``HOST:PORT``. HOST may be in brackets, or empty for all IPv4 and IPv6 addresses; port 0 is any free one.
+    """Parse ``HOST:PORT``. HOST may be in brackets, or empty for all IPv4 and IPv6 addresses; port 0 is any free port.
 
     Raises:
-        ConfigError: the text is invalid; names ``field``.
+        ConfigError: the text is invalid; the message names ``field``.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > MAX_PORT:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
     if host and host != "localhost" and read_address(host) is None:
         raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address")
@@ -63,7 +64,7 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
 
 
 def _bind_all_addresses(port: int) -> socket.socket:
-    """A socket for all IPv6 and IPv4 addresses of the machine; for IPv4 alone if there is no IPv6."""
+    """A listening socket on all IPv6 and IPv4 addresses of the machine; on IPv4 alone if there is no IPv6."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server((ALL_ADDRESSES, port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -80,7 +81,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """An HTTP server with health and metrics; add further routes to ``app`` before entering ``running``."""
+    """An HTTP server with health checks and metrics; add further routes to ``app`` before ``running``."""
 
     def __init__(
         self,
@@ -95,22 +96,23 @@ class Server:
 
         Args:
             listen: ``HOST:PORT``.
-            checks: of /healthz and /readyz.
-            registry: of /metrics.
+            checks: for /healthz and /readyz.
+            registry: metrics for /metrics.
             tls: None for plain HTTP.
-            hosts: names in public DNS under which it is served, see `only_for`; None accepts every Host, for servers that browsers
-                do not use.
+            hosts: public DNS names of this server, see `allow_hosts`; None accepts every Host, for servers that browsers do not use.
         """
         self.checks = checks or Checks()
-        middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
+        middlewares: list[Middleware] = (
+            [read_body_in_time] if hosts is None else [allow_hosts(hosts), read_body_in_time]
+        )
         self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
         self.connections = ConnectionLimiter()
         self.handshakes = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
-        self.app.router.add_get("/healthz", _health(self.checks.live, {}))
-        self.app.router.add_get("/readyz", _health(self.checks.ready, self.checks.warnings))
+        self.app.router.add_get("/healthz", _health_handler(self.checks.live, {}))
+        self.app.router.add_get("/readyz", _health_handler(self.checks.ready, self.checks.warnings))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -150,12 +152,17 @@ class Server:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _health(checks: dict[str, Check], warnings: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _health_handler(
+    checks: dict[str, Check], warnings: dict[str, Check]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
-        failed, warned = (
-            "".join(f"{name}: {problem}\n" for name, check in named.items() if (problem := check()))
-            for named in (checks, warnings)
-        )
-        return web.Response(status=503, text=failed) if failed else web.Response(text=f"ok\n{warned}")
+        if failures := _run_checks(checks):
+            return web.Response(status=503, text=failures)
+        return web.Response(text=f"ok\n{_run_checks(warnings)}")
 
     return handle
+
+
+def _run_checks(checks: dict[str, Check]) -> str:
+    """One line for each check that finds a problem."""
+    return "".join(f"{name}: {problem}\n" for name, check in checks.items() if (problem := check()))

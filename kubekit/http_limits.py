@@ -1,8 +1,8 @@
 """Limits the connections of an HTTP server, in total and per peer, and the time of requests and responses.
 
-A connection takes ten kilobytes and a file descriptor. One in a TLS handshake takes more, so there are lower limits for those. At a limit
-another connection is closed for the new one: first an idle one of the peer with the most connections. So the kubelet's probes get a
-response, however many connections some peers have.
+A connection takes ten kilobytes and a file descriptor. A TLS handshake takes more, so there are lower limits for handshakes. At a limit a
+new connection replaces another one, first an idle one of the peer with the most connections. So the kubelet's probes get a response,
+however many connections other peers have.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ UNREAD_TIMEOUT_S = 20.0
 """The connection is closed if the peer does not read a response for this long."""
 MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
-"""An API server opens a connection for each request of a burst."""
+"""High enough for an API server, which opens a connection for each request of a burst."""
 _CLUSTER_SUFFIXES = (".svc", ".cluster.local", ".localhost")
+
+_TLS_RECORD_BYTES = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
-SILENT = logging.getLogger("kubekit.http.access")
-SILENT.disabled = True
+_no_access_log = logging.getLogger("kubekit.http.access")
+_no_access_log.disabled = True
 
 
 class ConnectionLimiter:
@@ -59,7 +60,8 @@ class ConnectionLimiter:
     def acquire(self, connection: Connection) -> None:
         """Count a new connection; at a limit, close another one, or the new one if its peer has the most connections.
 
-        Connections that no response is sent on come first, then those of the peer with the most, then those without any request.
+        The first to be closed is a connection that is not responding to a request; among those, one of the peer with the most
+        connections; among those, one without any request yet.
         """
         self._open[connection] = None
         counts = Counter(c.peer for c in self._open)
@@ -70,10 +72,9 @@ class ConnectionLimiter:
 
     def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
         self.refused += 1
+        others = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
-        closed = min(
-            (c for c in candidates if c is not newest), key=lambda c: (c.is_responding, -counts[c.peer], c.has_request)
-        )
+        closed = min(others, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
         if closed.is_responding and counts[closed.peer] <= counts[newest.peer]:
             closed = newest
         self.release(closed)
@@ -85,26 +86,26 @@ class ConnectionLimiter:
 
 
 class _TlsProtocol(SSLProtocol):
-    """asyncio's protocol with a buffer of two TLS records instead of 256 KiB, with which 150 idle connections take 128 MiB."""
+    """asyncio's protocol with a smaller buffer. With the default of 256 KiB, 150 idle connections take 128 MiB."""
 
-    max_size = 32 << 10
+    max_size = 2 * _TLS_RECORD_BYTES
 
 
 class Connection(RequestHandler):
-    """One connection. It counts from when it is accepted, and has a timeout for its TLS handshake and for its first request."""
+    """A connection that limiters count from its acceptance on, with timeouts for its TLS handshake and its first request."""
 
-    __slots__ = ("_counted_by", "_deadline", "_site", "_socket_transport", "peer")
+    __slots__ = ("_deadline", "_limiter", "_site", "_socket_transport", "peer")
 
     def __init__(self, server: web.Server, site: BoundSite) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=SILENT,
+            access_log=_no_access_log,
             keepalive_timeout=IDLE_TIMEOUT_S,
             lingering_time=1.0,
         )
         self._site, self.peer = site, ""
-        self._counted_by: ConnectionLimiter | None = None
+        self._limiter: ConnectionLimiter | None = None
         self._socket_transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -128,34 +129,35 @@ class Connection(RequestHandler):
             if self._site.tls is not None:
                 self._start_handshake(transport, self._site.tls)
                 return
-        self._count_by(self._site.connections)
+        self._move_to(self._site.connections)
         super().connection_made(transport)
         self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
     def _start_handshake(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        done.add_done_callback(self._stop_counting_failed_handshake)
-        protocol = _TlsProtocol(loop, self, tls, done, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
+        handshake: asyncio.Future[None] = loop.create_future()
+        handshake.add_done_callback(self._stop_counting_failed_handshake)
+        protocol = _TlsProtocol(loop, self, tls, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        self._count_by(self._site.handshakes)
+        self._move_to(self._site.handshakes)
 
-    def _stop_counting_failed_handshake(self, done: asyncio.Future[None]) -> None:
-        if done.exception() is not None or self._counted_by is self._site.handshakes:
-            self._count_by(None)
+    def _stop_counting_failed_handshake(self, handshake: asyncio.Future[None]) -> None:
+        if handshake.exception() is not None or self._limiter is self._site.handshakes:
+            self._move_to(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._count_by(None)
+        self._move_to(None)
         super().connection_lost(exc)
 
-    def _count_by(self, limiter: ConnectionLimiter | None) -> None:
-        if self._counted_by is not None:
-            self._counted_by.release(self)
-        self._counted_by = limiter
+    def _move_to(self, limiter: ConnectionLimiter | None) -> None:
+        """Count this connection by another limiter, or by none."""
+        if self._limiter is not None:
+            self._limiter.release(self)
+        self._limiter = limiter
         if limiter is not None:
             limiter.acquire(self)
 
@@ -188,7 +190,7 @@ class BoundSite(web.SockSite):
         await web.BaseSite.start(self)
         server = self._runner.server
         assert server is not None
-        # Accepted sockets inherit this. It also limits closed connections with unsent data, and peers with a window of 0.
+        # Accepted sockets inherit this option. It also ends closed connections with unsent data, and those of peers with a window of 0.
         self._bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, self), sock=self._bound
@@ -205,11 +207,11 @@ class BodyTooLargeError(Exception):
 
 
 async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The body of a POST, within a size limit and a timeout.
+    """Read the body of a POST, within a size limit and a timeout.
 
     Raises:
-        BodyTooLargeError: it is larger; the rest of it is not read.
-        TimeoutError: it did not arrive in time.
+        BodyTooLargeError: the body is larger; the rest of it is not read.
+        TimeoutError: the body did not arrive in time.
     """
     size, parts = request.content_length or 0, []
     async with asyncio.timeout(timeout_s):
@@ -227,7 +229,7 @@ async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> b
 
 @web.middleware
 async def read_body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Read the body, if there is one, before the handler runs, or respond with 408. Handlers of POST use `read_body`."""
+    """Middleware that reads a body before the handler runs, or responds with 408. Handlers of POST use `read_body` instead."""
     if request.body_exists and request.method != "POST":
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -239,10 +241,10 @@ async def read_body_in_time(request: web.Request, handler: Handler) -> web.Strea
     return await handler(request)
 
 
-def only_for(hosts: Collection[str]) -> Middleware:
-    """Middleware against DNS rebinding: refuses requests whose Host is a public DNS name of somebody else.
+def allow_hosts(hosts: Collection[str]) -> Middleware:
+    """Middleware against DNS rebinding: refuses requests whose Host is a public DNS name that is not in ``hosts``.
 
-    Addresses, names without a dot, names inside a cluster and ``hosts`` are allowed.
+    Addresses, names without a dot, and names inside a cluster are always allowed.
     """
     allowed = {host.lower() for host in hosts}
 

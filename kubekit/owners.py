@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 from kubekit.wire import ObjectMeta, OwnerReference
 
-HASH_LABEL = "pod-template-hash"
-"""Pod label with the hash of the template, which is also the suffix of the ReplicaSet's name."""
+TEMPLATE_HASH_LABEL = "pod-template-hash"
+"""Label of a Deployment's pods: the hash of their template, which is also the suffix of the ReplicaSet's name."""
 _REVISION_LABEL = "controller-revision-hash"
-"""The same for a StatefulSet."""
+"""Label of a StatefulSet's pods: the name of their revision."""
 _NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
 def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
-    """The owner that controls a pod, and so would replace it; None without one."""
+    """The owner that controls a pod and would replace it; None if there is none."""
     return next((o for o in metadata.owner_references or () if o.controller), None)
 
 
@@ -27,14 +27,14 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
     owner = controller_of(metadata)
     if owner is None or not _NAME.fullmatch(owner.name) or not _KIND.fullmatch(owner.kind):
         return None
-    suffix = f"-{metadata.label(HASH_LABEL)}"
+    suffix = f"-{metadata.label(TEMPLATE_HASH_LABEL)}"
     if owner.kind == "ReplicaSet" and len(suffix) > 1 and owner.name.endswith(suffix):
         return "Deployment", owner.name.removesuffix(suffix)
     return owner.kind, owner.name
 
 
 def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
-    """Keys of the pods that a rollout will replace: those with another template than the newest pod of their workload."""
+    """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod."""
     by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
@@ -49,13 +49,13 @@ def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
     outdated: set[str] = set()
     for revisions in by_owner.values():
         if len(revisions) > 1:
-            newest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
+            newest_pod_at = {r: max(p.creation_timestamp or "" for p in same) for r, same in revisions.items()}
             # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is the current one.
-            del revisions[max(reversed(newest), key=newest.__getitem__)]
+            del revisions[max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)]
             outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
     return outdated
 
 
 def revision_of(pod: ObjectMeta) -> str:
-    """Hash of the template that a Deployment or StatefulSet made a pod from; empty without one."""
-    return pod.label(HASH_LABEL) or pod.label(_REVISION_LABEL)
+    """Identifies the template that a Deployment or StatefulSet made a pod from; empty for other pods."""
+    return pod.label(TEMPLATE_HASH_LABEL) or pod.label(_REVISION_LABEL)

@@ -169,7 +169,7 @@ class Reflector(Store[T]):
         malformed: dict[str, str] = {}
         resource_version = ""
         from_cache = _selects_few(self._scope.get("field_selector", ""))
-        async for page in self._client.pages(self.resource, **self._scope, from_cache=from_cache):
+        async for page in self._client.list_pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
                 self._add_listed(raw, fresh, malformed)
             resource_version = page.metadata.resource_version

@@ -55,7 +55,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ConfigError: names the first invalid field.
         """
         for name, spelling, limits in _fields_of(type(self)):
-            where, value = join(field, spelling), getattr(self, name)
+            where, value = join_path(field, spelling), getattr(self, name)
             if isinstance(value, Section):
                 value.validate(where)
             elif isinstance(value, list | tuple):
@@ -126,7 +126,7 @@ def parse_yaml(text: str, flag: str, where: str = "") -> Any:
         raise ConfigError(flag, f"{where} is not YAML: {error}".lstrip()) from error
 
 
-def read(document: object, type_: type[T], field: str = "") -> T:
+def convert(document: object, type_: type[T], field: str = "") -> T:
     """Convert parsed YAML to a struct; `Section.validate` then checks ranges.
 
     Args:
@@ -145,17 +145,17 @@ def read(document: object, type_: type[T], field: str = "") -> T:
         raise ConfigError(field or "the document", "is nested too deeply") from error
 
 
-def read_kind(document: Mapping[str, Any], type_: type[T], field: str = "") -> T:
-    """Like `read`, for a document with ``apiVersion`` and ``kind``, which are ignored."""
-    return read({k: v for k, v in document.items() if k not in {"apiVersion", "kind"}}, type_, field)
+def convert_object(document: Mapping[str, Any], type_: type[T], field: str = "") -> T:
+    """Like `convert`, for a document with ``apiVersion`` and ``kind``, which are ignored."""
+    return convert({k: v for k, v in document.items() if k not in {"apiVersion", "kind"}}, type_, field)
 
 
-def join(*parts: str) -> str:
+def join_path(*parts: str) -> str:
     """The dotted path of the parts that are not empty."""
     return ".".join(part for part in parts if part)
 
 
-def camel(name: str) -> str:
+def to_camel_case(name: str) -> str:
     """A field in camelCase: ``interval_s`` is ``intervalS``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
@@ -189,8 +189,8 @@ def _translated(error: msgspec.ValidationError, field: str) -> ConfigError:
         (r"Object missing required field `(.*)`", "is missing", ""),
     ):
         if match := re.match(pattern, message):
-            return ConfigError(join(field, path, match[1]), problem, fix)
-    return ConfigError(join(field, path) or "the document", message[:1].lower() + message[1:])
+            return ConfigError(join_path(field, path, match[1]), problem, fix)
+    return ConfigError(join_path(field, path) or "the document", message[:1].lower() + message[1:])
 
 
 def _plain(number: float) -> str:

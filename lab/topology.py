@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kubekit import quantity
-from kubekit.durations import seconds
+from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError, QuantityError
-from kubekit.settings import Section, parse_yaml, read
+from kubekit.settings import Section, convert, parse_yaml
 
 KWOK, REAL = KUBELETS = ("kwok", "real")
 SHIPPED = Path(__file__).parent / "topologies"
@@ -181,7 +181,7 @@ def parse(text: str, file: str) -> Topology:
     """
     data = parse_yaml(text, file)
     try:
-        content = read(data, _TopologyFile)
+        content = convert(data, _TopologyFile)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error.field}", error.problem, error.fix) from error
     return _Reader(file, content).read()
@@ -313,7 +313,7 @@ def parse_duration_us(value: str | float, field: str) -> float:
     Raises:
         ConfigError: it is none, has no unit, or is longer than 10 s; names ``field``.
     """
-    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
+    return 0.0 if value in {0, "0"} else round(parse_duration(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
 
 def parse_loss(value: str | float, field: str) -> float:

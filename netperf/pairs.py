@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, join
+from kubekit.settings import Range, Section, join_path
 from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, refuse
 from netperf.plans import (
@@ -77,10 +77,12 @@ class PlanOptions(Section, frozen=True):
     def check(self, field: str) -> None:
         """Raise ConfigError if a slot is too short for a run, or a test is named twice."""
         if not self.duration_s < self.slot_s:
-            raise ConfigError(join(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")
+            raise ConfigError(join_path(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")
         tests = self.settings.tests
         if len(set(tests)) < len(tests):
-            raise ConfigError(join(field, "extraTests"), f"{', '.join(tests)}: one occurs twice", "name each test once")
+            raise ConfigError(
+                join_path(field, "extraTests"), f"{', '.join(tests)}: one occurs twice", "name each test once"
+            )
 
     @property
     def settings(self) -> ProbeSettings:

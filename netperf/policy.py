@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Range, Section, Share, join, read
+from kubekit.settings import YEAR_S, Range, Section, Share, convert, join_path
 from netperf.sample import Percentile, QualityFlag
 
 SAME_HOST_COST = 0
@@ -46,7 +46,7 @@ class CostPolicy(Section, frozen=True):
         """Raise ConfigError if a latency would expire before it is stale."""
         if self.expire_after_s < self.stale_after_s:
             raise ConfigError(
-                join(field, "expireAfterS"), f"{self.expire_after_s} is out of range", "staleAfterS or more"
+                join_path(field, "expireAfterS"), f"{self.expire_after_s} is out of range", "staleAfterS or more"
             )
 
 
@@ -57,6 +57,6 @@ def parse_policy(fields: Mapping[str, Any] | None, defaults: CostPolicy | None =
         ConfigError: a field is unknown, of the wrong type or out of range; names it as ``costPolicy.<field>``.
     """
     base = msgspec.to_builtins(defaults or CostPolicy())
-    policy = read({**base, **(fields or {})}, CostPolicy, "costPolicy")
+    policy = convert({**base, **(fields or {})}, CostPolicy, "costPolicy")
     policy.validate("costPolicy")
     return policy

@@ -22,7 +22,7 @@ from controller.cluster.status_writing import report_conditions, retry_after, wr
 from controller.cluster.zones import has_same_location
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, reference
+from kubekit.events import EventRecorder, reference_to
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
@@ -135,7 +135,7 @@ class AppGroupController:
         written = await write_status(self._client, APPGROUPS, group, wanted, count_field="runningWorkloads")
         if written is not None:
             self._metrics.writes.inc()
-        about = reference(APPGROUPS, group.metadata)
+        about = reference_to(APPGROUPS, group.metadata)
         report_conditions(
             self._recorder, about, group.status.conditions, wanted.conditions, is_bad=_is_bad, action="Order"
         )

@@ -293,7 +293,7 @@ class Session:
         if not is_needed:
             return objects
         try:
-            async for page in self.client.pages(
+            async for page in self.client.list_pages(
                 resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
             ):
                 for raw in page.items:

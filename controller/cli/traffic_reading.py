@@ -12,7 +12,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.sources import SOURCES, Source, read_flows
 from controller.traffic.workloads import Workloads
-from kubekit.durations import seconds
+from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
 from kubekit.text import join_first
 
@@ -51,7 +51,7 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
 def _parse_window(text: str) -> int:
     """A duration in seconds."""
     try:
-        return int(seconds(text, ""))
+        return int(parse_duration(text, ""))
     except ConfigError as error:
         msg = f"{error.problem} ({error.fix})"
         raise argparse.ArgumentTypeError(msg) from error

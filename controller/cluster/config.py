@@ -8,7 +8,7 @@ import msgspec
 
 from controller.cluster.resources import NETPERF_COSTS, USER_DEFINED
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, join
+from kubekit.settings import Range, Section, join_path
 
 
 class NetworkOverheadConfig(Section, frozen=True):
@@ -32,9 +32,9 @@ class NetworkOverheadConfig(Section, frozen=True):
         """Raise ConfigError if a name is empty."""
         for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
             if not text:
-                raise ConfigError(join(field, name), "is empty", "write the name of the object")
+                raise ConfigError(join_path(field, name), "is empty", "write the name of the object")
         if not self.namespaces or not all(self.namespaces):
-            raise ConfigError(join(field, "namespaces"), "names no namespace", "write [default], as upstream does")
+            raise ConfigError(join_path(field, "namespaces"), "names no namespace", "write [default], as upstream does")
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):

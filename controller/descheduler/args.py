@@ -9,10 +9,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from controller.descheduler.usage import CPU, MEMORY, RESOURCES
-from kubekit.durations import seconds
+from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
 from kubekit.selectors import Selector
-from kubekit.settings import Percent, Range, Section, SelectorSpec, join
+from kubekit.settings import Percent, Range, Section, SelectorSpec, join_path
 from netperf.contract import BANDWIDTH
 
 T = TypeVar("T", float, int)
@@ -102,7 +102,9 @@ class PoolArgs(Section, frozen=True):
         if low is None and high is None:
             if self.use_deviation_thresholds:
                 raise ConfigError(
-                    join(field, "highThresholds"), "is empty", "with useDeviationThresholds give both, such as cpu: 10"
+                    join_path(field, "highThresholds"),
+                    "is empty",
+                    "with useDeviationThresholds give both, such as cpu: 10",
                 )
             low, high = DEFAULT_LOW, DEFAULT_HIGH
         lows, highs = (
@@ -111,11 +113,11 @@ class PoolArgs(Section, frozen=True):
         _check_thresholds(lows, highs, field)
         weight_args, anomaly = self.resource_weights or WeightArgs(), self.anomaly_condition or AnomalyCondition()
         weights = _by_resource(weight_args.cpu, weight_args.memory, weight_args.bandwidth)
-        timeout_s = seconds(anomaly.timeout, join(field, "anomalyCondition.timeout"), minimum_s=1)
+        timeout_s = parse_duration(anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1)
         selector = self.node_selector
         return Pool(
             name=name,
-            selector=selector.compiled(join(field, "nodeSelector")) if selector else Selector(),
+            selector=selector.compiled(join_path(field, "nodeSelector")) if selector else Selector(),
             use_deviation=bool(self.use_deviation_thresholds),
             low=lows,
             high=highs,
@@ -154,20 +156,24 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
         """
         self.validate(field)
         pools = [
-            self._inherit(pool).resolve_pool(pool.name or f"nodePools[{i}]", join(field, f"nodePools[{i}]"))
+            self._inherit(pool).resolve_pool(pool.name or f"nodePools[{i}]", join_path(field, f"nodePools[{i}]"))
             for i, pool in enumerate(self.node_pools)
         ] or [self.resolve_pool("default", field)]
         names = [pool.name for pool in pools]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
-            raise ConfigError(join(field, "nodePools"), f"two pools are named {duplicate!r}", "give each its own name")
+            raise ConfigError(
+                join_path(field, "nodePools"), f"two pools are named {duplicate!r}", "give each its own name"
+            )
         return LowNodeLoadConfig(
             args=self,
             pod_selectors=tuple(
-                item.selector.compiled(join(field, f"podSelectors[{i}].selector"))
+                item.selector.compiled(join_path(field, f"podSelectors[{i}].selector"))
                 for i, item in enumerate(self.pod_selectors)
             ),
-            cache_timeout_s=seconds(self.detector_cache_timeout, join(field, "detectorCacheTimeout"), minimum_s=1),
+            cache_timeout_s=parse_duration(
+                self.detector_cache_timeout, join_path(field, "detectorCacheTimeout"), minimum_s=1
+            ),
             pools=tuple(pools),
         )
 
@@ -228,7 +234,7 @@ def _check_thresholds(low: Mapping[str, float], high: Mapping[str, float], field
     for resource in RESOURCES:
         name, other = ("highThresholds", "lowThresholds") if resource in low else ("lowThresholds", "highThresholds")
         if (resource in low) != (resource in high):
-            raise ConfigError(join(field, f"{name}.{resource}"), f"is missing, while {other} has it", "give both")
+            raise ConfigError(join_path(field, f"{name}.{resource}"), f"is missing, while {other} has it", "give both")
         if resource in low and low[resource] > high[resource]:
             problem = f"{low[resource]:g} is above highThresholds' {high[resource]:g}"
-            raise ConfigError(join(field, f"lowThresholds.{resource}"), problem, "low must be <= high")
+            raise ConfigError(join_path(field, f"lowThresholds.{resource}"), problem, "low must be <= high")

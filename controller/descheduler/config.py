@@ -12,7 +12,7 @@ from controller.descheduler.args import LowNodeLoadArgs, LowNodeLoadConfig
 from controller.descheduler.policy import read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Percent, Range, Section, camel
+from kubekit.settings import YEAR_S, Percent, Range, Section, to_camel_case
 from netperf.contract import BANDWIDTH
 
 FIELD = "descheduler"
@@ -177,7 +177,7 @@ class DeschedulerConfig(Section, frozen=True):
         self._check_usage_source(policy.low_node_load)
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
-            resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
+            resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{to_camel_case(name)}")
         protection = self.protection
         local_storage = protection.local_storage if policy.local_storage is None else policy.local_storage
         return ResolvedConfig(

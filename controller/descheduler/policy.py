@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs, LowNodeLoadConfig
-from kubekit.durations import seconds
+from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind
+from kubekit.settings import Range, Section, SelectorSpec, convert_object, join_path, parse_yaml
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
@@ -109,11 +109,11 @@ def read_policy(document: object, field: str = "") -> Policy:
     if kind == "ConfigMap":
         return _from_config_map(document, field)
     if kind not in {ARGS_KIND, CONFIGURATION_KIND}:
-        raise ConfigError(join(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
+        raise ConfigError(join_path(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
     _check_version(document, field)
     if kind == ARGS_KIND:
-        return Policy(low_node_load=read_kind(document, LowNodeLoadArgs, field).resolve(field))
-    return _from_configuration(read_kind(document, _Configuration, field), field)
+        return Policy(low_node_load=convert_object(document, LowNodeLoadArgs, field).resolve(field))
+    return _from_configuration(convert_object(document, _Configuration, field), field)
 
 
 def parse_policy(text: str, field: str) -> Policy:
@@ -128,21 +128,21 @@ def parse_policy(text: str, field: str) -> Policy:
 def _check_version(document: dict[str, Any], field: str) -> None:
     version = document.get("apiVersion", API_VERSION)
     if version != API_VERSION:
-        raise ConfigError(join(field, "apiVersion"), f"is {version!r}", f"write {API_VERSION}")
+        raise ConfigError(join_path(field, "apiVersion"), f"is {version!r}", f"write {API_VERSION}")
 
 
 def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     data = document.get("data")
     texts = {k: v for k, v in data.items() if isinstance(v, str)} if isinstance(data, dict) else {}
     if len(texts) != 1:
-        raise ConfigError(join(field, "data"), f"has {len(texts)} entries", f"one, holding a {CONFIGURATION_KIND}")
+        raise ConfigError(join_path(field, "data"), f"has {len(texts)} entries", f"one, holding a {CONFIGURATION_KIND}")
     ((key, text),) = texts.items()
-    return parse_policy(text, join(field, f"data[{key}]"))
+    return parse_policy(text, join_path(field, f"data[{key}]"))
 
 
 def _from_configuration(config: _Configuration, field: str) -> Policy:
     config.validate(field)
-    profiles = join(field, "profiles")
+    profiles = join_path(field, "profiles")
     if len(config.profiles) > 1:
         raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "one, with nodePools for different rules")
     profile = config.profiles[0] if config.profiles else _Profile()
@@ -155,7 +155,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
     migration_document, migration_field = plugins.get("MigrationController", ({}, ""))
-    migration = read_kind(migration_document, _MigrationArgs, migration_field)
+    migration = convert_object(migration_document, _MigrationArgs, migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
     limits: dict[str, int | str | float | None] = {
         "per_node": _smallest(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
@@ -165,11 +165,15 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         "unavailable_per_workload": migration.max_unavailable_per_workload,
     }
     if backoff is not None:
-        limits["workload_backoff_s"] = seconds(backoff, join(migration_field, "objectLimiters.workload.duration"))
+        limits["workload_backoff_s"] = parse_duration(
+            backoff, join_path(migration_field, "objectLimiters.workload.duration")
+        )
     is_enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
         low_node_load=load_args.resolve(load_field) if is_enabled else None,
-        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), minimum_s=1),
+        interval_s=None
+        if interval is None
+        else parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
         local_storage=migration.evict_local_storage_pods,
@@ -181,7 +185,7 @@ def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     if kind != ARGS_KIND:
         raise ConfigError(f"{field}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
     _check_version(document, field)
-    return read_kind(document, LowNodeLoadArgs, field)
+    return convert_object(document, LowNodeLoadArgs, field)
 
 
 def _smallest(*limits: int | None) -> int | None:

@@ -14,7 +14,7 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit import logs
-from kubekit.events import NOTE_LIMIT, EventRecorder, reference
+from kubekit.events import NOTE_LIMIT, EventRecorder, reference_to
 from kubekit.runtime import run_best_effort
 from kubekit.text import cut
 from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
@@ -122,7 +122,7 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._read_snapshot()
         for event, metadata in await asyncio.to_thread(events_of, snapshot, self._filter):
-            self._recorder.warning(reference(event.about[0], metadata), event.reason, event.note, action="Diagnose")
+            self._recorder.warning(reference_to(event.about[0], metadata), event.reason, event.note, action="Diagnose")
 
 
 def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:

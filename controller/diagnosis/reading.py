@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
-from kubekit.owners import HASH_LABEL, owner_of
+from kubekit.owners import TEMPLATE_HASH_LABEL, owner_of
 from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
@@ -134,7 +134,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             if not reason and not pod.spec.node_name and scheduled is not None:
                 reason = scheduled.message
             since = seconds(ready_condition.last_transition_time) if ready_condition is not None else None
-            template = pod.metadata.label(HASH_LABEL)
+            template = pod.metadata.label(TEMPLATE_HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
             program_pods.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, template))
     return tuple(program_pods) or None

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from controller.cluster.config import NetworkOverheadArgs, NetworkOverheadConfig
 from controller.cluster.pods import OUR_SCHEDULER, Placement
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, join
+from kubekit.settings import Range, Section, join_path
 
 Parity = Literal["none", "upstream"]
 
@@ -47,11 +47,11 @@ class AllocatableArgs(Section, frozen=True):
     def check(self, field: str) -> None:
         """Raise ConfigError when nothing counts, or something less than nothing."""
         if not self.resources:
-            raise ConfigError(join(field, "resources"), "is empty", "name at least one resource")
+            raise ConfigError(join_path(field, "resources"), "is empty", "name at least one resource")
         for resource in self.resources:
             if resource.weight <= 0 or not resource.name:
                 raise ConfigError(
-                    join(field, "resources"), f"{resource.name!r} has weight {resource.weight}", "above 0"
+                    join_path(field, "resources"), f"{resource.name!r} has weight {resource.weight}", "above 0"
                 )
 
 
@@ -68,7 +68,7 @@ class GatesConfig(Section, frozen=True):
 
     def check(self, field: str) -> None:
         """Raise ConfigError when a part of the wait is longer than all of it."""
-        Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join(field, "missingWorkloadTimeoutS"))
+        Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join_path(field, "missingWorkloadTimeoutS"))
 
 
 class SchedulerConfig(Section, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Section, join
+from kubekit.settings import Section, join_path
 from netperf.pairs import PlanOptions
 from netperf.policy import CostPolicy, parse_policy
 
@@ -36,4 +36,4 @@ class TopologyConfig(Section, frozen=True):
         try:
             return parse_policy(self.cost_policy)
         except ConfigError as error:
-            raise ConfigError(join(field, error.field), error.problem, error.fix) from error
+            raise ConfigError(join_path(field, error.field), error.problem, error.fix) from error

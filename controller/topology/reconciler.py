@@ -28,7 +28,7 @@ from controller.topology.weights import build_weight, patch_topology
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, reference
+from kubekit.events import EventRecorder, reference_to
 from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
@@ -273,7 +273,7 @@ class TopologyController:
             self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
-        about = reference(NETWORK_TOPOLOGIES, topology.metadata)
+        about = reference_to(NETWORK_TOPOLOGIES, topology.metadata)
         report_conditions(
             self._recorder, about, before.conditions, wanted.conditions, is_bad=status.is_bad, action="Measure"
         )

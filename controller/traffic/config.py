@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from controller.prometheus import check_url
 from controller.traffic.prices import PriceTable
-from kubekit.settings import Range, Section, join
+from kubekit.settings import Range, Section, join_path
 
 
 class TrafficConfig(Section, frozen=True):
@@ -32,4 +32,4 @@ class TrafficConfig(Section, frozen=True):
     def check(self, field: str) -> None:
         """Raise ConfigError if Prometheus' address is invalid."""
         if self.prometheus_url:
-            check_url(self.prometheus_url, join(field, "prometheusUrl"))
+            check_url(self.prometheus_url, join_path(field, "prometheusUrl"))

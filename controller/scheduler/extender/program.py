@@ -24,7 +24,7 @@ from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_stores
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import configure_gc, supervise
@@ -105,7 +105,7 @@ class ExtenderService:
         by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._stores.items()}
         checks = Checks()
         checks.ready["stores"] = self.unready
-        checks.ready["age"] = lambda: describe_stale(by_name.values())
+        checks.ready["age"] = lambda: describe_stale_stores(by_name.values())
         registry.register(InformerMetrics(lambda: by_name))
         self._loop = EventLoopMonitor(registry)
         self.server = Server(listen, checks=checks, registry=registry)

@@ -36,7 +36,7 @@ from controller.scheduler.placement.worker import PlanningProcess
 from controller.scheduler.state import DeletedNodeError, State
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
-from kubekit.events import EventRecorder, reference
+from kubekit.events import EventRecorder, reference_to
 from kubekit.runtime import supervise
 from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
@@ -201,7 +201,7 @@ class GatingController:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
             return  # Upstream parity explains nothing then.
-        self._recorder.normal(reference(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
+        self._recorder.normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
         host = self.node_cache.hosts.get(pod.spec.node_name)
         how = "elsewhere"
         if target is None:
@@ -253,7 +253,7 @@ class GatingController:
             self._wake(group)
         due_events, event_check_s = self._waiting_events.pop_due(pods, decision.waiting, now)
         for pod, text in due_events:
-            self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
+            self._recorder.normal(reference_to(PODS, pod.metadata), WAITING, text)
         actions, stuck_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
         await self._updater.execute(actions)
         if actions:

@@ -22,7 +22,7 @@ from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.events import EventRecorder, reference
+from kubekit.events import EventRecorder, reference_to
 from kubekit.wire import DECODE_ERRORS, PODS
 
 log = logs.get("controller.scheduler.gating.pod_updater")
@@ -209,7 +209,7 @@ class PodUpdater:
         note = RELEASE_NOTES.get(release.cause)
         if note is not None:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
-            self._recorder.warning(reference(PODS, pod.metadata), "GateOpened", text)
+            self._recorder.warning(reference_to(PODS, pod.metadata), "GateOpened", text)
 
     async def execute(self, actions: Iterable[Action]) -> None:
         """Retry, replace or report stuck pods.
@@ -220,7 +220,7 @@ class PodUpdater:
         await run_all([self._execute(action) for action in actions])
 
     async def _execute(self, action: Action) -> None:
-        about = reference(PODS, action.pod.metadata)
+        about = reference_to(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
                 self._stuck_pods.on_retried(action, self._clock())

@@ -53,7 +53,7 @@ class Empty(Client):
     async def get(self, *_: object, **__: object) -> Any:
         raise ApiError(404, "NotFound", "simulated")
 
-    async def pages(self, *_: object, **__: object) -> AsyncIterator[RawPage]:
+    async def list_pages(self, *_: object, **__: object) -> AsyncIterator[RawPage]:
         yield RawPage()
 
 

@@ -280,9 +280,11 @@ class Cluster(World):
 class Hostile(Served):
     """In the place of a client. None of the pods is one of our own programs."""
 
-    async def pages(self, resource: Resource, *, namespace: str | None = None, **more: Any) -> AsyncIterator[RawPage]:
+    async def list_pages(
+        self, resource: Resource, *, namespace: str | None = None, **more: Any
+    ) -> AsyncIterator[RawPage]:
         if "app.kubernetes.io" not in more.get("label_selector", ""):
-            async for page in super().pages(resource, namespace=namespace):
+            async for page in super().list_pages(resource, namespace=namespace):
                 yield page
 
     async def get(self, resource: Resource, name: str, type_: type[Any], **more: Any) -> Any:

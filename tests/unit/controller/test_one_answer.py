@@ -99,7 +99,7 @@ class Served:
                 {"kind": "ConfigMap", "metadata": {"name": "settings", "namespace": HOME}, "data": data},
             ]
 
-    async def pages(
+    async def list_pages(
         self, resource: Resource, *, namespace: str | None = None, label_selector: str = "", **_: object
     ) -> AsyncIterator[RawPage]:
         if namespace is None and not self._may:

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, load_yaml, parse_yaml, read
+from kubekit.settings import Range, Section, convert, load_yaml, parse_yaml
 
 
 class Inner(Section, frozen=True):
@@ -45,12 +45,12 @@ class Outer(Section, frozen=True):
 )
 def test_an_invalid_field_is_named_as_in_the_file(document: object, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(document, Outer).validate()
+        convert(document, Outer).validate()
     assert str(caught.value) == error
 
 
 def test_limits_are_included_and_what_is_absent_has_none() -> None:
-    read({"inner": {"waitS": 60, "most": 5}, "parts": [{"waitS": 0, "most": 1}]}, Outer).validate()
+    convert({"inner": {"waitS": 60, "most": 5}, "parts": [{"waitS": 0, "most": 1}]}, Outer).validate()
     Outer().validate()
 
 
