@@ -82,7 +82,7 @@ class Manager:
             namespace=self._config.namespace,
             name=CONTROLLER,
             identity=self.identity,
-            timing=election.timing(),
+            config=election.timing(),
         )
         if not election.enabled:
             elector.leadership.extend(float("inf"))

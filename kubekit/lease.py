@@ -2,13 +2,14 @@
 
 The holder renews the lease every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal;
 others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock (CLOCK_BOOTTIME if
-available, which includes suspended time), so a process that was suspended has none when it resumes. ``Client.fenced`` checks the
+available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.fenced`` checks the
 permission when a write is sent, and limits the timeout of the write to it.
 
-A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission, which leaves it
-``duration_s - renew_deadline_s + retry_s`` until another may lead. A lease is released early only if all writes have responses.
+A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission: a late write
+has ``duration_s - renew_deadline_s + retry_s`` to take effect before another process may lead. A lease is released early only if all
+writes have responses.
 
-The age of a lease counts from when this process last saw it change, not from the times in it, so clocks may differ.
+The age of a lease is the time since this process last saw it change. The times in it are not used, so clocks may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 log = logs.get("kubekit.lease")
 
 WRITES_TIMEOUT_S = 2.0
-"""How long a stopping leader waits for responses to its writes before it releases the lease."""
+"""Time that a stopping leader waits for responses to its writes before it releases the lease."""
+RELEASE_TIMEOUT_S = 2.0
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -56,9 +58,14 @@ def boot_clock() -> float:
 
 @dataclass(frozen=True)
 class LeaderElectionConfig:
-    """Times of leader election: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
+    """Times of leader election, with ``2 retry_s < renew_deadline_s < duration_s``.
 
     Failover takes at most ``duration_s`` plus two ``retry_s`` if the leader ends without releasing the lease.
+
+    Attributes:
+        duration_s: others may take over after this time without a renewal; client-go's default is 15 s.
+        renew_deadline_s: the leader may write for this time after a renewal; client-go's default is 10 s.
+        retry_s: interval of renewals and of attempts to acquire the lease; client-go's default is 2 s.
     """
 
     duration_s: float = 10.0
@@ -79,14 +86,14 @@ class WriteFence:
 
     Args:
         clock: a monotonic clock, seconds.
-        reserve_s: no write starts in this last part of the permission.
+        reserve_s: length of the last part of the permission, in which no write may start.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
         self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
         self._writes_in_flight, self._no_writes = 0, asyncio.Event()
         self._no_writes.set()
-        self._last_without_response = float("-inf")
+        self._last_unanswered_at = float("-inf")
 
     @property
     def is_held(self) -> bool:
@@ -95,11 +102,11 @@ class WriteFence:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which writing is still allowed; 0 or less when it is not."""
+        """Seconds for which writing is still allowed; 0 or less if it is not allowed."""
         return self._until - self._clock()
 
     def extend(self, until: float) -> None:
-        """Allow writing until a time of the clock."""
+        """Allow writing until this time of the clock."""
         self._until = until
 
     def end(self) -> None:
@@ -107,10 +114,10 @@ class WriteFence:
         self._until = float("-inf")
 
     def check(self) -> float:
-        """The seconds that are left for a write that starts now.
+        """Check that a write may start now; returns the seconds that remain for it.
 
         Raises:
-            NotLeaderError: not more than ``reserve_s`` are left.
+            NotLeaderError: not more than ``reserve_s`` remain.
         """
         remaining_s = self.remaining_s
         if remaining_s <= self._reserve_s:
@@ -125,8 +132,8 @@ class WriteFence:
         try:
             yield
         except BaseException:
-            # Count from now: the write may have been sent at any time until now.
-            self._last_without_response = self._clock()
+            # The write may have been sent at any time until now.
+            self._last_unanswered_at = self._clock()
             raise
         finally:
             self._writes_in_flight -= 1
@@ -135,11 +142,15 @@ class WriteFence:
 
     async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
         """Wait for writes in flight, at most ``limit_s``; returns whether all writes of the last ``since_s`` had a response."""
-        return await wait_until_set(self._no_writes, limit_s) and self._last_without_response < self._clock() - since_s
+        return await wait_until_set(self._no_writes, limit_s) and self._last_unanswered_at < self._clock() - since_s
 
 
 class LeaderElector:
-    """A candidate of one election; `leadership` is its permission to write."""
+    """A candidate of one election.
+
+    Attributes:
+        leadership: the candidate's permission to write.
+    """
 
     def __init__(
         self,
@@ -148,25 +159,21 @@ class LeaderElector:
         namespace: str,
         name: str,
         identity: str,
-        timing: LeaderElectionConfig | None = None,
+        config: LeaderElectionConfig | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._client, self._namespace, self._name, self._identity = (
-            client.with_dedicated_connection(),
-            namespace,
-            name,
-            identity,
-        )
-        self._timing, self._clock = timing or LeaderElectionConfig(), clock
-        self.leadership = WriteFence(clock, reserve_s=self._timing.retry_s)
-        self._seen: tuple[str, str] = ("", "")
-        self._seen_at = float("-inf")
+        self._client = client.with_dedicated_connection()
+        self._namespace, self._name, self._identity = namespace, name, identity
+        self._config, self._clock = config or LeaderElectionConfig(), clock
+        self.leadership = WriteFence(clock, reserve_s=self._config.retry_s)
+        self._observed_holder = self._observed_version = ""
+        self._observed_at = float("-inf")
         self._may_release = False
 
     async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
         """Wait for leadership, run ``lead``, cancel it when leadership ends, and start again.
 
-        If ``lead`` raises or returns, ``run`` raises. On cancellation a held lease is released.
+        If ``lead`` raises or returns, ``run`` raises. At the end the lease is released if all writes have responses.
         """
         self._may_release = False
         try:
@@ -202,19 +209,19 @@ class LeaderElector:
         if not self.leadership.is_held:
             return False
         self.leadership.end()
-        if await self.leadership.wait_for_writes(WRITES_TIMEOUT_S, self._timing.duration_s):
+        if await self.leadership.wait_for_writes(WRITES_TIMEOUT_S, self._config.duration_s):
             return True
         log.info("lease not released: a write had no response", lease=self._name)
         return False
 
     async def _acquire(self) -> None:
         while not await self._try_acquire_or_renew():  # noqa: ASYNC110 - each iteration sends requests
-            await asyncio.sleep(self._timing.retry_s * random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._config.retry_s * random.uniform(0.8, 1.2))
 
     async def _renew_until_lost(self) -> None:
         while (remaining_s := self.leadership.remaining_s) > 0:
-            await asyncio.sleep(min(self._timing.retry_s, remaining_s))
-            # Not longer than the permission: a server that does not respond must not prolong it.
+            await asyncio.sleep(min(self._config.retry_s, remaining_s))
+            # A server that does not respond must not prolong the permission.
             await self._try_acquire_or_renew(limit_s=self.leadership.remaining_s)
         self.leadership.end()
 
@@ -224,14 +231,14 @@ class LeaderElector:
             return False
         started = self._clock()
         try:
-            async with asyncio.timeout(min(self._timing.retry_s * 2, limit_s)):
+            async with asyncio.timeout(min(self._config.retry_s * 2, limit_s)):
                 is_holder = await self._acquire_or_renew()
         except (KubekitError, TimeoutError) as error:
             log.change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
             return False
         log.change(self._name, "", "lease reached again", lease=self._name)
         if is_holder:
-            self.leadership.extend(started + self._timing.renew_deadline_s)
+            self.leadership.extend(started + self._config.renew_deadline_s)
         else:
             self.leadership.end()
         return is_holder
@@ -243,26 +250,24 @@ class LeaderElector:
             if not error.is_not_found:
                 raise
             return await self._write(None)
-        seen = (lease.spec.holder_identity or "", lease.metadata.resource_version)
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self._clock()
-        if seen[0] and seen[0] != self._identity:
-            duration_s = lease.spec.lease_duration_seconds or self._timing.duration_s
-            if self._clock() < self._seen_at + duration_s:
-                return False
+        holder = lease.spec.holder_identity or ""
+        self._observe(holder, lease.metadata.resource_version)
+        duration_s = lease.spec.lease_duration_seconds or self._config.duration_s
+        if holder not in {"", self._identity} and self._clock() < self._observed_at + duration_s:
+            return False
         return await self._write(lease)
 
     async def _write(self, old: Lease | None) -> bool:
         now = format_time(time.time(), micro=True)
         before = old.spec if old else LeaseSpec()
-        renewing = before.holder_identity == self._identity
+        is_renewal = before.holder_identity == self._identity
         spec = LeaseSpec(
             holder_identity=self._identity,
             # Rounded up: others must wait at least as long as the permission lasts.
-            lease_duration_seconds=math.ceil(self._timing.duration_s),
-            acquire_time=before.acquire_time if renewing else now,
+            lease_duration_seconds=math.ceil(self._config.duration_s),
+            acquire_time=before.acquire_time if is_renewal else now,
             renew_time=now,
-            lease_transitions=(before.lease_transitions or 0) + (0 if renewing or old is None else 1),
+            lease_transitions=(before.lease_transitions or 0) + (0 if is_renewal or old is None else 1),
         )
         version = old.metadata.resource_version if old else ""
         meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
@@ -276,8 +281,13 @@ class LeaderElector:
             if error.is_conflict or error.already_exists:
                 return False
             raise
-        self._seen, self._seen_at = (self._identity, lease.metadata.resource_version), self._clock()
+        self._observe(self._identity, lease.metadata.resource_version)
         return True
+
+    def _observe(self, holder: str, version: str) -> None:
+        """Remember when the lease changed; expiry counts from then."""
+        if (holder, version) != (self._observed_holder, self._observed_version):
+            self._observed_holder, self._observed_version, self._observed_at = holder, version, self._clock()
 
     async def _release(self) -> None:
         """Clear the lease's holder, so that the next leader need not wait for ``duration_s``."""
@@ -285,8 +295,8 @@ class LeaderElector:
             return
         self.leadership.end()
         try:
-            async with asyncio.timeout(2):
-                if not await self._clear_holder(self._seen[1]):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                if not await self._clear_holder(self._observed_version):
                     # A renewal that was in flight at the cancellation has taken effect.
                     lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
                     if lease.spec.holder_identity == self._identity:

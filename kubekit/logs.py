@@ -14,7 +14,7 @@ from typing import IO
 
 from kubekit.text import escape_controls, make_printable, mask_controls
 
-_RESERVED = ("\\", '"', "=", " ", "\n", "\t")
+_QUOTED_CHARACTERS = frozenset('\\"= \n\t')
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_STATES = 10_000
@@ -28,23 +28,23 @@ class Log:
         self._states: dict[str, str] = {}
 
     def debug(self, message: str, **fields: object) -> None:
-        """Detail for debugging."""
+        """Log a detail for debugging."""
         self._emit(logging.DEBUG, message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """A normal change of state."""
+        """Log a normal change of state."""
         self._emit(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Something is wrong, but the program continues."""
+        """Log that something is wrong, but the program continues."""
         self._emit(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Something is wrong that a user must fix."""
+        """Log that something is wrong that a user must fix."""
         self._emit(logging.ERROR, message, fields)
 
     def unexpected(self, message: str, error: BaseException, **fields: object) -> None:
-        """An unexpected error, with its trace."""
+        """Log an unexpected error with its traceback."""
         self._logger.error(message, exc_info=error, extra={"fields": fields})
 
     def change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
@@ -53,8 +53,8 @@ class Log:
         Args:
             topic: subject of the state, for example ``plan/zone-a``.
             state: any text; empty means normal, which is logged only after another state.
-            message: of the line; its level is info if the state is empty.
-            level: for other states.
+            message: text of the line.
+            level: level of the line; a change to normal has level info.
             fields: as for the other methods.
         """
         before = self._states.get(topic, "")
@@ -75,12 +75,12 @@ class Log:
 
 
 def get(name: str) -> Log:
-    """Return the log of one part of a program, for example ``agent.capacity``."""
+    """The log of one part of a program, for example ``agent.capacity``."""
     return Log(name)
 
 
 def set_up(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
-    """Send all logs of this process to ``stream`` (standard error) in ``text`` or ``json``."""
+    """Write all logs of this process to ``stream`` (by default standard error), as ``text`` or ``json``."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
     root = logging.getLogger()
@@ -110,7 +110,7 @@ class _JsonFormatter(logging.Formatter):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
+        fields = "".join(f" {k}={_quote(v)}" for k, v in _fields_of(record).items())
         head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {make_printable(record.getMessage())}{fields}"
         # Indented, so that the text of an error cannot look like another log line.
         trace = mask_controls(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
@@ -121,7 +121,7 @@ def _timestamp(unix_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s)) + f".{int(unix_s % 1 * 1000):03d}Z"
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    quoted = not text or not text.isprintable() or any(c in text for c in _RESERVED)
-    return escape_controls(json.dumps(text, ensure_ascii=False)) if quoted else text
+    needs_quotes = not text or not text.isprintable() or not _QUOTED_CHARACTERS.isdisjoint(text)
+    return escape_controls(json.dumps(text, ensure_ascii=False)) if needs_quotes else text

@@ -1,7 +1,4 @@
-"""Kubernetes quantities: ``10Gi``, ``500m``, ``1e3``, parsed exactly and rendered as integers.
-
-The grammar is that of apimachinery's resource.Quantity; decimals avoid the rounding that floats would bring.
-"""
+"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3`` by the grammar of apimachinery's resource.Quantity."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from kubekit.errors import QuantityError
 _PATTERN = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?\Z"
 )
-_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY_KIBI_POWERS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def parse(text: str | int) -> Decimal:
     """Parse a quantity exactly.
 
     Args:
-        text: for example ``"10Gi"``, ``"500m"``, ``"1e3"`` or an integer, as JSON may carry either.
+        text: for example ``"10Gi"``, ``"500m"``, ``"1e3"``, or an integer, which JSON allows too.
 
     Raises:
         QuantityError: the text is not a quantity.
@@ -36,10 +33,10 @@ def parse(text: str | int) -> Decimal:
     suffix = match["suffix"] or ""
     try:
         number = Decimal(match["number"])
-        if suffix in _BINARY:
-            return number * (1 << 10 * _BINARY[suffix])
-        if suffix in _DECIMAL:
-            return number.scaleb(_DECIMAL[suffix])
+        if suffix in _BINARY_KIBI_POWERS:
+            return number * (1 << 10 * _BINARY_KIBI_POWERS[suffix])
+        if suffix in _DECIMAL_EXPONENTS:
+            return number.scaleb(_DECIMAL_EXPONENTS[suffix])
         return number.scaleb(int(suffix[1:]))
     except InvalidOperation as error:
         raise QuantityError(f"{text!r} is out of the range of quantities") from error
@@ -49,7 +46,7 @@ def parse_int(text: str | int) -> int:
     """Parse a quantity as an integer, rounded up as apimachinery's ``Value()`` does.
 
     Raises:
-        QuantityError: the text is no quantity, or beyond 64 bits.
+        QuantityError: the text is not a quantity, or the integer does not fit into 64 bits.
     """
     return _to_int64(parse(text), text)
 
@@ -58,7 +55,7 @@ def parse_milli(text: str | int) -> int:
     """Parse a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
 
     Raises:
-        QuantityError: the text is no quantity, or beyond 64 bits.
+        QuantityError: the text is not a quantity, or the integer does not fit into 64 bits.
     """
     return _to_int64(parse(text) * 1000, text)
 

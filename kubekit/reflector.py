@@ -3,9 +3,9 @@
 Failures back off with jitter. An expired resourceVersion causes a relist, which reports deletions by comparison. A malformed object
 keeps its last good state, and is counted and logged.
 
-Servers that stream lists (WatchList) send objects and changes over one request, from their watch cache. Other servers are asked for a
-list first. Lists that are limited to one name or node come from the watch cache, so that ten thousand agents that start at once cause
-no reads in etcd. All others come in pages, which older servers read from etcd.
+Servers that stream lists (WatchList) send objects and changes in response to one request, from their watch cache. From other servers the
+reflector requests a list first. If the list is limited to one name or node, it comes from the watch cache, so that ten thousand agents
+that start at once cause no reads in etcd. Other lists come in pages, which older servers read from etcd.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ log = logs.get("kubekit.reflector")
 _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
+"""A watch that ends sooner counts as a failure, so that the next one waits."""
 STREAMING_UNSUPPORTED = (400, 422)
-"""Statuses with which a server answers that does not support streamed lists, or has them disabled."""
-INITIAL_END = "k8s.io/initial-events-end"
+"""Statuses of servers that do not support streamed lists, or have them disabled."""
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
-FAILING_S, SILENT_S = 45.0, 120.0
-"""A store is stale after this long without a message from the server, if the last request failed, or if it did not."""
+STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
+"""A store is stale after this long without a message from the server: if the last request failed, and if it did not."""
 
 
 class HasMetadata(Protocol):
@@ -54,11 +55,12 @@ ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 class Reflector(Store[T]):
     """A store of the objects of one resource, optionally of one namespace and selector.
 
-    With a ``transform`` the store has what it returns instead of the objects, without those for which it returns None. A change after
-    which the result is equal calls no handler.
+    A ``transform`` replaces each object by its result, and leaves the object out if the result is None. Handlers are then called only
+    if the result changed.
 
     Attributes:
-        failure: why the last request failed: an HTTP status as text, or the name of an error; empty if it did not.
+        resource: the kind of the objects.
+        failure: why the last request failed: an HTTP status as text, or the name of an error; empty if it succeeded.
         contact_at: monotonic time of the last message from the server, or of the start.
     """
 
@@ -92,13 +94,10 @@ class Reflector(Store[T]):
         **scope: Unpack[Scope],
     ) -> None:
         super().__init__(synced=asyncio.Event(), ready=asyncio.Event())
-        self.resource, self.failure = resource, ""
-        self.contact_at = time.monotonic()
-        self._client = client
-        self._scope = scope
+        self.resource, self.failure, self.contact_at = resource, "", time.monotonic()
+        self._client, self._scope, self._transform = client, scope, transform
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
-        self._transform = transform
-        self._streams = True
+        self._server_streams = True
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -120,48 +119,47 @@ class Reflector(Store[T]):
                     resource_version = ended.resource_version
                     continue
                 # After a 404 (the CRD was deleted) list again: its objects may be gone without DELETED events.
-                is_not_found = isinstance(ended.cause, ApiError) and ended.cause.is_not_found
-                resource_version = "" if is_not_found else ended.resource_version
-                wait_s = self._wait_after(ended.cause, backoff)
+                resource_version = "" if _is_not_found(ended.cause) else ended.resource_version
+                wait_s = self._record_failure(ended.cause, backoff)
             except KubekitError as error:
-                wait_s = self._wait_after(error, backoff)
-                if isinstance(error, ApiError) and error.is_expired:
+                wait_s = self._record_failure(error, backoff)
+                if _is_expired(error):
                     resource_version = ""
-                if isinstance(error, ApiError) and error.is_not_found and self.synced.is_set():
+                if _is_not_found(error) and self.synced.is_set():
                     await self._replace({}, {})
             await asyncio.sleep(wait_s)
 
     @property
     def staleness(self) -> str:
-        """Age of the store and the last failure, as text; empty if it is not stale."""
+        """Age of the store and the last failure, as text; empty if the store is not stale."""
         age_s = time.monotonic() - self.contact_at
-        if age_s < (FAILING_S if self.failure else SILENT_S):
+        if age_s < (STALE_IF_FAILING_S if self.failure else STALE_IF_SILENT_S):
             return ""
-        why = f" ({self.failure})" if self.failure else ""
-        return f"store of {self.resource.plural} is {age_s:.0f} s old{why}"
+        reason = f" ({self.failure})" if self.failure else ""
+        return f"store of {self.resource.plural} is {age_s:.0f} s old{reason}"
 
     @property
-    def _topic(self) -> str:
+    def _log_topic(self) -> str:
         return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
-    def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
-        expired = isinstance(error, ApiError) and error.is_expired
-        if isinstance(error, ApiError) and error.is_not_found:
+    def _record_failure(self, error: KubekitError, backoff: Backoff) -> float:
+        """Set `failure` and log it, unless a relist is enough; returns the delay before the next request in seconds."""
+        if _is_not_found(error):
             self.ready.set()
-        if not expired:
+        if not _is_expired(error):
             self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
-            log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
+            log.change(self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
         return max(error.retry_after_s or 0.0, backoff.next())
 
     async def _list_or_stream(self, backoff: Backoff) -> str:
-        """List once; or, if the server streams lists, list and watch until the watch ends. Returns the last resourceVersion."""
-        if self._streams:
+        """List, and also watch if the server streams lists, until the watch ends. Returns the last resourceVersion."""
+        if self._server_streams:
             try:
                 return await self._stream(backoff)
             except ApiError as error:
                 if error.status not in STREAMING_UNSUPPORTED:
                     raise
-                self._streams = False
+                self._server_streams = False
         return await self._list()
 
     async def _list(self) -> str:
@@ -181,17 +179,17 @@ class Reflector(Store[T]):
             decoded = self._decoder.decode(raw)
         except DECODE_ERRORS as error:
             key = self._report_malformed(raw, error, malformed)
-            if key in self._items:  # its last good state stays
+            if key in self._items:  # keep its last good state
                 fresh[key] = self._items[key]
             return
         self._forget_malformed(decoded.metadata.key, malformed)
-        item = self._transformed(decoded)
+        item = self._apply_transform(decoded)
         if item is not None:
             fresh[decoded.metadata.key] = item
         else:
             fresh.pop(decoded.metadata.key, None)
 
-    def _transformed(self, decoded: Any) -> T | None:
+    def _apply_transform(self, decoded: Any) -> T | None:
         item: T | None = decoded if self._transform is None else self._transform(decoded)
         return item
 
@@ -203,7 +201,7 @@ class Reflector(Store[T]):
     async def _replace(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         """Replace the store's objects by the listed ones, and call handlers for differences.
 
-        Yields to the event loop between objects. If cancelled there, handlers have seen every change of the store.
+        Yields to the event loop between objects. After a cancellation, handlers have seen every change of the store.
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed
@@ -218,7 +216,7 @@ class Reflector(Store[T]):
         """List and watch in one request, until the watch ends.
 
         Raises:
-            ApiError: with a status in `STREAMING_UNSUPPORTED`, if the server does not stream lists; or another one.
+            ApiError: the server responded with an error; with a status in `STREAMING_UNSUPPORTED` if it does not stream lists.
         """
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
@@ -235,7 +233,7 @@ class Reflector(Store[T]):
                     raise event.to_error()
                 elif event.type == "BOOKMARK":
                     bookmark = self._metadata_of(event.object)
-                    if bookmark.annotation(INITIAL_END) == "true":
+                    if bookmark.annotation(INITIAL_EVENTS_END) == "true":
                         await self._replace(fresh, malformed)
                         return await self._apply_events(events, bookmark.resource_version, backoff)
         raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
@@ -245,7 +243,7 @@ class Reflector(Store[T]):
             async with self._client.watch(self.resource, resource_version, **self._scope) as events:
                 return await self._apply_events(events, resource_version, backoff)
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.is_expired:
+            if _is_expired(error):
                 raise
             raise _WatchEndedError(resource_version, error) from error
 
@@ -253,25 +251,25 @@ class Reflector(Store[T]):
         """Apply events until the watch ends; returns the last resourceVersion.
 
         Raises:
-            _WatchEndedError: it failed; with the last resourceVersion.
-            ApiError: the resourceVersion is expired.
+            _WatchEndedError: the watch failed; with the last resourceVersion.
+            ApiError: the resourceVersion has expired.
         """
         self.contact_at = time.monotonic()
         self.failure = ""
-        log.change(self._topic, "", "watching again", resource=self.resource.plural)
+        log.change(self._log_topic, "", "watching again", resource=self.resource.plural)
         try:
             async for event in events:
                 self.contact_at = time.monotonic()
                 resource_version = self._apply(event) or resource_version
                 backoff.reset()
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.is_expired:
+            if _is_expired(error):
                 raise
             raise _WatchEndedError(resource_version, error) from error
         return resource_version
 
     def _apply(self, event: WatchEvent) -> str:
-        """Apply one event; returns its resourceVersion, empty if that cannot be decoded.
+        """Apply one event; returns its resourceVersion, or an empty text if that cannot be decoded.
 
         An object that cannot be decoded keeps its last good state until it is deleted.
         """
@@ -281,7 +279,7 @@ class Reflector(Store[T]):
         try:
             if event.type in {"ADDED", "MODIFIED"}:
                 decoded = self._decoder.decode(event.object)
-                metadata, item = decoded.metadata, self._transformed(decoded)
+                metadata, item = decoded.metadata, self._apply_transform(decoded)
             else:
                 metadata = _decode_object(event.object).metadata
         except DECODE_ERRORS as error:
@@ -308,12 +306,20 @@ class Reflector(Store[T]):
 
     def _forget_malformed(self, key: str, malformed: dict[str, str]) -> None:
         if malformed.pop(key, None) is not None or key in self.malformed:
-            log.change(f"{self.resource.plural}/{key}", "", "object is malformed no longer", key=key)
+            log.change(f"{self.resource.plural}/{key}", "", "object is not malformed any more", key=key)
 
 
 def _selects_few(field_selector: str) -> bool:
     """Whether a field selector limits the list to one name or node."""
     return "=" in field_selector and "!=" not in field_selector
+
+
+def _is_expired(error: KubekitError) -> bool:
+    return isinstance(error, ApiError) and error.is_expired
+
+
+def _is_not_found(error: KubekitError) -> bool:
+    return isinstance(error, ApiError) and error.is_not_found
 
 
 class _WatchEndedError(Exception):

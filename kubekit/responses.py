@@ -47,14 +47,14 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception; ``retry_after`` is the HTTP header, in seconds."""
+        """Convert to an exception; ``retry_after`` is the HTTP header, seconds as text."""
         details = self.details or _Details()
-        wait = float(retry_after) if retry_after and retry_after.isdigit() else details.retry_after_seconds
+        wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         return ApiError(
             self.code or fallback_code,
             self.reason,
             self.message,
-            retry_after_s=float(wait) if wait else None,
+            retry_after_s=wait_s or None,
             causes=tuple(c.reason for c in details.causes or ()),
         )
 
@@ -70,7 +70,7 @@ class RawPage(msgspec.Struct, gc=False, frozen=True):
 
 
 async def read_events(response: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
-    """The events of a watch, as they arrive.
+    """Yields the events of a watch as they arrive.
 
     Raises:
         SilentWatchError: nothing arrived for ``silence_s``.
@@ -94,7 +94,7 @@ def decode_response(data: bytes | msgspec.Raw, type_: type[T]) -> T:
     """Decode an object.
 
     Raises:
-        MalformedObjectError: it is not of this type.
+        MalformedObjectError: ``data`` is not an object of this type.
     """
     try:
         return msgspec.json.decode(data, type=type_)
@@ -109,7 +109,7 @@ def error_of(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
     except DECODE_ERRORS:
         status = Status(response.status, "", data[:200].decode("utf-8", "replace").strip() or str(response.reason))
     if response.status >= 500:
-        # The outcome of a write is unknown then, also if the body has another code.
+        # The outcome of a write is then unknown, whatever code the body has.
         status = msgspec.structs.replace(status, code=response.status)
     return status.to_error(response.status, response.headers.get("Retry-After"))
 
@@ -128,7 +128,7 @@ def translate_errors(method: str, path: str) -> Iterator[None]:
         raise UnreachableError(f"{request}: {str(error) or type(error).__name__}") from error
     except DECODE_ERRORS as error:
         raise MalformedObjectError(f"{request}: {error}") from error
-    except ValueError as error:
+    except ValueError as error:  # aiohttp raises it for a line longer than its buffer
         if "chunk" not in str(error).lower():
             raise
         raise UnreachableError(f"{request}: {error}") from error

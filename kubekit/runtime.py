@@ -20,9 +20,9 @@ from kubekit.errors import ConfigError, KubekitError
 
 log = logs.get("kubekit.runtime")
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 MEMORY_GROWTH, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
-_NEVER = 2**31 - 1
+_NO_FULL_COLLECTIONS = 2**31 - 1
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -31,41 +31,42 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
         with asyncio.Runner() as runner:
             return runner.run(_until_signal(main))
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 async def _until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(main(), name="main")
-    stopped_by: list[str] = []
+    received: list[signal.Signals] = []
 
-    def stop(number: signal.Signals) -> None:
-        if not stopped_by:
-            stopped_by.append(number.name)
-            log.info("stopping", signal=number.name)
+    def stop(signal_: signal.Signals) -> None:
+        if not received:
+            received.append(signal_)
+            log.info("stopping", signal=signal_.name)
             task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
+    for signal_ in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_, stop, signal_)
     try:
         await task
     except asyncio.CancelledError:
-        return 0 if stopped_by else EXIT_FAILED
+        return 0 if received else EXIT_FAILED
     except BaseExceptionGroup as group:
-        return _report(_leaves(group))
+        return _report(_leaf_errors(group))
     except Exception as error:
         return _report([error])
     return 0
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
+def _leaf_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    errors: list[BaseException] = []
     for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
+        errors += _leaf_errors(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return errors
 
 
 def _report(errors: list[BaseException]) -> int:
+    """Print configuration errors, or log other errors; returns the exit code."""
     if all(isinstance(e, ConfigError) for e in errors):
         for error in errors:
             print(f"error: {error}", file=sys.stderr)
@@ -79,56 +80,58 @@ def _report(errors: list[BaseException]) -> int:
 
 
 async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
-    """Run named tasks that never end; if one ends, cancels all and raises.
+    """Run named tasks that never end; if one ends, cancel all and raise.
 
     Raises:
         BaseExceptionGroup: with the exceptions of the tasks, and a RuntimeError for a task that returned.
     """
 
-    async def guard(name: str, work: Awaitable[None]) -> None:
+    async def run_forever(name: str, work: Awaitable[None]) -> None:
         await work
         raise RuntimeError(f"task {name} ended by itself")
 
     async with asyncio.TaskGroup() as group:
         for name, work in tasks.items():
-            group.create_task(guard(name, work), name=name)
+            group.create_task(run_forever(name, work), name=name)
 
 
-async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, recovered: str) -> bool:
+async def run_best_effort(
+    work: Awaitable[object], log: logs.Log, topic: str, *, failure_message: str, recovery_message: str
+) -> bool:
     """Await ``work`` and log an exception instead of raising it; returns whether it succeeded.
 
     Args:
-        work: to await.
-        log: gets a line if the error changes, and after recovery.
-        topic: of `kubekit.logs.Log.change`.
-        broken: the message of a failure.
-        recovered: the message after recovery.
+        work: what to await.
+        log: where to write a line if the error changes, and after recovery.
+        topic: topic of `kubekit.logs.Log.change`.
+        failure_message: message of the line for a failure.
+        recovery_message: message of the line after recovery.
     """
     try:
         await work
     except Exception as error:
-        log.change(topic, repr(error), broken, error=repr(error))
+        log.change(topic, repr(error), failure_message, error=repr(error))
         return False
-    log.change(topic, "", recovered)
+    log.change(topic, "", recovery_message)
     return True
 
 
 def compact_memory(*, everything: bool = True) -> None:
-    """Exclude all present objects from later garbage collections, and disable automatic full ones.
+    """Collect garbage, exclude the remaining objects from later collections, and disable automatic full collections.
 
-    A full collection stops every thread: with 10,000 nodes, every 3 s for 0.15 to 0.4 s. Without it, reference cycles that become
-    garbage later are freed by the next call only, and with ``everything`` also those of objects that an earlier call excluded.
+    An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without it, reference cycles are
+    freed only by the next call of this function. With ``everything`` the call also frees cycles of objects that an earlier call excluded.
     """
     if everything:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, _NEVER)
+    gc.set_threshold(young, middle, _NO_FULL_COLLECTIONS)
 
 
 async def configure_gc() -> None:
-    """Call `compact_memory` now, and whenever memory has grown by a tenth since the last call, until cancelled."""
+    """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH` since the last call, until cancelled."""
     compacted_pages = 0
     while True:
         # /proc cannot be read if no file descriptor is free.

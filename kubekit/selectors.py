@@ -1,12 +1,12 @@
-"""Label selectors: parsed from text or from a LabelSelector object, matched against labels in memory.
+"""Parses label selectors from text or from a LabelSelector object, and matches them against labels.
 
-Semantics of apimachinery's labels package: ``!=`` and ``notin`` also match objects without the label.
+As in apimachinery's labels package, ``!=`` and ``notin`` also match objects without the label.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -20,21 +20,27 @@ _EXISTS = re.compile(rf"(?P<not>!?)\s*(?P<key>{_NAME})\Z")
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
+def operator_matches(operator: str, values: Container[str | None], value: str | None) -> bool:
+    """Whether a label with this value satisfies an operator; ``value`` is None without the label. False for unknown operators."""
+    match operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """One condition on one label."""
 
     key: str
     operator: Operator
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels satisfy this condition."""
-        if self.operator == "In":
-            return self.key in labels and labels[self.key] in self.values
-        if self.operator == "NotIn":
-            return self.key not in labels or labels[self.key] not in self.values
-        return (self.key in labels) == (self.operator == "Exists")
+    values: frozenset[str | None] = frozenset()
 
 
 class MatchExpression(Wire, frozen=True):
@@ -60,14 +66,15 @@ class Selector:
 
     def matches(self, labels: Mapping[str, str] | None) -> bool:
         """Whether an object with these labels is selected."""
-        return all(r.matches(labels or {}) for r in self.requirements)
+        labels = labels or {}
+        return all(operator_matches(r.operator, r.values, labels.get(r.key)) for r in self.requirements)
 
 
 def parse_selector(text: str) -> Selector:
     """Parse a selector such as ``app=web,tier in (a, b),!legacy``.
 
     Raises:
-        SelectorError: the text is no selector; names the invalid part.
+        SelectorError: the text is not a selector; the message names the invalid part.
     """
     parts = [p.strip() for p in re.split(r",(?![^()]*\))", text)] if text.strip() else []
     return Selector(tuple(_requirement(p) for p in parts))
@@ -92,12 +99,11 @@ def compile_selector(selector: LabelSelector) -> Selector:
 
 
 def _requirement(part: str) -> Requirement:
-    if m := _SET.match(part):
-        return Requirement(
-            m["key"], "In" if m["op"] == "in" else "NotIn", frozenset(v.strip() for v in m["values"].split(","))
-        )
-    if m := _EQUAL.match(part):
-        return Requirement(m["key"], "NotIn" if m["op"] == "!=" else "In", frozenset((m["value"],)))
-    if m := _EXISTS.match(part):
-        return Requirement(m["key"], "DoesNotExist" if m["not"] else "Exists")
+    if match := _SET.match(part):
+        values = frozenset(value.strip() for value in match["values"].split(","))
+        return Requirement(match["key"], "In" if match["op"] == "in" else "NotIn", values)
+    if match := _EQUAL.match(part):
+        return Requirement(match["key"], "NotIn" if match["op"] == "!=" else "In", frozenset((match["value"],)))
+    if match := _EXISTS.match(part):
+        return Requirement(match["key"], "DoesNotExist" if match["not"] else "Exists")
     raise SelectorError(f"{part!r} is not a label selector requirement, such as app=web or tier in (a, b)")

@@ -1,7 +1,7 @@
 """Reads settings from YAML files into structs, strictly, with errors that name the field.
 
-A section derives from `Section`. The limits of a number are in its type, ``Annotated[float, Range(0, 60)]``; `Section.validate` checks
-them in a section and its subsections, and docs/generate.py prints them. Rules over several fields are in `Section.check`. Every error is a
+A section derives from `Section`. A number's type has its limits, such as ``Annotated[float, Range(0, 60)]``: `Section.validate` checks them
+in a section and its subsections, and docs/generate.py prints them. `Section.check` checks rules over several fields. Every error is a
 `ConfigError` with the field as it is spelled in the file.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -30,15 +30,14 @@ class Range(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{_plain(self.low)} to {_plain(self.high)}"
+        return f"{_format_number(self.low)} to {_format_number(self.high)}"
 
     def check(self, value: float, field: str) -> None:
-        """Raise ConfigError naming ``field`` unless the value is within."""
+        """Raise a ConfigError that names ``field`` if the value is out of range."""
         if not self.low <= value <= self.high:
             raise ConfigError(field, f"{value} is out of range", str(self))
 
 
-Share = Annotated[float, Range(0, 1)]
 Percent = Annotated[float, Range(0, 100)]
 
 
@@ -52,18 +51,18 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             field: path of the section in the document, for errors; empty for the document itself.
 
         Raises:
-            ConfigError: names the first invalid field.
+            ConfigError: a field is invalid; the message names the first one.
         """
         for name, spelling, limits in _fields_of(type(self)):
-            where, value = join_path(field, spelling), getattr(self, name)
+            path, value = join_path(field, spelling), getattr(self, name)
             if isinstance(value, Section):
-                value.validate(where)
+                value.validate(path)
             elif isinstance(value, list | tuple):
-                for number, part in enumerate(value):
-                    if isinstance(part, Section):
-                        part.validate(f"{where}[{number}]")
+                for index, item in enumerate(value):
+                    if isinstance(item, Section):
+                        item.validate(f"{path}[{index}]")
             elif limits is not None and value is not None:
-                limits.check(value, where)
+                limits.check(value, path)
         self.check(field)
 
     def check(self, field: str) -> None:
@@ -79,7 +78,7 @@ class SelectorRequirement(Section, frozen=True):
 
 
 class SelectorSpec(Section, frozen=True):
-    """metav1.LabelSelector, but a misspelt field is an error; for the API server it would select everything."""
+    """metav1.LabelSelector, in which a misspelt field is an error. If it were ignored, the selector would select everything."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: list[SelectorRequirement] | None = None
@@ -88,7 +87,7 @@ class SelectorSpec(Section, frozen=True):
         """Compile for matching.
 
         Raises:
-            ConfigError: the selector is invalid; names ``field``.
+            ConfigError: the selector is invalid; the message names ``field``.
         """
         expressions = [MatchExpression(e.key, e.operator, e.values) for e in self.match_expressions or ()]
         try:
@@ -101,7 +100,7 @@ def load_yaml(path: str | Path, flag: str) -> Any:
     """Parse a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not YAML; names ``flag`` and the file.
+        ConfigError: the file cannot be read or is not YAML; the message names ``flag`` and the file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -113,10 +112,10 @@ def load_yaml(path: str | Path, flag: str) -> Any:
 
 
 def parse_yaml(text: str, flag: str, where: str = "") -> Any:
-    """Parse a YAML text; ``where`` is its name in the error.
+    """Parse a YAML text.
 
     Raises:
-        ConfigError: the text is not YAML; names ``flag``.
+        ConfigError: the text is not YAML; the message names ``flag`` and ``where``, the file.
     """
     from kubekit import yaml_text
 
@@ -140,7 +139,7 @@ def convert(document: object, type_: type[T], field: str = "") -> T:
     try:
         return msgspec.convert(document, type_)
     except msgspec.ValidationError as error:
-        raise _translated(error, field) from error
+        raise _to_config_error(error, field) from error
     except RecursionError as error:
         raise ConfigError(field or "the document", "is nested too deeply") from error
 
@@ -162,25 +161,22 @@ def to_camel_case(name: str) -> str:
 
 
 def range_of(kind: object) -> Range | None:
-    """The `Range` in an annotated type, also in one that may be None."""
+    """The `Range` of an annotated type, or of an annotated type that may be None; None if there is no range."""
+    arguments = typing.get_args(kind)
     if typing.get_origin(kind) is Annotated:
-        return next((part for part in typing.get_args(kind)[1:] if isinstance(part, Range)), None)
-    return next((bounds for part in typing.get_args(kind) if (bounds := range_of(part)) is not None), None)
+        return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)
+    return next((limits for argument in arguments if (limits := range_of(argument)) is not None), None)
 
 
 @functools.cache
 def _fields_of(type_: type[Section]) -> tuple[tuple[str, str, Range | None], ...]:
     """Name, spelling in the file, and limits of each field."""
-
-    def each() -> Iterator[tuple[str, str, Range | None]]:
-        hints = typing.get_type_hints(type_, include_extras=True)
-        for name, spelling in zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True):
-            yield name, spelling, range_of(hints[name])
-
-    return tuple(each())
+    hints = typing.get_type_hints(type_, include_extras=True)
+    spellings = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
+    return tuple((name, spelling, range_of(hints[name])) for name, spelling in spellings)
 
 
-def _translated(error: msgspec.ValidationError, field: str) -> ConfigError:
+def _to_config_error(error: msgspec.ValidationError, field: str) -> ConfigError:
     """The error with the path of the field and a message for users."""
     message, _, tail = str(error).partition(" - at `$")
     path = tail.rstrip("`").removeprefix(".").replace("[...]", "")
@@ -193,5 +189,5 @@ def _translated(error: msgspec.ValidationError, field: str) -> ConfigError:
     return ConfigError(join_path(field, path) or "the document", message[:1].lower() + message[1:])
 
 
-def _plain(number: float) -> str:
+def _format_number(number: float) -> str:
     return str(int(number)) if number == int(number) else f"{number:g}"

@@ -1,4 +1,4 @@
-"""Stores: the objects of one kind by key, with handlers for changes. `kubekit.reflector.Reflector` is filled by a watch."""
+"""Stores: the objects of one kind by key, with handlers for changes. See `kubekit.reflector.Reflector` for stores that a watch fills."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Store(Generic[T_co]):
 
     Attributes:
         synced: set after the first complete list.
-        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
-        malformed: objects that could not be decoded, key -> reason.
+        ready: set when the store is synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
+        malformed: key -> reason, of objects that could not be decoded.
     """
 
     def __init__(self, synced: asyncio.Event, ready: asyncio.Event) -> None:
@@ -29,7 +29,7 @@ class Store(Generic[T_co]):
 
     @property
     def items(self) -> Mapping[str, T_co]:
-        """The objects by key (``namespace/name`` or ``name``). The mapping may change at every await of the caller."""
+        """The objects by key (``namespace/name`` or ``name``). The mapping may change while the caller awaits."""
         return self._items
 
     def get(self, key: str) -> T_co | None:
@@ -43,14 +43,14 @@ class Store(Generic[T_co]):
         return len(self._items)
 
     def subscribe(self, handler: Handler[T_co]) -> None:
-        """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
+        """Call ``handler(key, old, new)`` after each change; ``old`` is None for an addition, ``new`` for a deletion.
 
         A handler must not block or raise. It typically adds the key to a work queue.
         """
         self._handlers.append(handler)
 
     def _set(self, key: str, item: Any) -> None:
-        """Store an object, or delete it if None, and call handlers if it changed."""
+        """Store an object, or delete it if ``item`` is None, and call handlers if it changed."""
         old = self._items.pop(key, None) if item is None else self._items.get(key)
         if item is not None:
             self._items[key] = item
@@ -70,11 +70,11 @@ def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
 
 
 class FilteredStore(Store[T]):
-    """A store that is derived from another store, without a watch. ``malformed`` is empty: the source reports them.
+    """A store that is derived from another store, without a watch. ``malformed`` is empty: the source has the malformed objects.
 
     Args:
         source: the store to filter.
-        select: maps an object of the source to that of this store; None leaves it out.
+        select: maps an object of the source to an object of this store, or to None to leave it out.
     """
 
     def __init__(self, source: Store[Source], select: Callable[[Source], T | None]) -> None:

@@ -1,4 +1,4 @@
-"""Quotes and masks foreign text in command lines and terminal output."""
+"""Formats text: names and JSON in command lines, foreign text for terminals and logs, lists and counts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ UNSAFE_NAME = "NAME"
 def format_command(template: str, *values: object, **named: object) -> str:
     """A command line that is safe to paste: ``template`` with values that may come from users.
 
-    Values are names of Kubernetes objects (other texts become `UNSAFE_NAME`), sequences of names, and mappings or sequences of
+    Values are integers, names of Kubernetes objects (other texts become `UNSAFE_NAME`), sequences of names, and mappings or sequences of
     mappings, which become one quoted word of JSON.
     """
-    return template.format(*map(_word, values), **{key: _word(value) for key, value in named.items()})
+    return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named.items()})
 
 
-def _word(value: object) -> str:
+def _quote(value: object) -> str:
     if isinstance(value, str):
         return value if _NAME.fullmatch(value) else UNSAFE_NAME
     if isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value)):
         return shlex.quote(json.dumps(value, separators=(",", ":")))
     if isinstance(value, Sequence):
-        return " ".join(_word(item) for item in value)
+        return " ".join(_quote(item) for item in value)
     return str(int(value)) if isinstance(value, int) else UNSAFE_NAME
 
 
 def make_printable(text: str) -> str:
     """The text in one line, with replacements for control characters, which a terminal would execute."""
-    return _translated(text, "", lambda c: " " if c.isspace() else "?")
+    return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 
 def cut(text: str, limit: int) -> str:
@@ -43,31 +43,31 @@ def cut(text: str, limit: int) -> str:
 
 def mask_controls(text: str) -> str:
     """The text with control characters replaced, except line breaks and tabs."""
-    return _translated(text, "\n\t", lambda _: "\ufffd")
+    return _replace_unprintable(text, "\n\t", lambda _: "\ufffd")
 
 
 def escape_controls(data: str) -> str:
     """JSON text with all control and format characters escaped, also those that JSON allows."""
-    return _translated(data, "\n", _escape)
+    return _replace_unprintable(data, "\n", _escape)
 
 
 def _escape(character: str) -> str:
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
-def _translated(text: str, keep: str, replace: Callable[[str], str]) -> str:
-    """The text with replacements for unprintable characters. Fast for megabytes: ``replace`` is called once per different character."""
+def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) -> str:
+    """The text with replacements for unprintable characters that are not in ``keep``. Calls ``replace`` once per different character."""
     if text.isprintable():
         return text
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
 def join_first(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
-    """The first ``shown`` texts, and the number of the others."""
-    more = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
-    return separator.join(texts[:shown]) + more
+    """The first ``shown`` texts, and the number of the others: ``a, b, and 3 more``."""
+    others = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
+    return separator.join(texts[:shown]) + others
 
 
 def pluralize(count: int, noun: str) -> str:
-    """``1 pod``, ``2 pods``."""
+    """A count with its noun: ``1 pod``, ``2 pods``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

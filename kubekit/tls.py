@@ -1,8 +1,8 @@
 """TLS contexts for clients: certificates and host names are verified, as in every Kubernetes client.
 
-Python 3.13 also sets ``VERIFY_X509_STRICT``, which requires key identifiers and other fields of RFC 5280 that many clusters'
-authorities lack, and that neither Go nor OpenSSL's default requires. Only that flag is cleared. This module imports only the standard
-library, so that tests can run it on any interpreter.
+Python 3.13 also sets ``VERIFY_X509_STRICT``, which requires key identifiers and other fields of RFC 5280. The authorities of many clusters
+lack them, and neither Go nor OpenSSL requires them by default, so this flag is cleared. This module imports only the standard library, so
+that tests can run it on any interpreter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Connection pools to the API server.
 
-Each watch has its own connection, and the Lease has one that nothing else uses. Reads and writes share five connections: at most 2 reads
-and 4 writes at a time. So a program opens at most one connection per watched kind and six more. Leader election never waits for a list,
-and writes cannot block reads.
+Each watch has its own connection, and so has the Lease. Reads and writes share five connections: at most 2 reads and 4 writes at a time. So
+a program opens at most one connection per watched kind and six more. Leader election never waits for a list, and writes cannot block reads.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from multidict import CIMultiDict
 
 from kubekit.config import ClusterConfig
 
-READ_BUFFER = 2**21
+READ_BUFFER_BYTES = 2**21
 """aiohttp's default rejects lines of a watch over 128 KB."""
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S, IDLE_TIMEOUT_S = 10.0, 60.0
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT, TCP_USER_TIMEOUT_MS = 15, 10, 3, 30_000
 """A dead peer is detected within 45 s: keepalive probes start after 15 s without traffic, and the connection ends if nothing is
 acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 minutes if data waits to be sent."""
 
 
 class WriteGuard(Protocol):
-    """Permits writes, for `Client.fenced`; raises NotLeaderError if this process must not write now."""
+    """Permits or refuses writes, for `Client.fenced`."""
 
     def check(self) -> float:
-        """Return the seconds for which writing is still allowed."""
+        """Return the seconds for which writing is still allowed; raise NotLeaderError if a write must not start now."""
         ...
 
     def writing(self) -> AbstractContextManager[None]:
@@ -58,22 +57,16 @@ class FencedBody(BytesPayload):
 
 
 class ConnectionPool(enum.Enum):
-    """Pools by purpose; the value is the maximum number of concurrent requests, None for no limit."""
+    """Pools by purpose; each value is the maximum number of concurrent requests, None for no limit."""
 
     WATCH = None
     READ = 2
     WRITE = 4
     LEASE = 1
 
-    @property
-    def max_requests(self) -> int | None:
-        """The maximum number of concurrent requests, None for no limit."""
-        limit: int | None = self.value
-        return limit
-
 
 MAX_SHARED_REQUESTS = 5
-"""Limit of reads and writes together: writes always leave one connection for reads, and reads leave three for writes."""
+"""Maximum of concurrent reads and writes together: one connection always remains for reads, and three for writes."""
 
 
 class ConnectionPools:
@@ -95,12 +88,10 @@ class ConnectionPools:
         }
         # Requests wait at these semaphores, not in aiohttp's pool, so that the write fence is checked after the wait.
         shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
-        own_limits = {
-            pool: asyncio.Semaphore(pool.max_requests) for pool in ConnectionPool if pool.max_requests is not None
-        }
         self._semaphores = {
-            pool: (own, shared_limit) if pool in {ConnectionPool.READ, ConnectionPool.WRITE} else (own,)
-            for pool, own in own_limits.items()
+            ConnectionPool.READ: (asyncio.Semaphore(ConnectionPool.READ.value), shared_limit),
+            ConnectionPool.WRITE: (asyncio.Semaphore(ConnectionPool.WRITE.value), shared_limit),
+            ConnectionPool.LEASE: (asyncio.Semaphore(ConnectionPool.LEASE.value),),
         }
 
     async def close(self) -> None:
@@ -111,13 +102,15 @@ class ConnectionPools:
 
     def _session(self, max_connections: int) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            ssl=self._config.tls or True, limit=max_connections, keepalive_timeout=60, socket_factory=_socket
+            ssl=self._config.tls or True,
+            limit=max_connections,
+            keepalive_timeout=IDLE_TIMEOUT_S,
+            socket_factory=_create_socket,
         )
         return aiohttp.ClientSession(
             connector=connector,
-            read_bufsize=READ_BUFFER,
+            read_bufsize=READ_BUFFER_BYTES,
             headers={"User-Agent": self._user_agent, "Accept": "application/json"},
-            auto_decompress=True,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         )
 
@@ -134,7 +127,7 @@ class ConnectionPools:
         tls: ssl.SSLContext | None,
         sending_context: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request, within ``sending_context`` once a connection is free; deadlines are the caller's."""
+        """Wait for a free connection, enter ``sending_context``, and send one request. Sets no deadline."""
         if not self._sessions:
             raise RuntimeError("use the client as `async with Client(config) as client`")
         config = self._config
@@ -155,12 +148,13 @@ class ConnectionPools:
                     yield response
 
 
-def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+def _create_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    """A socket with keepalive, for an entry of ``getaddrinfo``."""
     family, kind, protocol, _, _ = address
     created = socket.socket(family, kind, protocol)
     created.settimeout(0)
     created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Not every operating system of the CLI has all of them.
+    # Not every operating system that the CLI supports has all options.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),

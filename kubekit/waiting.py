@@ -1,4 +1,4 @@
-"""Waiting with a deadline, back-off, and cooperative yielding."""
+"""Waits with timeouts, back-off, and cooperative yielding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kubekit.errors import KubekitError
 
-YIELD_EVERY_S = 0.005
+TIME_SLICE_S = 0.005
 
 
 def backoff_s(failures: int, first_s: float, cap_s: float) -> float:
@@ -52,19 +52,18 @@ class CooperativeYield:
     """Yields to the event loop when a time slice is over: await an instance (``await maybe_yield()``) in long loops.
 
     Args:
-        every_s: length of a time slice.
+        slice_s: length of a time slice.
         clock: a monotonic clock, seconds.
     """
 
-    def __init__(self, every_s: float = YIELD_EVERY_S, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._every_s, self._clock = every_s, clock
-        self._since = clock()
+    def __init__(self, slice_s: float = TIME_SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._slice_s, self._clock, self._slice_began = slice_s, clock, clock()
 
     async def __call__(self) -> None:
         """Yield to the event loop if the time slice is over."""
-        if self._clock() - self._since >= self._every_s:
+        if self._clock() - self._slice_began >= self._slice_s:
             await asyncio.sleep(0)
-            self._since = self._clock()
+            self._slice_began = self._clock()
 
 
 class WaitTimeoutError(KubekitError):
@@ -93,18 +92,21 @@ async def poll_until(
     """Call ``check`` until its result is true.
 
     Args:
-        check: called at once, then after each pause; may be asynchronous.
+        check: called at once, then after each interval; may be asynchronous.
         description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
         timeout_s: after this time ``check`` is called for the last time.
-        every_s: the pause, seconds.
-        on_retry: called before each pause. Exceptions of it and of ``check`` propagate.
-        error: raised on timeout.
+        every_s: time between two checks, seconds.
+        on_retry: called after each check that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
+        error: type of the error for a timeout.
 
     Raises:
-        WaitTimeoutError: or ``error``.
+        WaitTimeoutError: or ``error``: no check was true in time.
     """
     deadline = time.monotonic() + timeout_s
-    while not (await answer if inspect.isawaitable(answer := check()) else answer):
+    while True:
+        result = check()
+        if await result if inspect.isawaitable(result) else result:
+            return
         on_retry()
         if time.monotonic() > deadline:
             text = description if isinstance(description, str) else description()

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Errors of decoding JSON: invalid, of another type, not UTF-8, nested too deeply."""
+"""Errors of decoding JSON that is invalid, of another type, not UTF-8, or nested too deeply."""
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Matches a valid namespace name (use ``fullmatch``)."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """Base of wire types: camelCase names, immutable, unknown fields ignored, defaults left out when encoding."""
+    """Base of wire types: immutable, with camelCase names. Unknown fields are ignored; defaults are not encoded."""
 
 
 class OwnerReference(Wire, frozen=True):
@@ -46,11 +46,11 @@ class ObjectMeta(Wire, frozen=True):
     owner_references: list[OwnerReference] | None = None
 
     def label(self, key: str) -> str:
-        """Value of a label; empty without it."""
+        """Value of a label; empty if the object does not have the label."""
         return (self.labels or {}).get(key, "")
 
     def annotation(self, key: str) -> str:
-        """Value of an annotation; empty without it."""
+        """Value of an annotation; empty if the object does not have the annotation."""
         return (self.annotations or {}).get(key, "")
 
     @property
@@ -108,7 +108,7 @@ class NodeStatus(Wire, frozen=True):
 
     @property
     def internal_ip(self) -> str:
-        """The first InternalIP address, or an empty text."""
+        """The first address of type InternalIP; empty if there is none."""
         return next((a.address for a in self.addresses or () if a.type == "InternalIP"), "")
 
 
@@ -188,7 +188,7 @@ class Pod(Object, frozen=True):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the pod succeeded or failed; it uses no resources any more."""
+        """Whether the pod succeeded or failed, so that it uses no resources any more."""
         return self.status.phase in FINISHED_PHASES
 
 
@@ -233,9 +233,9 @@ class Resource(msgspec.Struct, frozen=True):
         return {"apiVersion": self.api_version, "kind": self.kind}
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path of the collection (no name), of one object, or of its subresource.
+        """URL path of one object or its subresource; without a name, of the collection.
 
-        A namespaced resource without a namespace gives the path across all namespaces.
+        The path is across all namespaces if the resource is namespaced and ``namespace`` is absent.
         """
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if self.namespaced and namespace:
@@ -268,7 +268,7 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def format_time(unix_s: float, *, micro: bool = False) -> str:
-    """RFC 3339 in UTC, to the second as metav1.Time wants it, or to the microsecond as MicroTime does."""
+    """An RFC 3339 time in UTC: to the second for metav1.Time, with ``micro`` to the microsecond for metav1.MicroTime."""
     moment = datetime.fromtimestamp(unix_s, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 

@@ -1,6 +1,6 @@
-"""A queue of keys to reconcile: each key at most once in the queue and never with two workers at a time.
+"""A queue of keys to reconcile: each key is at most once in the queue, and at most one worker has it.
 
-As in controller-runtime, a reconcile function takes a key, returns a requeue time or raises an error, and changes nothing if called twice.
+As in controller-runtime, a reconcile function takes a key, returns a requeue time or raises an error, and is idempotent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WorkQueue:
     """A work queue; its length is bounded, because it contains each key at most once.
 
     Args:
-        order: sort key of keys; equal ones, and by default all, are in the order in which they were added.
+        order: sort key of a key; equal keys, and by default all keys, are in the order in which they were added.
     """
 
     def __init__(self, order: Callable[[str], Any] | None = None) -> None:
@@ -57,9 +57,9 @@ class WorkQueue:
             return
         if timer is not None:
             timer.cancel()
-        self._timers[key] = loop.call_later(delay_s, self._due, key)
+        self._timers[key] = loop.call_later(delay_s, self._add_due, key)
 
-    def _due(self, key: str) -> None:
+    def _add_due(self, key: str) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
@@ -90,7 +90,7 @@ class WorkQueue:
         while True:
             key = await self.get()
             try:
-                again_s = await reconcile(key)
+                requeue_after_s = await reconcile(key)
             except KubekitError as error:
                 backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
                 wait_s = max(error.retry_after_s or 0.0, backoff.next())
@@ -106,7 +106,7 @@ class WorkQueue:
             else:
                 self._backoffs.pop(key, None)
                 log.change(f"{name}/{key}", "", "reconcile succeeded again", worker=name, key=key)
-                if again_s is not None:
-                    self.add_after(key, again_s)
+                if requeue_after_s is not None:
+                    self.add_after(key, requeue_after_s)
             finally:
                 self.done(key)

@@ -8,7 +8,7 @@ import yaml
 
 
 class InvalidYamlError(ValueError):
-    """The text is not valid YAML. The message says where and why."""
+    """A text is not valid YAML; the message has the line and the problem."""
 
 
 def parse(text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Range, Section, Share, convert, join_path
+from kubekit.settings import YEAR_S, Range, Section, convert, join_path
 from netperf.sample import Percentile, QualityFlag
 
 SAME_HOST_COST = 0
@@ -35,7 +35,7 @@ class CostPolicy(Section, frozen=True):
 
     percentile: Percentile = "p90"
     unit_us: Annotated[float, Range(1, 1_000_000)] = 1000.0
-    hysteresis: Share = 0.1
+    hysteresis: Annotated[float, Range(0, 1)] = 0.1
     stale_after_s: Annotated[float, Range(1, 30 * 86_400)] = 300.0
     expire_after_s: Annotated[float, Range(1, YEAR_S)] = 3600.0
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
 from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector
+from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector, operator_matches
 from kubekit.wire import Node, Taint
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -63,28 +63,20 @@ def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
         return False
-    return all(requirement_holds(r, labels) for r in expressions) and all(
-        requirement_holds(r, {"metadata.name": name}) for r in fields
+    return all(_requirement_holds(r, labels) for r in expressions) and all(
+        _requirement_holds(r, {"metadata.name": name}) for r in fields
     )
 
 
-def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -> bool:
+def _requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -> bool:
     """Whether labels meet a requirement; NotIn and DoesNotExist hold for absent labels, an unknown operator never holds."""
-    value, values = labels.get(requirement.key), requirement.values or []
-    match requirement.operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
-            if left is not None and right is not None:
-                return left > right if requirement.operator == "Gt" else left < right
-    return False
+    value, values = labels.get(requirement.key), requirement.values or ()
+    if requirement.operator not in {"Gt", "Lt"}:
+        return operator_matches(requirement.operator, values, value)
+    left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
+    if left is None or right is None:
+        return False
+    return left > right if requirement.operator == "Gt" else left < right
 
 
 def parse_int64(text: str) -> int | None:

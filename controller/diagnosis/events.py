@@ -115,7 +115,7 @@ class EventReporter:
             started = self._clock()
             # An object that a diagnosis cannot handle must not stop the leader's other tasks.
             failing, working = "findings cannot be reported as events", "findings are reported as events again"
-            await run_best_effort(self.report(), log, "report", broken=failing, recovered=working)
+            await run_best_effort(self.report(), log, "report", failure_message=failing, recovery_message=working)
             await asyncio.sleep(max(INTERVAL_S, PAUSE_RATIO * (self._clock() - started)))
 
     async def report(self) -> None:

@@ -94,8 +94,8 @@ class Page:
                     self._refresh(),
                     log,
                     "page",
-                    broken="the page cannot be computed",
-                    recovered="the page is computed again",
+                    failure_message="the page cannot be computed",
+                    recovery_message="the page is computed again",
                 )
                 if not await refresh:
                     self._data = None

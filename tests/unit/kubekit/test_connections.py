@@ -94,13 +94,13 @@ async def test_what_reads_do_not_use_writes_may_but_for_one(first: str, other: s
 
 async def test_connections_to_a_dead_peer_end_within_45_s(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[socket.socket] = []
-    open_socket = transport._socket
+    open_socket = transport._create_socket
 
     def open_and_remember(address: Any) -> socket.socket:
         opened.append(open_socket(address))
         return opened[-1]
 
-    monkeypatch.setattr(transport, "_socket", open_and_remember)
+    monkeypatch.setattr(transport, "_create_socket", open_and_remember)
 
     async def answer(request: web.Request) -> web.Response:
         names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)

@@ -14,7 +14,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.health import EventLoopMonitor
 from kubekit.reflector import Reflector
-from kubekit.waiting import YIELD_EVERY_S, CooperativeYield
+from kubekit.waiting import TIME_SLICE_S, CooperativeYield
 from kubekit.wire import CONFIGMAPS, ConfigMap
 
 
@@ -31,7 +31,7 @@ class Turns:
 
 
 def take_long() -> None:
-    until = time.perf_counter() + 2 * YIELD_EVERY_S
+    until = time.perf_counter() + 2 * TIME_SLICE_S
     while time.perf_counter() < until:
         pass
 

@@ -27,7 +27,7 @@ class Replica:
     """An elector with a client of its own, and what it did."""
 
     def __init__(self, client: Client, identity: str, timing: LeaderElectionConfig = FAST) -> None:
-        self.elector = LeaderElector(client, namespace="ns", name="lease", identity=identity, timing=timing)
+        self.elector = LeaderElector(client, namespace="ns", name="lease", identity=identity, config=timing)
         self.terms = 0
         self.working = False
         self.task: asyncio.Task[None] | None = None
@@ -128,7 +128,7 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
         monkeypatch.setattr("kubekit.lease.WRITES_TIMEOUT_S", 0.2)
     api.unresponsive_to.add("writes")
     async with api.running() as config, Client(config) as client, Client(config, user_agent="writes") as slow:
-        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=PATIENT)
 
         async def lead(leadership: WriteFence) -> None:
             await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
@@ -197,7 +197,7 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
         await until(lambda: api.count("GET") == reading)
         first = [
             create(f"first-{number}")
-            for number in range(min(ConnectionPool.WRITE.max_requests or 0, MAX_SHARED_REQUESTS - reading))
+            for number in range(min(ConnectionPool.WRITE.value or 0, MAX_SHARED_REQUESTS - reading))
         ]
         await until(lambda: api.count("POST") == len(first))
         late = create("late")
@@ -239,7 +239,7 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
         second.start()
         await until(lambda: second.leads)
         first.start()
-        await until(lambda: first.elector._seen[0] == "r1")
+        await until(lambda: first.elector._observed_holder == "r1")
         await first.stop()
         assert holder(api) == "r1"
 
@@ -247,7 +247,7 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
 async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     timing = LeaderElectionConfig(10.0, 7.0, 2.0)
-    elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=timing, clock=lambda: 100.0)
+    elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0)
     fence = elector.leadership
     fence.extend(102.1)
     assert fence.check() == pytest.approx(2.1)
@@ -375,7 +375,7 @@ async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get
 
 async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client:
-        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=FAST)
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=FAST)
 
         async def short(_: WriteFence) -> None:
             return None
