@@ -66,7 +66,7 @@ def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
     remarks: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
-        problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced.items()), pod.problem]
+        problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced_verdicts.items()), pod.problem]
         text = "; ".join(filter(None, problems))
         if text:
             remarks.append(Text.assemble((name, STRONG), (f"  ✗ {text}", BAD)))
@@ -74,8 +74,8 @@ def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
             name,
             pod.node or Text("pending", style="italic"),
             short_rate(pod.requested_bps) if pod.requested_bps else "-",
-            _limit(pod.ingress_asked, pod.ingress_asked_bps),
-            _limit(pod.egress_asked, pod.egress_asked_bps),
+            _limit(pod.ingress_limit, pod.ingress_limit_bps),
+            _limit(pod.egress_limit, pod.egress_limit_bps),
             Text("✗", style=BAD) if text else Text("✓" if pod.verdicts else "-", style=GOOD),
         )
     return Group(table, *([Text(), *remarks] if remarks else []))

@@ -229,11 +229,11 @@ class Session:
         status = await read_control_plane(
             self.client,
             self.home,
-            installed=note in {"", _FORBIDDEN},
-            topologies_known=not note,
-            complaints=[line for lines in complaints for line in lines],
+            is_installed=note in {"", _FORBIDDEN},
+            can_list_topologies=not note,
+            failed_checks=[line for lines in complaints for line in lines],
         )
-        if not status.lease_known:
+        if not status.can_read_lease:
             self.notes["Lease"] = "not allowed to read it"
         return status
 

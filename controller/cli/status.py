@@ -59,7 +59,7 @@ def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
     """Label and text of each line."""
     network, agents, groups, bandwidth = answer.network, answer.agents, answer.groups, answer.bandwidth
     up = [agent for agent in agents if agent.state == "up"]
-    expected = sum(agent.state != "away" for agent in agents)
+    expected = sum(agent.state != "excluded" for agent in agents)
     probers = Counter(agent.prober or "unknown prober" for agent in up)
     kinds = [f"{count} {prober}" for prober, count in sorted(probers.items())]
     versions = sorted({f"version {agent.version}" for agent in up if agent.version})

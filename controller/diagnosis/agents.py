@@ -25,7 +25,7 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 
 def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
-    """Node -> time of the newest sample in which it is origin or destination."""
+    """Time of the newest sample of each node, as origin or destination, by name of the node."""
     places = build_zone_map(snapshot.nodes).places
     newest: dict[str, float] = {}
     for data in snapshot.results.values():
@@ -38,7 +38,7 @@ def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
 
 def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict[str, float]) -> AgentView:
     announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    state, reason = _state(probe_node, announcement)
+    state, reason = _agent_state(probe_node, announcement)
     return AgentView(
         node=probe_node.name,
         zone=probe_node.zone,
@@ -51,15 +51,15 @@ def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict
     )
 
 
-def _state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
-    """``up`` if the probe planner includes the node, with the problem that its agent reports; else the first reason why not."""
+def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
+    """The agent's state, and the first reason why it is not ``up``, or the problem that an agent reports that is ``up``."""
     reported = announcement.problem if announcement is not None else ""
     checks: Sequence[tuple[bool, AgentState, str]] = (
-        (node.ready, "away", "node is not Ready"),
+        (node.ready, "excluded", "node is not Ready"),
         (announcement is not None, "down", "no agent has announced itself on this node"),
         (node.agent_ready, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
-        (bool(node.zone), "away", "node has no zone label"),
-        (node.schedulable, "away", "node is cordoned"),
+        (bool(node.zone), "excluded", "node has no zone label"),
+        (node.schedulable, "excluded", "node is cordoned"),
         (is_address(node.address), "down", f"the agent's address {node.address!r} is not an IP address"),
         (
             node.address_is_own,

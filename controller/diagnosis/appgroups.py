@@ -10,8 +10,8 @@ from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET,
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding, Severity
-from controller.diagnosis.reading import seconds
+from controller.diagnosis.findings import ConditionFinding, Finding, GroupFinding, Severity
+from controller.diagnosis.reading import unix_seconds
 from kubekit.conditions import find_condition
 from kubekit.text import format_command
 from kubekit.wire import Condition
@@ -46,7 +46,7 @@ def _spec_findings(group: AppGroup) -> Iterator[Finding]:
     for reason, detail in spec_problems(group, graph, ordered):
         code, alert = ("dependency-cycle", "NetawareAppGroupCycle") if reason == "Cycle" else (f"spec-{reason}", "")
         summary, fix = f"AppGroup {key}: {detail}", (_edit_command(group),)
-        yield Finding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
+        yield ConditionFinding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 
 def _edit_command(group: AppGroup) -> str:
@@ -56,7 +56,7 @@ def _edit_command(group: AppGroup) -> str:
 def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> Iterator[Finding]:
     meta, required = group.metadata, group.spec.num_members
     complete = find_condition(group.status.conditions, COMPLETE)
-    since = seconds(complete.last_transition_time) if complete is not None and complete.status == "False" else None
+    since = unix_seconds(complete.last_transition_time) if complete is not None and complete.status == "False" else None
     if since is None or not 0 < count < required or pending or now - since < CREATION_TIMEOUT_S:
         return
     summary = f"AppGroup {meta.key}: {required - count} of {required} pods were never created"
@@ -66,7 +66,7 @@ def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> I
         format_command("kubectl -n {} get deployments,statefulsets,resourcequotas", meta.namespace),
         "raise the quota, scale the Deployment, or correct what refuses them",
     )
-    yield Finding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
+    yield GroupFinding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
 
 
 def _consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
@@ -84,9 +84,11 @@ def _condition_findings(group: AppGroup, unreachable: Collection[str]) -> Iterat
     false = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
 
     def finding(type_: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
-        since, cause = seconds(false[type_].last_transition_time), (false[type_].message,)
+        since, cause = unix_seconds(false[type_].last_transition_time), (false[type_].message,)
         severity: Severity = "info" if type_ == BALANCED else "warning"
-        return Finding(code, severity, f"AppGroup {meta.key}: {summary}", cause, since, (meta.key,), fix, alert)
+        return ConditionFinding(
+            code, severity, f"AppGroup {meta.key}: {summary}", cause, since, (meta.key,), fix, alert
+        )
 
     if ADMITTED in false:
         summary = "other namespaces do not admit it to their pods"

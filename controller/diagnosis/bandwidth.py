@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from controller.cluster.pod_info import PodInfo
-from controller.diagnosis.findings import MAX_AFFECTED, Finding
+from controller.diagnosis.findings import MAX_AFFECTED, Finding, PodFinding
 from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidthView, PodBandwidthView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import rate_of
@@ -37,8 +37,8 @@ def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
 
 def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
     """Findings about overcommitted bandwidth, and about limits that agents report as not enforced."""
-    overcommitted = [node.node for node in bandwidth.nodes if node.overcommitted]
-    overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.overcommitted]
+    overcommitted = [node.node for node in bandwidth.nodes if node.is_overcommitted]
+    overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.is_overcommitted]
     if overcommitted:
         summary = "pods request more bandwidth than there is"
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
@@ -46,17 +46,19 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         yield Finding(
             "bandwidth-overcommitted", "warning", summary, (), None, tuple(overcommitted[:MAX_AFFECTED]), fix, alert
         )
-    unenforced = [pod for pod in bandwidth.pods if pod.unenforced]
+    unenforced = [pod for pod in bandwidth.pods if pod.unenforced_verdicts]
     if unenforced:
         summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
         cause = tuple(
             f"{pod.namespace}/{pod.name}: {direction} {verdict}"
             for pod in unenforced[:3]
-            for direction, verdict in pod.unenforced.items()
+            for direction, verdict in pod.unenforced_verdicts.items()
         )
         affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])
         fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
-        yield Finding("limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced")
+        yield PodFinding(
+            "limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced"
+        )
 
 
 def has_bandwidth_spec(pod: PodInfo) -> bool:
@@ -72,10 +74,10 @@ def _pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
         name=pod.name,
         node=pod.node,
         requested_bps=requested,
-        ingress_asked=ingress,
-        egress_asked=egress,
-        ingress_asked_bps=rate_of(ingress),
-        egress_asked_bps=rate_of(egress),
+        ingress_limit=ingress,
+        egress_limit=egress,
+        ingress_limit_bps=rate_of(ingress),
+        egress_limit_bps=rate_of(egress),
         ingress_verdict=verdicts.get("ingress"),
         egress_verdict=verdicts.get("egress"),
         problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.host_network),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding
+from controller.diagnosis.findings import EventScope, Finding
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -26,25 +26,14 @@ PAUSE_RATIO = 20.0
 """Pause after a diagnosis, as a multiple of its time, because it takes much processor time in large clusters."""
 MAX_EVENTS_AT_ONCE = 20
 """At most this many events are written after one diagnosis, worst findings first; the others follow after the next."""
-_CONDITION_PREFIXES = ("topology-", "spec-", "pairs-stale", "dependency-cycle", "namespace-not-", "costs-violated")
-"""Prefixes of codes of findings that a condition reports, whose changes have events (controller.cluster.status_writing)."""
-_POD_PREFIXES = (
-    "unknown-workload",
-    "other-scheduler",
-    "no-scheduler",
-    "gated-too-long",
-    "no-node-",
-    "limits-not-enforced",
-)
-"""Prefixes of codes of findings about pods."""
-_SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-agent")
-"""Codes of which one object can have several findings, each with its own event."""
 _MIN_NOTE_BYTES = 200
+"""A command that leaves fewer bytes for the summary is omitted from the event's note."""
 
 ObjectKey = tuple[Resource, str]
 """A kind, and an object's ``namespace/name`` or a node's name."""
 FindingKey = tuple[str, ObjectKey, tuple[str, ...]]
-"""Code, object, and what else tells several findings of one code and object apart."""
+"""Code, object, and for findings about zones the affected ones, because one object can have several such findings."""
+_KINDS: dict[EventScope, Resource] = {"pod": PODS, "appgroup": APPGROUPS, "node": NODES}
 
 
 class FindingEvent(NamedTuple):
@@ -56,9 +45,9 @@ class FindingEvent(NamedTuple):
 
 
 class FindingEventFilter:
-    """Selects the findings that need an event: those of two consecutive diagnoses that have none yet.
+    """Selects the findings that need an event: those in two consecutive diagnoses that have no event yet.
 
-    Many findings vanish during a start, before the second diagnosis. A finding that vanishes and returns gets another event.
+    During a start many findings vanish before the second diagnosis. A finding that vanishes and returns gets another event.
     """
 
     def __init__(self) -> None:
@@ -74,10 +63,10 @@ class FindingEventFilter:
         events: list[FindingEvent] = []
         has_event: dict[FindingKey, bool] = {}
         for finding in findings:
-            if finding.severity == "info" or finding.code.startswith(_CONDITION_PREFIXES):
+            if finding.severity == "info" or finding.event_scope == "condition":
                 continue
             for about in objects_of(finding, facts):
-                key = (finding.code, about, finding.affects if finding.code in _SEVERAL_PER_OBJECT else ())
+                key = (finding.code, about, finding.affects if finding.event_scope == "zones" else ())
                 before = self._has_event.get(key)
                 is_due = before is False and not has_event.get(key) and len(events) < MAX_EVENTS_AT_ONCE
                 if is_due:
@@ -140,14 +129,10 @@ def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> li
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectKey]:
-    """The objects that a finding is about; a NetworkTopology, if there is one, for the whole cluster."""
-    code = finding.code
-    if code.startswith(_POD_PREFIXES):
-        return [(PODS, key) for key in finding.affects]
-    if code == "members-missing":
-        return [(APPGROUPS, key) for key in finding.affects]
-    if code in {"agents-down", "agents-impaired"}:
-        return [(NODES, name) for name in finding.affects]
+    """The objects that a finding is about: the affected ones, or for zones and the cluster a NetworkTopology, if there is one."""
+    kind = _KINDS.get(finding.event_scope)
+    if kind is not None:
+        return [(kind, key) for key in finding.affects]
     return [(NETWORK_TOPOLOGIES, key) for key in sorted(facts.topologies)[:1]]
 
 

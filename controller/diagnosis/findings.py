@@ -1,19 +1,22 @@
-"""The type of a finding, and the order of findings."""
+"""Types of findings, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from kubekit.text import cut, make_printable
 
 Severity = Literal["critical", "warning", "info"]
+EventScope = Literal["pod", "appgroup", "node", "zones", "cluster", "condition"]
+"""Objects with an event about a finding: the affected pods, AppGroups or nodes; the NetworkTopology, with an event for each tuple of
+affected zones or one for the cluster; no object, if the finding repeats a condition, whose change has an event."""
 NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})
-"""Codes of findings that mean that no controller leads."""
-_CENTRAL = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
-CLUSTER_WIDE = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
+"""Codes of findings from which follows that no controller leads."""
+_PROGRAM_CODES = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
+CLUSTER_WIDE = _PROGRAM_CODES | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Codes of findings that affect all pods, groups, zones and nodes."""
 APPLY_AGAIN = (
     "let Helm do it instead, if Helm installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
@@ -41,6 +44,8 @@ class Finding(msgspec.Struct, frozen=True):
         alert: the alert of the same state, which is also a section of the runbook; empty without one.
     """
 
+    event_scope: ClassVar[EventScope] = "cluster"
+
     code: str
     severity: Severity
     summary: str
@@ -51,12 +56,48 @@ class Finding(msgspec.Struct, frozen=True):
     alert: str = ""
 
 
+class PodFinding(Finding, frozen=True):
+    """A problem of the affected pods."""
+
+    event_scope = "pod"
+
+
+class GroupFinding(Finding, frozen=True):
+    """A problem of the affected AppGroups, which no condition reports."""
+
+    event_scope = "appgroup"
+
+
+class NodeFinding(Finding, frozen=True):
+    """A problem of the affected nodes."""
+
+    event_scope = "node"
+
+
+class ZoneFinding(Finding, frozen=True):
+    """A problem of the affected zones, or of paths between them."""
+
+    event_scope = "zones"
+
+
+class ConditionFinding(Finding, frozen=True):
+    """A problem that a condition of an AppGroup or a NetworkTopology reports too."""
+
+    event_scope = "condition"
+
+
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, worst first; then those of our central programs, then those that affect most objects."""
+    """Sorted by severity, worst first; then those about our programs, then those that affect most objects."""
     return tuple(
         sorted(
             map(_sanitized, findings),
-            key=lambda f: (SEVERITY_ORDER[f.severity], f.code not in _CENTRAL, -len(f.affects), f.code, f.summary),
+            key=lambda f: (
+                SEVERITY_ORDER[f.severity],
+                f.code not in _PROGRAM_CODES,
+                -len(f.affects),
+                f.code,
+                f.summary,
+            ),
         )
     )
 

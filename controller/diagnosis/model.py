@@ -1,7 +1,4 @@
-"""Zones, agents and bandwidth of one snapshot, as ``-o json`` and the page show them.
-
-Names are camelCase on the wire. Units are in the names. A value that is not known is null, never 0.
-"""
+"""Zones, agents and bandwidth of one snapshot, as ``-o json`` and the page show them. An unknown value is null, never 0."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Literal
 import msgspec
 
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
-"""Source of a cost: see `netperf.costs`; ``given`` in a weight that the user wrote, ``absent`` without a cost."""
-AgentState = Literal["up", "down", "away"]
+"""Source of a cost: see `netperf.costs`; ``given`` for a weight that the user wrote, ``absent`` without a cost."""
+AgentState = Literal["up", "down", "excluded"]
 ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
 """Verdicts of the agent on limits that have effect; all others mean a limit without effect."""
 
@@ -21,7 +18,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ZoneView(View, frozen=True):
-    """A zone: its region (empty when unlabelled), its nodes, how many are Ready, how many of these have an agent."""
+    """A zone.
+
+    Attributes:
+        region: empty without a label.
+        nodes: number of its nodes.
+        ready: number of its Ready nodes.
+        agents: number of its Ready nodes whose agent is Ready.
+    """
 
     name: str
     region: str
@@ -34,11 +38,13 @@ class PairView(View, frozen=True):
     """One directed pair of zones.
 
     Attributes:
-        cost: in the weight in use; null if it has none.
-        p50_us: round trip of the pair's representative sample, like the next fields.
+        cost: cost in the weight that `NetworkView.weights` names; null if that has none.
+        basis: see `PairBasis`.
+        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trip in the pair's representative sample, as the next fields.
         measured_at: unix seconds, by our clock.
         quality_flags: why the newest sample is not trusted; empty if it is.
         prober: ``netperf``, ``datagrams`` or ``external``.
+        bandwidth_capacity_bps, bandwidth_allocated_bps: as the NetworkTopology has them.
     """
 
     origin: str
@@ -59,8 +65,8 @@ class PairView(View, frozen=True):
     bandwidth_allocated_bps: int | None = None
 
     @property
-    def overcommitted(self) -> bool:
-        """Whether dependencies have allocated more than the capacity; False if it is unknown."""
+    def is_overcommitted(self) -> bool:
+        """Whether dependencies have allocated more than the capacity; False if the capacity is unknown."""
         return (
             self.bandwidth_capacity_bps is not None
             and (self.bandwidth_allocated_bps or 0) > self.bandwidth_capacity_bps
@@ -78,8 +84,8 @@ class NetworkView(View, frozen=True):
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
         weights: name of the weight shown; null when the object has none of that name.
-        unit_us: microseconds that one unit of a NetperfCosts cost stands for.
-        percentile: which latency these costs are made from.
+        unit_us: latency that one unit of a cost in NetperfCosts stands for.
+        percentile: percentile of the latency from which these costs are computed.
         zones: sorted by region and name; pairs follow this order, every ordered pair once.
         interval_s: length of a probing round, null without a plan.
         measured_at: unix seconds of the newest sample.
@@ -101,11 +107,11 @@ class AgentView(View, frozen=True):
     """A node and its agent.
 
     Attributes:
-        state: ``up``; ``down`` if the node should be measured but its agent does not work; ``away`` if the node is not measured,
-            because it is not Ready, cordoned or without a zone.
-        reason: why it is not up; or the problem that an agent reports.
+        state: ``up``; ``down`` if the node should be measured but its agent does not work; ``excluded`` from measurement if the
+            node is not Ready, cordoned or without a zone.
+        reason: why the agent is not up, or the problem that it reports.
         probes: number of pairs that it measures as origin.
-        newest_at: unix seconds of the newest sample with this node.
+        newest_at: time of the newest sample with this node, unix seconds.
     """
 
     node: str
@@ -123,7 +129,8 @@ class PodBandwidthView(View, frozen=True):
 
     Attributes:
         requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
-        ingress_asked, egress_asked: text of the annotation, null without one; ``_bps`` its value, null if it is invalid.
+        ingress_limit, egress_limit: text of the annotation, null without one.
+        ingress_limit_bps, egress_limit_bps: value of the annotation, null if it is invalid.
         ingress_verdict, egress_verdict: the agent's verdict on the limit; null if unknown.
         problem: an inconsistency; empty without one.
     """
@@ -132,10 +139,10 @@ class PodBandwidthView(View, frozen=True):
     name: str
     node: str
     requested_bps: int
-    ingress_asked: str | None
-    egress_asked: str | None
-    ingress_asked_bps: int | None
-    egress_asked_bps: int | None
+    ingress_limit: str | None
+    egress_limit: str | None
+    ingress_limit_bps: int | None
+    egress_limit_bps: int | None
     ingress_verdict: str | None
     egress_verdict: str | None
     problem: str
@@ -147,13 +154,19 @@ class PodBandwidthView(View, frozen=True):
         return {direction: verdict for direction, verdict in verdicts.items() if verdict is not None}
 
     @property
-    def unenforced(self) -> dict[str, str]:
-        """Verdicts of limits without effect."""
+    def unenforced_verdicts(self) -> dict[str, str]:
+        """Verdicts of limits without effect, by direction."""
         return {direction: verdict for direction, verdict in self.verdicts.items() if verdict not in ENFORCED_VERDICTS}
 
 
 class NodeBandwidthView(View, frozen=True):
-    """Bandwidth of one node, bits per second; capacity and allocatable are null where the node publishes none."""
+    """Bandwidth of one node, bits per second.
+
+    Attributes:
+        capacity_bps, allocatable_bps: null if the node publishes none.
+        allocated_bps: sum of its pods' requests.
+        pods: number of pods with a request.
+    """
 
     node: str
     zone: str
@@ -163,7 +176,7 @@ class NodeBandwidthView(View, frozen=True):
     pods: int
 
     @property
-    def overcommitted(self) -> bool:
+    def is_overcommitted(self) -> bool:
         """Whether pods have requested more than is allocatable; False if that is unknown."""
         return self.allocatable_bps is not None and self.allocated_bps > self.allocatable_bps
 

@@ -1,15 +1,24 @@
-"""Findings about measurements: agents without samples, unreachable zones, costs without a recent measurement."""
+"""Findings about agents, probes between zones, and costs without a recent measurement."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding, Severity
+from controller.diagnosis.findings import (
+    APPLY_AGAIN,
+    MAX_AFFECTED,
+    ConditionFinding,
+    Finding,
+    NodeFinding,
+    Severity,
+    ZoneFinding,
+)
 from controller.diagnosis.model import AgentView, PairBasis, PairView
-from controller.diagnosis.reading import seconds
+from controller.diagnosis.reading import unix_seconds
 from kubekit.text import format_command, pluralize
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
@@ -27,15 +36,24 @@ _DELETE_AGENT_POD = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --
 MAX_SINGLE_RESTARTS = 3
 """Up to this many agents are restarted by one command each, more with the DaemonSet."""
 _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
-# Reason of a condition -> severity, summary, fix, alert.
-_REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
-    "BadCostPolicy": (
+
+
+class ConditionReason(NamedTuple):
+    """What a reason of a NetworkTopology's condition means; ``fix`` has placeholders, see `_condition_findings`."""
+
+    severity: Severity
+    summary: str
+    fix: tuple[str, ...]
+    alert: str = ""
+
+
+_REASONS: dict[str, ConditionReason] = {
+    "BadCostPolicy": ConditionReason(
         "warning",
         "its costPolicy is invalid",
         (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
-        "",
     ),
-    "NodesWithoutZone": (
+    "NodesWithoutZone": ConditionReason(
         "warning",
         "some nodes have no zone label and are not measured",
         (
@@ -44,28 +62,26 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         ),
         "NetawareNodesLeftOut",
     ),
-    "ConflictingRegions": (
+    "ConflictingRegions": ConditionReason(
         "warning",
         "nodes of one zone name different regions; costs are written for that of most, and the others may find none",
         (
             "kubectl get nodes -L topology.kubernetes.io/region,topology.kubernetes.io/zone",
             "kubectl label --overwrite node NODE topology.kubernetes.io/region=REGION",
         ),
-        "",
     ),
-    "UnplannedResults": (
+    "UnplannedResults": ConditionReason(
         "warning",
         "there are results that no probe plan asks for",
         (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD),
         "NetawareResultsRefused",
     ),
-    "NodesContradicted": (
+    "NodesContradicted": ConditionReason(
         "info",
         "measurements of some nodes are ignored as outliers",
         ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there"),
-        "",
     ),
-    "NetperfFails": (
+    "NetperfFails": ConditionReason(
         "warning",
         "netperf fails again and again between some zones",
         ("kubectl netaware costs --percentile p90", f"{_PORTS} between nodes"),
@@ -80,14 +96,14 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
-    """Findings about agents that do not work, by zone; a single one if none works at all."""
+    """Findings about agents that do not work, one for each zone, or a single one if no agent works; and about impaired agents."""
     failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
     working: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
         reason = _failure(agent, facts)
         if reason:
             failed[agent.zone].append((agent.node, reason))
-        elif agent.state != "away":
+        elif agent.state != "excluded":
             working[agent.zone] += 1
     if failed and not working:
         yield _no_agents(facts, failed)
@@ -99,18 +115,18 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         if working[zone]:
             summary = f"{len(nodes)} of {len(nodes) + working[zone]} agents of zone {zone} do not work"
             affects = names[:MAX_AFFECTED]
-            yield Finding("agents-down", "warning", summary, cause, None, affects, fix, "NetawareAgentDown")
+            yield NodeFinding("agents-down", "warning", summary, cause, None, affects, fix, "NetawareAgentDown")
         else:
             summary = (
                 f"no agent of zone {zone} works ({pluralize(len(nodes), 'node')}): its latencies are old or inferred"
             )
-            yield Finding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
+            yield ZoneFinding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
         summary = f"agents on {pluralize(len(impaired), 'node')} report that something does not work"
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
         names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
-        yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
+        yield NodeFinding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
 
 
 def _failure(agent: AgentView, facts: Facts) -> str:
@@ -152,13 +168,13 @@ def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Findin
 
 
 def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
-    """Findings about paths and costs.
+    """Findings about paths between zones, and about costs.
 
     Args:
-        facts: the cluster's.
-        silent_zones: zones without a working agent; consequences of that are not reported.
+        facts: facts of the cluster.
+        silent_zones: zones without a working agent, which another finding reports; pairs with them are left out.
     """
-    if not facts.topologies and facts.control_plane.topologies_known:
+    if not facts.topologies and facts.control_plane.can_list_topologies:
         summary = "there is no NetworkTopology, so no costs can be written"
         logs = format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.home)
         cause = ("the leader creates one within a minute, but only if `bootstrap.networkTopology` names it",)
@@ -166,12 +182,9 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
         yield Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
         return
     pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(silent_zones)]
-    reported_unreachable = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(
-        facts.unreachable
-    )
-    dead_pairs = sorted(
-        {(min(pair), max(pair)) for pair in reported_unreachable if not set(silent_zones).intersection(pair)}
-    )
+    unreachable = {_zones(p) for p in pairs if p.basis == "unreachable"}
+    unreachable |= {pair for pair in facts.unreachable if not set(silent_zones).intersection(pair)}
+    dead_pairs = sorted({(min(pair), max(pair)) for pair in unreachable})
     yield from (_unreachable(*pair) for pair in dead_pairs)
     working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
     if facts.network.interval_s is None and len(working) > 1:
@@ -198,7 +211,7 @@ def _unreachable(zone: str, other: str) -> Finding:
     cause = ("probes between them fail from more than one node",)
     show_latency = format_command("kubectl netaware latency {} {}", zone, other)
     fix = (show_latency, f"{_PORTS} between their nodes, or correct the path")
-    return Finding(
+    return ZoneFinding(
         "zones-unreachable", "critical", summary, cause, None, (zone, other), fix, "NetawareZonePairUnreachable"
     )
 
@@ -218,7 +231,7 @@ def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
         summary = f"some zones have no measurement between them ({pluralize(len(names), 'pair')})"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
         alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
-        yield Finding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
+        yield ZoneFinding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
 
 
 def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
@@ -230,10 +243,12 @@ def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     if names or conditions:
         summary = "costs between some zones rest on old measurements"
         cause = tuple(c.message for c in conditions)
-        since = min((at for c in conditions if (at := seconds(c.last_transition_time)) is not None), default=None)
+        since = min((at for c in conditions if (at := unix_seconds(c.last_transition_time)) is not None), default=None)
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between nodes, if probes time out")
         affects = names[:MAX_AFFECTED] or tuple(sorted(facts.topologies))
-        yield Finding("pairs-stale", "warning", summary, cause, since, affects, fix, "NetawareMeasurementsStale")
+        yield ConditionFinding(
+            "pairs-stale", "warning", summary, cause, since, affects, fix, "NetawareMeasurementsStale"
+        )
 
 
 def _defaults(message: str) -> dict[str, object]:
@@ -252,13 +267,15 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
                 continue
             reason, message = condition.reason, condition.message
             default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
-            severity, summary, fix, alert = _REASONS.get(reason, (default, reason, (_DESCRIBE_TOPOLOGY,), ""))
-            since = seconds(condition.last_transition_time)
+            severity, summary, fix, alert = _REASONS.get(
+                reason, ConditionReason(default, reason, (_DESCRIBE_TOPOLOGY,))
+            )
+            since = unix_seconds(condition.last_transition_time)
             is_recent = since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s
             if condition.type == "OutlierNodes" and severity == "info" and is_recent:
-                continue  # It may end when its pair is measured again.
+                continue  # The next probe of its pair may clear it.
             nodes = [word for word in _WORDS.findall(message) if word in facts.nodes] or ["NODE"]
             names = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(message)}
             commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
             summary = f"NetworkTopology {key}: {summary}"
-            yield Finding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)
+            yield ConditionFinding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)

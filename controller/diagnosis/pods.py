@@ -13,15 +13,15 @@ from controller.cluster.eligibility import has_node_constraints
 from controller.cluster.pods import GATE, has_extender
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
-from controller.diagnosis.findings import MAX_AFFECTED, Finding
-from controller.diagnosis.reading import seconds
-from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, classify, message_of, reason_of
+from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
+from controller.diagnosis.reading import unix_seconds
+from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, message_of, parse_message, reason_of
 from kubekit.conditions import find_condition
 from kubekit.text import format_command, make_printable, pluralize
 from kubekit.wire import FINISHED_PHASES, split_key
 from netperf.contract import SCHEDULER
 
-Kind = Literal[
+PodDiagnosisKind = Literal[
     "placed",
     "planned",
     "gated",
@@ -54,7 +54,7 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
         fix: commands that show more or change the state.
     """
 
-    kind: Kind
+    kind: PodDiagnosisKind
     summary: str
     since: float | None = None
     until: float | None = None
@@ -79,8 +79,8 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         surveys = NodeSurveys(facts.nodes)
         reason = reason_of(pod, surveys)
         message = pod.scheduled.message or pod.scheduled.reason
-        kind: Kind = "refused" if reason.code == "max-cost" else "unschedulable"
-        since = seconds(pod.scheduled.last_transition_time) or pod.created
+        kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
+        since = unix_seconds(pod.scheduled.last_transition_time) or pod.created
         summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *restrictions(pod, surveys)))
         return PodDiagnosis(kind, summary, since, fix=reason.fix)
     if pod.group and not _uses_netaware(pod, facts):
@@ -172,7 +172,7 @@ def _fix_label(pod: PodFact) -> tuple[str, ...]:
 
 def restrictions(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
     """Constraints of the pod's spec that exclude nodes, each in words."""
-    spec, survey = pod.spec, surveys.of(pod.spec)
+    spec, survey = pod.spec, surveys.survey(pod.spec)
     texts = []
     if has_node_constraints(spec):
         words = ",".join(f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
@@ -190,7 +190,7 @@ def _count_nodes(zones: Sequence[str]) -> str:
     return pluralize(len(zones), "node") + (f" of {', '.join(names)}" if names else "")
 
 
-def find_pod_findings(facts: Facts) -> Iterator[Finding]:
+def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods, one for all pods with the same cause."""
     yield from _unknown_workloads(facts)
     yield from _other_schedulers(facts)
@@ -213,7 +213,7 @@ def _describe(pods: list[PodFact]) -> str:
     return f"pod {pods[0].key}" if len(pods) == 1 else f"{len(pods)} pods such as {pods[0].key}"
 
 
-def _unknown_workloads(facts: Facts) -> Iterator[Finding]:
+def _unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods whose labels name no workload, by labels."""
     groups, newest, not_admitted = _groups_by_key(facts), _newest_by_owner(facts), set(_not_admitted(facts))
     by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
@@ -232,7 +232,7 @@ def _unknown_workloads(facts: Facts) -> Iterator[Finding]:
     for (_, problem), pods in sorted(by_label.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.node for pod in pods) else ()
         summary, fix = f"{_describe(pods)}: {problem}", _fix_label(pods[0])
-        yield Finding("unknown-workload", "warning", summary, cause, _oldest(pods), _names(pods), fix)
+        yield PodFinding("unknown-workload", "warning", summary, cause, _oldest(pods), _names(pods), fix)
 
 
 def _not_admitted(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -250,7 +250,7 @@ def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], P
     return {(pod.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created or 0)}
 
 
-def _other_schedulers(facts: Facts) -> Iterator[Finding]:
+def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
     """Findings about groups of which netaware places only some pods."""
     by_group: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
@@ -261,29 +261,33 @@ def _other_schedulers(facts: Facts) -> Iterator[Finding]:
         if others and len(others) < len(pods):
             by = ", ".join(sorted({pod.scheduler_name for pod in others}))
             summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} {_NOT_NETAWARE}"
-            yield Finding("other-scheduler", "warning", summary, affects=_names(others), fix=(_set_scheduler(facts),))
+            yield PodFinding(
+                "other-scheduler", "warning", summary, affects=_names(others), fix=(_set_scheduler(facts),)
+            )
 
 
-def _unschedulable(facts: Facts) -> Iterator[Finding]:
+def _unschedulable(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods without a node, by namespace, group and reason; gated pods of the same group are affected too."""
     by_cause: dict[tuple[str, str, str], list[PodFact]] = defaultdict(list)
     gated: dict[str, list[PodFact]] = defaultdict(list)
     surveys = NodeSurveys(facts.nodes)
     for pod in facts.pods:
         if pod.found_no_node:
-            by_cause[pod.namespace, pod.group_key, classify(message_of(pod)).code].append(pod)
+            by_cause[pod.namespace, pod.group_key, parse_message(message_of(pod)).code].append(pod)
         elif pod.group_key and GATE in pod.gates:
             gated[pod.group_key].append(pod)
     for (_, group, code), pods in sorted(by_cause.items()):
         first, reason, message = pods[0], reason_of(pods[0], surveys), message_of(pods[0])
         summary = f"{_describe(pods)}: {first.scheduler_name} finds no node: {reason.meaning}"
-        times = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
+        times = [unix_seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((time for time in times if time is not None), default=_oldest(pods))
         cause = (*((message,) if message else ()), *restrictions(first, surveys))
-        yield Finding(f"no-node-{code}", "warning", summary, cause, since, _names((*pods, *gated[group])), reason.fix)
+        yield PodFinding(
+            f"no-node-{code}", "warning", summary, cause, since, _names((*pods, *gated[group])), reason.fix
+        )
 
 
-def _untried(facts: Facts) -> Iterator[Finding]:
+def _untried(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods that no scheduler has tried: the name is wrong, or the scheduler hangs."""
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     active = _active_schedulers(facts)
@@ -304,7 +308,7 @@ def _untried(facts: Facts) -> Iterator[Finding]:
                 format_command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
-        yield Finding("no-scheduler", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
+        yield PodFinding("no-scheduler", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
 
 
 def _active_schedulers(facts: Facts) -> set[str]:
@@ -312,13 +316,13 @@ def _active_schedulers(facts: Facts) -> set[str]:
     names: set[str] = set()
     for pod in facts.pods:
         if pod.scheduled is not None and (pod.node or pod.found_no_node):
-            at = seconds(pod.scheduled.last_transition_time)
+            at = unix_seconds(pod.scheduled.last_transition_time)
             if at is not None and facts.now - at < GATED_ATTEMPT_TIMEOUT_S:
                 names.add(pod.scheduler_name)
     return names
 
 
-def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[Finding]:
+def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
     """Findings about pods that wait at our gate for too long, without another finding that explains it."""
     groups = _groups_by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
@@ -338,4 +342,4 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[Finding]:
             f"{len(pods)} pods of AppGroup {key} have waited at their gate for more than {LONG_WAIT_S / 60:.0f} min"
         )
         alert = "NetawarePodsGatedTooLong"
-        yield Finding("gated-too-long", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
+        yield PodFinding("gated-too-long", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)

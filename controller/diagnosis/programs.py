@@ -8,7 +8,7 @@ from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
-from controller.diagnosis.unschedulable import NodeSurveys, unschedulable_reason
+from controller.diagnosis.unschedulable import NodeSurveys, reason_in_message
 from kubekit.text import format_command
 from netperf.contract import CONTROLLER, SCHEDULER
 
@@ -36,18 +36,18 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
     if not_ready["controller"] is not None:
         yield _program_down(facts, "controller", not_ready["controller"], gated, "NetawareNoLeader")
-    elif status.lease_known and has_expired(status.lease, facts.now):
+    elif status.can_read_lease and has_expired(status.lease, facts.now):
         yield _no_leader(facts, gated)
     # Some overlays have no scheduler; then it is missing only if a pod names it.
     if not_ready["scheduler"] or (not_ready["scheduler"] is not None and waiting):
         yield _program_down(facts, "scheduler", not_ready["scheduler"], waiting, "NetawareSchedulerDown")
     elif not_ready["extender"]:
         yield _program_down(facts, "extender", not_ready["extender"], waiting, "NetawareExtenderDown")
-    if status.complaints:
+    if status.failed_checks:
         access: tuple[str, ...] = (
             "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it",
         )
-        if any("403" in line for line in status.complaints):
+        if any("403" in line for line in status.failed_checks):
             access = APPLY_AGAIN
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
@@ -55,7 +55,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
             format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
             *access,
         )
-        yield Finding("controller-not-ready", "warning", summary, status.complaints[:3], fix=fix)
+        yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:3], fix=fix)
 
 
 def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
@@ -86,7 +86,7 @@ def _unready_pods(facts: Facts, program: Program) -> list[ProgramPod] | None:
     if facts.control_plane.programs is None:
         return None
     pods = [pod for pod in facts.control_plane.programs if pod.program == program]
-    return None if any(pod.ready for pod in pods) else pods
+    return None if any(pod.is_ready for pod in pods) else pods
 
 
 def _program_down(
@@ -102,7 +102,7 @@ def _program_down(
         # A pod that reports a failure explains more than one that starts.
         worst = min(pods, key=lambda pod: pod.reason in _STARTING)
         templates = sorted(
-            {pod.template for pod in pods if pod.template and pod.reason and pod.reason not in _STARTING}
+            {pod.template_hash for pod in pods if pod.template_hash and pod.reason and pod.reason not in _STARTING}
         )
         fix = (
             format_command("kubectl -n {} describe pod {}", facts.home, worst.name),
@@ -128,8 +128,8 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
         templates: hashes of the pod templates whose pods fail.
     """
     if not pod.node:
-        return unschedulable_reason(
-            pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).of(GroupPodSpec())
+        return reason_in_message(
+            pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).survey(GroupPodSpec())
         ).fix
     logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
     if not pod.reason:

@@ -100,22 +100,27 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
 
 
 async def read_control_plane(
-    client: Client, home: str, *, installed: bool, topologies_known: bool = True, complaints: Iterable[str] = ()
+    client: Client,
+    home: str,
+    *,
+    is_installed: bool,
+    can_list_topologies: bool = True,
+    failed_checks: Iterable[str] = (),
 ) -> ControlPlaneStatus:
     """The state of netaware's programs in namespace ``home``; what cannot be read is unknown."""
     lease, programs = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=home)).spec
         duration_s = float(spec.lease_duration_seconds or 10)
-        lease = LeaseFact(spec.holder_identity or "", seconds(spec.renew_time), duration_s)
-        is_lease_known = True
+        lease = LeaseFact(spec.holder_identity or "", unix_seconds(spec.renew_time), duration_s)
+        can_read_lease = True
     except KubekitError as error:
-        is_lease_known = isinstance(error, ApiError) and error.is_not_found
+        can_read_lease = isinstance(error, ApiError) and error.is_not_found
     with contextlib.suppress(KubekitError):
         programs = read_programs(
             await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)
         )
-    return ControlPlaneStatus(installed, topologies_known, programs, lease, is_lease_known, tuple(complaints))
+    return ControlPlaneStatus(is_installed, can_list_topologies, programs, lease, can_read_lease, tuple(failed_checks))
 
 
 def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
@@ -125,7 +130,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
         for program in PROGRAMS.get(pod.metadata.label(NAME_LABEL), ()):
             named = [c for c in pod.status.container_statuses or () if program in c.name]
             containers = named or pod.status.container_statuses or []
-            ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
+            is_ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
             states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
             reason = next((state.reason for state in states), "")
             scheduled, ready_condition = (
@@ -133,10 +138,10 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             )
             if not reason and not pod.spec.node_name and scheduled is not None:
                 reason = scheduled.message
-            since = seconds(ready_condition.last_transition_time) if ready_condition is not None else None
+            since = unix_seconds(ready_condition.last_transition_time) if ready_condition is not None else None
             template = pod.metadata.label(TEMPLATE_HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
-            program_pods.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, template))
+            program_pods.append(ProgramPod(program, name, node, pod.status.phase, is_ready, reason, since, template))
     return tuple(program_pods) or None
 
 
@@ -158,13 +163,13 @@ def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "exte
         target=target.node if target is not None else "",
         spec=spec,
         terminating=meta.deletion_timestamp is not None,
-        created=seconds(meta.creation_timestamp),
+        created=unix_seconds(meta.creation_timestamp),
         owner=owner_of(meta),
         has_placement=target is not None or placement_of(meta.labels, placement) != "extender",
     )
 
 
-def seconds(text: str | None) -> float | None:
+def unix_seconds(text: str | None) -> float | None:
     """A time of the API as unix seconds; None for an absent or malformed one."""
     try:
         return parse_time(text) if text else None

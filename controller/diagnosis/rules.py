@@ -1,4 +1,4 @@
-"""Turns facts into findings. Consequences of a finding are not reported: a dead controller is one finding, not one for each pod."""
+"""Turns facts into findings, without consequences of other findings: a dead controller is one finding, not one for each pod."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from controller.diagnosis.network import find_agent_findings, find_network_findi
 from controller.diagnosis.pods import find_pod_findings
 from controller.diagnosis.programs import find_program_findings
 
-_NEEDS_SCHEDULER = frozenset({"no-scheduler"})
-_NEEDS_LEADER = frozenset({"gated-too-long"})
-
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """All findings, worst first."""
-    if not facts.control_plane.installed:
+    if not facts.control_plane.is_installed:
         fix = (
             "look at docs/install.md: make overlay writes dist/overlay",
             "kubectl apply --server-side -k dist/overlay",
@@ -32,9 +29,9 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
         findings += find_network_findings(facts, silent_zones)
     else:
         # Without a leader costs and plans are old, and gates stay shut.
-        suppressed |= _NEEDS_LEADER
+        suppressed.add("gated-too-long")
     if "scheduler-down" in codes:
-        suppressed |= _NEEDS_SCHEDULER
+        suppressed.add("no-scheduler")
     unreachable = silent_zones.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
     findings += find_group_findings(facts, unreachable)
     findings += [finding for finding in find_pod_findings(facts) if finding.code not in suppressed]

@@ -31,17 +31,17 @@ class ProgramPod(msgspec.Struct, frozen=True):
         reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
             node; empty otherwise.
         since: time of the last change of its readiness, unix seconds.
-        template: hash of its pod template; empty if unknown.
+        template_hash: hash of its pod template; empty if unknown.
     """
 
     program: Program
     name: str
     node: str = ""
     phase: str = ""
-    ready: bool = False
+    is_ready: bool = False
     reason: str = ""
     since: float | None = None
-    template: str = ""
+    template_hash: str = ""
 
 
 class LeaseFact(msgspec.Struct, frozen=True):
@@ -56,20 +56,20 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
     """The state of netaware's own programs.
 
     Attributes:
-        installed: whether the cluster has netaware's CustomResourceDefinitions.
-        topologies_known: whether NetworkTopologies could be listed.
+        is_installed: whether the cluster has netaware's CustomResourceDefinitions.
+        can_list_topologies: whether NetworkTopologies could be listed.
         programs: pods of the programs; None if they cannot be listed.
         lease: None without one.
-        lease_known: whether the Lease could be read.
-        complaints: failed checks of /readyz of the controller's replicas, a line each.
+        can_read_lease: whether the Lease could be read.
+        failed_checks: failed checks of /readyz of the controller's replicas, a line each.
     """
 
-    installed: bool = True
-    topologies_known: bool = True
+    is_installed: bool = True
+    can_list_topologies: bool = True
     programs: tuple[ProgramPod, ...] | None = None
     lease: LeaseFact | None = None
-    lease_known: bool = True
-    complaints: tuple[str, ...] = ()
+    can_read_lease: bool = True
+    failed_checks: tuple[str, ...] = ()
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,14 +152,14 @@ class NodeSurveys:
         self._nodes = nodes
         self._surveys: dict[bytes, NodeSurvey] = {}
 
-    def of(self, spec: GroupPodSpec) -> NodeSurvey:
+    def survey(self, spec: GroupPodSpec) -> NodeSurvey:
         """The survey of one spec."""
         key = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
         if key not in self._surveys:
-            self._surveys[key] = self._survey(spec)
+            self._surveys[key] = self._make_survey(spec)
         return self._surveys[key]
 
-    def _survey(self, spec: GroupPodSpec) -> NodeSurvey:
+    def _make_survey(self, spec: GroupPodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
         allowed = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
         untolerated = {
@@ -178,8 +178,8 @@ class NodeSurveys:
 
 def reason_of(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     """The reason that excludes most nodes, of a pod without a node."""
-    survey = surveys.of(pod.spec)
-    reason = unschedulable_reason(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
+    survey = surveys.survey(pod.spec)
+    reason = reason_in_message(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
     if reason.code == "taint" and survey.taint is not None:
         return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_toleration_for(survey.taint, pod)))
     return reason
@@ -205,7 +205,7 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def classify(message: str) -> UnschedulableReason:
+def parse_message(message: str) -> UnschedulableReason:
     """The reason that excludes most nodes by the scheduler's message; its commands have placeholders."""
     counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
@@ -221,10 +221,10 @@ def classify(message: str) -> UnschedulableReason:
     return _TABLE[min(counts, key=lambda index: (-counts[index], index))] if counts else _UNKNOWN
 
 
-def unschedulable_reason(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
+def reason_in_message(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
     """The reason by the scheduler's message; ``group`` is the key of the pod's AppGroup, empty for none."""
     home, name = split_key(group)
-    reason = classify(message)
+    reason = parse_message(message)
     cordoned = survey.cordoned[:MAX_NODES_NAMED] or "NODE"
     words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
     return msgspec.structs.replace(reason, fix=tuple(format_command(line, **words) for line in reason.fix))

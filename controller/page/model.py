@@ -44,7 +44,7 @@ def encode_overview(overview: Overview) -> dict[str, Any]:
     return {
         "network": network,
         "matrix": {name: [value(pair) for pair in overview.network.pairs] for name, value in COLUMNS.items()},
-        "agents": {"total": len(agents), "states": {state: states[state] for state in ("up", "down", "away")}},
+        "agents": {"total": len(agents), "states": {state: states[state] for state in ("up", "down", "excluded")}},
         "groups": overview.groups,
         "bandwidth": {
             "totalNodes": len(nodes),

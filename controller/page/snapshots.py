@@ -75,11 +75,11 @@ class SnapshotReader:
         status = await read_control_plane(
             self._client,
             self._namespace,
-            installed=topologies.synced.is_set() or not topologies.ready.is_set(),
-            complaints=(f"not listed yet: {problems}",) if problems else (),
+            is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
+            failed_checks=(f"not listed yet: {problems}",) if problems else (),
         )
         # Without leader election there is no Lease, and this controller does the work.
-        return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
+        return msgspec.structs.replace(status, can_read_lease=status.can_read_lease and status.lease is not None)
 
     def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""

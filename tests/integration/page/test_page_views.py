@@ -24,7 +24,7 @@ VIEWS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
 WELL = ControlPlaneStatus(
     programs=tuple(
-        ProgramPod(program, f"{program}-0", "n1", "Running", ready=True)
+        ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True)
         for program in ("controller", "scheduler", "extender")
     ),
     lease=LeaseFact("controller-0", NOW_S - 1),

@@ -22,7 +22,7 @@ NOW_S = 1_800_000_000.0
 GATE = "netaware.io/topological-order"
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
-READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", ready=True) for program in PROGRAMS)
+READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
 STATUS = ControlPlaneStatus(programs=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
@@ -178,7 +178,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "a cluster without netaware",
         "not-installed",
         "kubectl apply",
-        Facts(NOW_S, ControlPlaneStatus(installed=False)),
+        Facts(NOW_S, ControlPlaneStatus(is_installed=False)),
     ),
     Situation(
         "the controller is frozen",
@@ -202,13 +202,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller does not reach the API server",
         "controller-not-ready",
         "readyz",
-        facts(control_plane=status(complaints=("controller-0: age: store of nodes is 130 s old (503)",))),
+        facts(control_plane=status(failed_checks=("controller-0: age: store of nodes is 130 s old (503)",))),
     ),
     Situation(
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
-        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
+        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template_hash="abc"), pods=(pod(),)),
     ),
     Situation(
         "the extender does not answer",

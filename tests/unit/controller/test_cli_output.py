@@ -63,7 +63,7 @@ class MadeUpSession(Session):
     made_up: ClusterSnapshot
 
     async def snapshot(self, *, everything: bool = False, **_: bool) -> ClusterSnapshot:
-        unknown = ControlPlaneStatus(lease_known=False)
+        unknown = ControlPlaneStatus(can_read_lease=False)
         return msgspec.structs.replace(self.made_up, control_plane=unknown if everything else None)
 
 
@@ -213,7 +213,7 @@ async def test_replicas_are_asked_at_once_and_an_old_store_is_reported_by_its_re
         session = Session(client, None, None, "netaware-system")
         status = (await session.snapshot(everything=True)).control_plane
     assert status is not None
-    assert status.complaints == ("controller-old: age: store of nodes is 130 s old (503)",)
+    assert status.failed_checks == ("controller-old: age: store of nodes is 130 s old (503)",)
     assert session.remarks == []
 
 

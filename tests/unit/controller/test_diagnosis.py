@@ -74,8 +74,8 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
 
 
 def test_an_undo_names_its_revision_so_that_it_can_be_pasted_twice() -> None:
-    crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template="bad")
-    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template="good")
+    crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
+    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
     both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
     (undo,) = [line for line in both if " rollout undo " in line]
     assert "--to-revision=$(" in undo
@@ -163,7 +163,7 @@ def test_codes_of_findings_without_a_leader() -> None:
     codes = {
         situation.code
         for situation in SITUATIONS
-        if situation.facts.control_plane.installed and not has_leader(diagnose(situation.facts))
+        if situation.facts.control_plane.is_installed and not has_leader(diagnose(situation.facts))
     }
     assert codes == NO_LEADER_CODES
 
@@ -277,10 +277,10 @@ def without_a_node(message: str) -> Facts:
     [
         (facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2))), []),
         (
-            facts(control_plane=status(programs=None, lease=None, lease_known=False)),
+            facts(control_plane=status(programs=None, lease=None, can_read_lease=False)),
             [],
         ),  # What may not be read is not absent.
-        (facts(agents=agents(n3={"state": "away", "newest_at": None})), []),
+        (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
         (facts(pods=(pod(node="n1"), TOLD)), []),
         # An overlay without a scheduler misses none until somebody asks for it.
         (facts(control_plane=no_pods("scheduler", "extender")), []),
@@ -356,7 +356,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
         (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
-        (facts(control_plane=status(complaints=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
+        (facts(control_plane=status(failed_checks=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
     ],
 )
 def test_the_last_line_names_what_to_change(now: Facts, line: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.events import MAX_EVENTS_AT_ONCE, FindingEvent, FindingEventFilter
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding
+from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
 from controller.diagnosis.rules import diagnose
 from kubekit.events import NOTE_LIMIT
 from kubekit.wire import NODES, PODS
@@ -41,8 +41,8 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
 
     def cuts(number: int) -> list[Finding]:
         pairs = [("z0", f"z{i:02}") for i in range(number)]
-        paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
-        return [*paths, Finding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
+        paths = [ZoneFinding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
+        return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
     now, events = facts(topologies={"netaware-system/nt-default": ()}), FindingEventFilter()
     batches = [events.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
@@ -54,7 +54,7 @@ def test_a_command_is_never_cut() -> None:
     """The API server takes 1,024 bytes, and half a command may do something else than the whole."""
     now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
     for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
-        finding = Finding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
+        finding = PodFinding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
         events = FindingEventFilter()
         events.update([finding], now)
         (event,) = events.update([finding], now)

@@ -436,7 +436,7 @@ def gated(workload: str, **where: str) -> dict[str, Any]:
 
 
 def led(snapshot: ClusterSnapshot) -> Facts:
-    return read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(lease_known=False)))
+    return read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(can_read_lease=False)))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def bandwidth_pod(pod: GroupPod) -> PodInfo:
 
 def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of our programs is not readable."""
-    status = ControlPlaneStatus(lease_known=False)
+    status = ControlPlaneStatus(can_read_lease=False)
     return {
         finding.code: finding
         for finding in build_overview(msgspec.structs.replace(snapshot, control_plane=status)).findings
@@ -77,7 +77,7 @@ def test_results_that_the_topology_does_not_use_are_not_shown(elsewhere: str) ->
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
-def test_agents_are_up_down_or_away_with_a_reason() -> None:
+def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     cordoned = make_node("n4", "z1", "r1")
     cordoned = msgspec.structs.replace(cordoned, spec=msgspec.structs.replace(cordoned.spec, unschedulable=True))
     nodes = (
@@ -87,7 +87,7 @@ def test_agents_are_up_down_or_away_with_a_reason() -> None:
         cordoned,
     )
     agents = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
-    assert {a.node: a.state for a in agents} == {"n1": "up", "n2": "away", "n3": "down", "n4": "away"}
+    assert {a.node: a.state for a in agents} == {"n1": "up", "n2": "excluded", "n3": "down", "n4": "excluded"}
     assert all(a.reason for a in agents if a.node != "n1")
     pod = make_pod("agent-x", node="n1", namespace=HOME)
     not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
@@ -156,7 +156,7 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         "g": "",
         "h": "",
     }
-    assert view.pods[-1].egress_asked_bps == 1000, "rounded as the agent rounds"
+    assert view.pods[-1].egress_limit_bps == 1000, "rounded as the agent rounds"
     assert view.nodes[0].allocated_bps == 1_001_000_000
     assert view.pods[0].egress_verdict is None
 
@@ -171,7 +171,7 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
-    assert none_left.overcommitted, "allocatable 0 with requests"
+    assert none_left.is_overcommitted, "allocatable 0 with requests"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
