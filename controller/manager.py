@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.appgroups.reconciler import AppGroupController
+from controller.appgroups.reconciler import AppGroupController, GroupIndexes
 from controller.bootstrap import Bootstrap
 from controller.cluster.caches import Caches
 from controller.config import ControllerConfiguration
@@ -108,9 +108,9 @@ class Manager:
             self.caches,
             config.app_group,
             *reporting,
-            membership=state.membership,
-            costs=state.cost_index,
-            services=None if config.scheduler.is_parity else state.services,
+            indexes=GroupIndexes(
+                state.membership, state.cost_index, None if config.scheduler.is_parity else state.services
+            ),
             pods_of=self._scheduling.pods_of,
             extra_conditions=self._extra_conditions,
         )

@@ -49,7 +49,7 @@ def order(children: Adjacency, algorithm: str) -> Order:
 
 
 def _alternate(sequence: list[int]) -> list[int]:
-    """First, last, second, last but one, and so on."""
+    """The first item, the last, the second, the last but one, and so on."""
     rest = deque(sequence)
     alternated: list[int] = []
     while rest:
@@ -59,27 +59,27 @@ def _alternate(sequence: list[int]) -> list[int]:
 
 def _kahn(children: Adjacency) -> list[int]:
     """Kahn's algorithm with a stack: the node that became ready last comes next; without a ready node, the first in spec order."""
-    waiting_for = [0] * len(children)
+    in_degrees = [0] * len(children)
     for dependencies in children:
         for child in dependencies:
-            waiting_for[child] += 1
-    ready = [node for node, count in enumerate(waiting_for) if count == 0]
+            in_degrees[child] += 1
+    ready = [node for node, count in enumerate(in_degrees) if count == 0]
     sequence: dict[int, None] = {}
-    others = iter(range(len(children)))
+    in_spec_order = iter(range(len(children)))
     while len(sequence) < len(children):
-        node = ready.pop() if ready else next(node for node in others if node not in sequence)
+        node = ready.pop() if ready else next(node for node in in_spec_order if node not in sequence)
         sequence[node] = None
         for child in children[node]:
-            waiting_for[child] -= 1
-            if waiting_for[child] == 0 and child not in sequence:
+            in_degrees[child] -= 1
+            if in_degrees[child] == 0 and child not in sequence:
                 ready.append(child)
     return list(sequence)
 
 
 def _depth_first(children: Adjacency) -> tuple[list[int], tuple[int, ...]]:
-    """Nodes in reverse postorder of a search from each node in spec order, and the first cycle on its way."""
+    """Nodes in reverse postorder of a depth-first search from each node in spec order, and the first cycle that it meets."""
     cycle: tuple[int, ...] = ()
-    left: dict[int, None] = {}
+    postorder: list[int] = []
     seen: set[int] = set()
     for start in range(len(children)):
         path = {} if start in seen else {start: iter(children[start])}
@@ -88,11 +88,11 @@ def _depth_first(children: Adjacency) -> tuple[list[int], tuple[int, ...]]:
             seen.add(node)
             child = next(path[node], None)
             if child is None:
-                left[node] = None
+                postorder.append(node)
                 del path[node]
             elif child in path and not cycle:
                 nodes = list(path)
                 cycle = (*nodes[nodes.index(child) :], child)
             elif child not in seen:
                 path[child] = iter(children[child])
-    return list(reversed(left)), cycle
+    return postorder[::-1], cycle

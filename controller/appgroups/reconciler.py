@@ -5,13 +5,22 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.appgroups.config import AppGroupConfig
-from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admission_condition, gather, plan_status
+from controller.appgroups.status import (
+    COMPLETE,
+    ROUTED_NEAR,
+    DependencyState,
+    GroupFacts,
+    admission_condition,
+    gather,
+    plan_status,
+)
 from controller.cluster.caches import Caches
 from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
@@ -29,18 +38,37 @@ from kubekit.workqueue import WorkQueue
 DEBOUNCE_S = 0.3
 """Pods and costs change in bursts."""
 RESYNC_S = 300.0
+T = TypeVar("T")
 ALL = "*"
 """Key for all groups: 10,000 node events queue this one item, instead of each group 10,000 times."""
+
+
+class GroupIndexes(NamedTuple):
+    """Indexes that are updated before the handlers of `AppGroupController` run.
+
+    Attributes:
+        membership: the AppGroup of each pod.
+        costs: between locations.
+        services: routing of calls; None in upstream parity, where every pair of replicas counts.
+    """
+
+    membership: Membership
+    costs: CostIndex
+    services: ServiceIndex | None
 
 
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        membership, costs, services: indexes that are updated before this controller's handlers run; ``services`` is None in upstream
-            parity, where every pair of replicas counts.
+        client: fenced; only the leader writes.
+        caches: the manager's stores.
+        config: the section ``appGroup``.
+        recorder: for events on AppGroups.
+        registry: for metrics.
+        indexes: of the cluster.
         pods_of: returns the pods of a group by its key.
-        extra_conditions: returns conditions of a group by its key, from other packages.
+        extra_conditions: returns the scheduler's conditions of a group by its key.
     """
 
     def __init__(
@@ -51,45 +79,52 @@ class AppGroupController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        membership: Membership,
-        costs: CostIndex,
-        services: ServiceIndex | None,
+        indexes: GroupIndexes,
         pods_of: Callable[[str], Iterable[GroupPod]],
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
-        self._membership, self._costs, self._services, self._wall = membership, costs, services, wall
+        self._membership, self._costs, self._services = indexes
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
-        caches.app_groups.subscribe(self._group_changed)
-        caches.group_pods.subscribe(self._pod_changed)
-        caches.nodes.subscribe(self._node_changed)
-        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self.enqueue(ALL))
-        caches.topologies.subscribe(lambda _, old, new: None if has_same_costs(old, new) else self.enqueue(ALL))
-        caches.services.subscribe(lambda _, old, new: None if has_same_routing(old, new) else self.enqueue(ALL))
+        caches.app_groups.subscribe(self._on_group_change)
+        caches.group_pods.subscribe(self._on_pod_change)
+        caches.nodes.subscribe(self._on_node_change)
+        caches.namespaces.subscribe(self._enqueue_all_unless(has_same_consent))
+        caches.topologies.subscribe(self._enqueue_all_unless(has_same_costs))
+        caches.services.subscribe(self._enqueue_all_unless(has_same_routing))
+
+    def _enqueue_all_unless(
+        self, is_unchanged: Callable[[T | None, T | None], bool]
+    ) -> Callable[[str, T | None, T | None], None]:
+        """A handler that queues all groups if a change matters to them."""
+
+        def on_change(_: str, old: T | None, new: T | None) -> None:
+            if not is_unchanged(old, new):
+                self.enqueue(ALL)
+
+        return on_change
 
     def enqueue(self, key: str) -> None:
         """Queue a group, or `ALL`."""
         self._queue.add_after(key, DEBOUNCE_S)
 
-    def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+    def _on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
         if not has_same_spec(old, new):
-            for other in self._membership.keys_named(
-                key.rpartition("/")[2]
-            ):  # Pods may now belong to another group of this name.
+            # Pods may now belong to another group of this name.
+            for other in self._membership.keys_named(key.rpartition("/")[2]):
                 self.enqueue(other)
 
-    def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         for pod in (old, new):
             # Only the pod's own group, because hundreds may have one name.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self.enqueue(group)
 
-    def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
+    def _on_node_change(self, key: str, old: Node | None, new: Node | None) -> None:
         if has_same_location(old, new):
             return
         if new is not None:
@@ -113,14 +148,14 @@ class AppGroupController:
             return None
         group = self._caches.app_groups.get(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
-            self._metrics.drop(key)
+            self._metrics.remove(key)
             return None
         costs = self._costs.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be gone.
         admission = admission_condition(group, self._membership.refusing_namespaces(key))
-        self._metrics.show(key, group, facts)
+        self._metrics.set(key, group, facts)
         try:
             await self._write_status(key, group, facts, admission)
         except ApiError as error:
@@ -131,7 +166,7 @@ class AppGroupController:
         extra_conditions = [admission] if admission is not None else []
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
-        wanted = plan_status(group, facts, self._wall(), extra_conditions=extra_conditions)
+        wanted = plan_status(group, facts, time.time(), extra_conditions=extra_conditions)
         written = await write_status(self._client, APPGROUPS, group, wanted, count_field="runningWorkloads")
         if written is not None:
             self._metrics.writes.inc()
@@ -147,19 +182,19 @@ def _is_bad(condition: Condition) -> bool:
 
 
 class AppGroupMetrics(Collector):
-    """Gauges of all groups, from their last reconciliation, and a counter of writes."""
+    """Gauges of all groups, from their last reconciliation, and a counter of status writes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
         self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
         registry.register(self)
 
-    def show(self, key: str, group: AppGroup, facts: GroupFacts) -> None:
-        """Set the values of ``namespace/name``."""
+    def set(self, key: str, group: AppGroup, facts: GroupFacts) -> None:
+        """Set the values of one group."""
         self._facts[key] = group, facts
 
-    def drop(self, key: str) -> None:
-        """Remove the values of ``namespace/name``."""
+    def remove(self, key: str) -> None:
+        """Remove the values of one group."""
         self._facts.pop(key, None)
 
     def clear(self) -> None:
@@ -171,7 +206,7 @@ class AppGroupMetrics(Collector):
         pods = GaugeMetricFamily(
             "netaware_appgroup_pods", "Pods of a group: wanted, running, placed.", labels=["appgroup", "state"]
         )
-        edges = GaugeMetricFamily(
+        dependencies = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
             "Dependencies of a group: met, violated, unknown, idle (one end has no placed pod).",
             labels=["appgroup", "verdict"],
@@ -185,11 +220,11 @@ class AppGroupMetrics(Collector):
         for key, (group, facts) in tuple(self._facts.items()):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
-            pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
+            pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in facts.members))
             verdicts = collections.Counter(check.verdict for check in facts.checks)
-            for verdict in ("met", "violated", "unknown", "idle"):
-                edges.add_metric([key, verdict], verdicts[verdict])
+            for verdict in get_args(DependencyState):
+                dependencies.add_metric([key, verdict], verdicts[verdict])
             for problem, count in collections.Counter(fault.problem for fault in facts.graph.faults).items():
                 faults.add_metric([key, problem], count)
             cycles.add_metric([key], len(facts.order.cycle) > 0)
-        yield from (pods, edges, faults, cycles)
+        yield from (pods, dependencies, faults, cycles)

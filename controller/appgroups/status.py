@@ -30,13 +30,15 @@ from kubekit.wire import Condition, format_time, parse_time
 COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
 ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
 """Computed by `controller.scheduler.balance`."""
-SHOWN = 3
+MAX_SHOWN = 3
+"""Number of items that a condition's message lists."""
 
 DependencyState = Literal["met", "violated", "unknown", "idle"]
+"""``unknown``: no cost between its locations is known; ``idle``: no pod is placed at one of its ends."""
 
 
 class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
-    """Verdict on one dependency: that of its worst pair of locations, with the cost between them."""
+    """Verdict on one dependency: that of its worst pair of locations, with the cost from origin to destination."""
 
     edge: Edge
     verdict: DependencyState
@@ -49,9 +51,11 @@ class GroupFacts(msgspec.Struct, frozen=True):
     """The state of a group.
 
     Attributes:
-        members: per workload of the graph, placed pods by node.
+        graph: its dependencies.
+        order: of its workloads.
+        members: per workload of the graph, node -> number of placed pods.
         checks: one entry per edge of the graph.
-        running: pods in phase Running.
+        running: number of pods in phase Running.
         started: RFC 3339 time at which the first of its pods was created, None without pods.
     """
 
@@ -80,20 +84,20 @@ def gather(
         locations: node name -> location; pods on nodes that are gone count nowhere.
         costs: the costs that dependencies are checked against.
         membership: which pods belong to the group.
-        services: which replica answers calls; None if every replica may, as in upstream parity.
+        services: routing of calls to replicas; None if every replica may answer, as in upstream parity.
     """
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     members: list[Counter[str]] = [Counter() for _ in graph.workloads]
-    own = [pod for pod in pods if membership.group_of(pod.metadata.namespace, pod.group) == group.metadata.key]
-    active = [pod for pod in own if pod.is_active]
+    group_pods = [pod for pod in pods if membership.group_of(pod.metadata.namespace, pod.group) == group.metadata.key]
+    active = [pod for pod in group_pods if pod.is_active]
     placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
     for pod in placed:
         members[positions[pod.workload]][pod.spec.node_name] += 1
     routings = services.routings_of(placed) if services is not None else {}
-    hosts = [hosts_by_location(nodes, locations) for nodes in members]
+    hosts = [_hosts_by_location(nodes, locations) for nodes in members]
     checks = tuple(
-        check_dependency(
+        _check_dependency(
             edge,
             hosts[edge.dependant],
             hosts[edge.dependency],
@@ -103,7 +107,7 @@ def gather(
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
-    started = min((c for pod in own if (c := pod.metadata.creation_timestamp)), key=parse_time, default=None)
+    started = min((c for pod in group_pods if (c := pod.metadata.creation_timestamp)), key=parse_time, default=None)
     running = sum(pod.status.phase == "Running" for pod in active)
     return GroupFacts(graph, ordered, tuple(members), checks, running, started)
 
@@ -112,43 +116,43 @@ Hosts = Mapping[Location, frozenset[str]]
 """The nodes of a workload's placed pods, by location."""
 
 
-def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
-    """Group the nodes of placed pods by location."""
+def _hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
     hosts: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
         hosts[locations[node]].add(node)
     return {location: frozenset(names) for location, names in hosts.items()}
 
 
-def check_dependency(
-    edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY
+def _check_dependency(
+    edge: Edge, callers: Hosts, callees: Hosts, costs: CostTable, routing: Routing
 ) -> DependencyCheck:
-    """Check one dependency by its worst pair of a caller and a replica that may answer; violated is worse than unknown than met."""
+    """Check one dependency by its worst pair of a caller and a replica that may answer (see `_severity`)."""
     worst = DependencyCheck(edge, "idle")
-    zones = {node: location for location, nodes in called.items() for node in nodes}
-    endpoints = Endpoints(routing, zones, lambda location: location.zone)
+    location_of_callee = {node: location for location, nodes in callees.items() for node in nodes}
+    endpoints = Endpoints(routing, location_of_callee, lambda location: location.zone)
     for origin, nodes in sorted(callers.items()):
-        calling: dict[Routing, set[str]] = defaultdict(set)
+        callers_by_routing: dict[Routing, set[str]] = defaultdict(set)
         for node in nodes:
-            calling[endpoints.routing_from(node, origin)].add(node)
-        for answer, callers_there in calling.items():
-            for destination in sorted(called) if answer is Routing.ANY else (origin,):
-                one_host = answer is Routing.NODE or len(callers_there | called[destination]) == 1
-                check = _check_pair(edge, origin, destination, costs, one_host=one_host)
+            callers_by_routing[endpoints.routing_from(node, origin)].add(node)
+        for actual_routing, caller_nodes in callers_by_routing.items():
+            for destination in sorted(callees) if actual_routing is Routing.ANY else (origin,):
+                is_same_host = actual_routing is Routing.NODE or len(caller_nodes | callees[destination]) == 1
+                check = _check_pair(edge, origin, destination, costs, is_same_host=is_same_host)
                 worst = max(worst, check, key=_severity)
     return worst
 
 
 def _check_pair(
-    edge: Edge, origin: Location, destination: Location, costs: CostTable, *, one_host: bool
+    edge: Edge, origin: Location, destination: Location, costs: CostTable, *, is_same_host: bool
 ) -> DependencyCheck:
-    if one_host:
+    if is_same_host:
         return DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
     verdict, cost = costs.check_limit(origin, destination, edge.max_network_cost)
     return DependencyCheck(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
 
 
 def _severity(check: DependencyCheck) -> tuple[int, int]:
+    """Order by verdict, idle being the least severe, and then by the excess over maxNetworkCost."""
     return ("idle", "met", "unknown", "violated").index(check.verdict), check.cost - check.edge.max_network_cost
 
 
@@ -164,18 +168,17 @@ def plan_status(
         extra_conditions: `admission_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
-    index = {position: place for place, position in enumerate(facts.order.sequence, start=1)}
-    ordered_workloads = [OrderedWorkload(workload, index[i]) for i, workload in enumerate(facts.graph.workloads)]
+    rank = {position: number for number, position in enumerate(facts.order.sequence, start=1)}
+    ordered_workloads = [OrderedWorkload(workload, rank[i]) for i, workload in enumerate(facts.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     ordered_workloads.sort(key=lambda entry: entry.workload.selector)
-    order_unchanged = (
-        before.topology_calculation_time is not None and (before.topology_order or []) == ordered_workloads
-    )
-    unchanged = order_unchanged and before.observed_generation == generation
+    calculated_at = before.topology_calculation_time
+    if (before.topology_order or []) != ordered_workloads or before.observed_generation != generation:
+        calculated_at = None
     return AppGroupStatus(
         running_workloads=facts.running,
         schedule_start_time=before.schedule_start_time or facts.started,
-        topology_calculation_time=before.topology_calculation_time if unchanged else format_time(now),
+        topology_calculation_time=calculated_at or format_time(now),
         topology_order=ordered_workloads,
         observed_generation=generation,
         conditions=merge_conditions(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
@@ -188,17 +191,17 @@ def consent_command(namespace: str, home: str) -> str:
 
 
 def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
-    """The condition Admitted: whether other namespaces consent to the group; None if it names none.
+    """The condition Admitted: whether other namespaces consent to the group; None if it names none and has no such condition.
 
     Args:
         group: the AppGroup.
-        refused_by: namespaces without consent.
+        refused_by: the namespaces that it names and that do not consent.
     """
     home, generation = group.metadata.namespace, group.metadata.generation
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
         message = (
-            f"pods of {join_first(refused_by, SHOWN)} are not the group's: these namespaces do not consent to groups of "
+            f"pods of {join_first(refused_by, MAX_SHOWN)} are not the group's: these namespaces do not consent to groups of "
             f"{home}; their owners can consent, for example: {consent_command(refused_by[0], home)}"
         )
         return make_condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
@@ -209,11 +212,11 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
 
 
 _Statement = tuple[bool | None, str, str]
-"""Whether a condition holds (None: not known), its reason and its message."""
+"""Status of a condition (None: Unknown), its reason and its message."""
 
 
 def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
-    """The conditions that follow from spec, pods and costs, without times."""
+    """Complete, CostsMet and SpecValid, without times."""
     statements: dict[str, _Statement] = {
         COMPLETE: _complete(group, facts),
         COSTS_MET: _costs_met(facts),
@@ -237,32 +240,26 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     if not placed:
         return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
     head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
-    unmet = sorted(
-        (check for check in facts.checks if check.verdict in {"violated", "unknown"}),
-        key=lambda check: (_worst_first(check), check.edge.dependant, check.edge.dependency),
-    )
+    in_spec_order = sorted(facts.checks, key=lambda check: (check.edge.dependant, check.edge.dependency))
+    worst_first = sorted(in_spec_order, key=_severity, reverse=True)
+    unmet = [check for check in worst_first if check.verdict in {"violated", "unknown"}]
     if not unmet:
         return True, "AllWithin", head
-    worst = join_first([_described(check, facts.graph) for check in unmet], SHOWN, "; ")
+    worst = join_first([_describe(check, facts.graph) for check in unmet], MAX_SHOWN, "; ")
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
     return holds, reason, f"{head}; worst: {worst}"
 
 
-def _worst_first(check: DependencyCheck) -> tuple[int, int]:
-    severity, excess = _severity(check)
-    return -severity, -excess
-
-
-def _described(check: DependencyCheck, graph: Graph) -> str:
+def _describe(check: DependencyCheck, graph: Graph) -> str:
     names = graph.selectors
     arrow = f"{names[check.edge.dependant]} to {names[check.edge.dependency]}"
-    path = f"{_place(check.origin)} to {_place(check.destination)}"
+    path = f"{_format_location(check.origin)} to {_format_location(check.destination)}"
     if check.verdict == "unknown":
         return f"{arrow} cost unknown ({path})"
     return f"{arrow} costs {check.cost}, at most {check.edge.max_network_cost} ({path})"
 
 
-def _place(location: Location) -> str:
+def _format_location(location: Location) -> str:
     return location.zone or location.region or "a node without zone"
 
 
@@ -271,11 +268,11 @@ def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
     if not problems:
         algorithm = group.spec.topology_sorting_algorithm
         return True, "Valid", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
-    return False, problems[0][0], join_first([detail for _, detail in problems], SHOWN, "; ")
+    return False, problems[0][0], join_first([detail for _, detail in problems], MAX_SHOWN, "; ")
 
 
 def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:
-    """Errors in a spec, each with a reason and a message."""
+    """Errors in a spec, each as a reason and a message."""
     problems: list[tuple[str, str]] = [(fault.problem, fault.detail) for fault in graph.faults]
     if ordered.cycle:
         path = " -> ".join(graph.selectors[i] for i in ordered.cycle)

@@ -1,8 +1,9 @@
-"""Conditions RoutedNear and Balanced of a placed group: which Services could route calls nearer, which replicas are unbalanced. Pure.
+"""Conditions RoutedNear and Balanced of a placed group: whether Services could route calls nearer, or replicas are unbalanced. Pure.
 
 The routing rules are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
 endpointslice/reconciler.go), Kubernetes 1.36: a hint is the zone or node of the replica itself; one ready replica without a zone
-makes kube-proxy ignore the zones of all; a node without a replica in its zone calls any; automatic hints win over the field.
+makes kube-proxy ignore the zones of all; a node without a replica in its zone calls any replica; automatic hints override
+``trafficDistribution``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from kubekit.text import join_first
 from kubekit.wire import Condition
 
 OVERLOADED_RATIO = 1.5
-"""Ratio of calls to the fair share above which a replica is reported."""
-LEAST_GAIN_US, LEAST_SHARE = 20.0, 0.05
+"""Ratio of calls to the fair share above which a replica is reported as overloaded."""
+MIN_GAIN_US, MIN_GAIN_RATIO = 20.0, 0.05
 """Least gain worth advice: microseconds, and share of a call's latency."""
-SHOWN = 3
+MAX_SHOWN = 3
 
-_FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
+_DISTRIBUTION = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
 class PlacedGroup(msgspec.Struct, frozen=True):
@@ -46,11 +47,11 @@ class PlacedGroup(msgspec.Struct, frozen=True):
         group: the AppGroup.
         graph: its dependencies.
         members: per workload, node -> number of placed pods.
-        locations: of these nodes.
+        locations: node -> location.
         services: per workload, the Services that select it.
-        routings: of calls to each workload.
+        routings: per workload, the routing of calls to it.
         spreads: per workload.
-        costs: the weight in use.
+        costs: between locations, by the weight in use.
         measured: whether there is a NetworkTopology.
         zones: number of zones that have nodes.
     """
@@ -92,7 +93,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
 
 
 class RoutingEstimate(NamedTuple):
-    """Estimate for the calls to one Service: mean latency by callers' weights, and load of the busiest replica over its fair share."""
+    """Estimate for the calls to one Service: mean latency, and load of the busiest replica over its fair share, by callers' weights."""
 
     latency_us: float
     max_load_ratio: float
@@ -146,47 +147,57 @@ class _PlacedArrays:
         return RoutingEstimate(latency / weight, max_load_ratio / weight)
 
 
-def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None:
-    """Microseconds that a call to a workload would gain by the advice, the condition's reason, and the advice; None without advice."""
+class _Advice(NamedTuple):
+    """The latency that a call to a workload would gain by the advice, the condition's reason, and its message."""
+
+    gain_us: float
+    reason: str
+    text: str
+
+
+def _advise(arrays: _PlacedArrays, callee: int) -> _Advice | None:
+    """Advice for the Service of a workload; None if it has no better routing."""
     edges = arrays.callers_of(callee)
     services = [s for s in arrays.current.services[callee] if not s.is_headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
     service = min(services, key=lambda s: s.routing)
-    name, field = f"Service {service.metadata.key}", _FIELD[service.routing]
-    if field and arrays.has_unzoned_replica(callee):
-        text = f"{name} has {field}, but kube-proxy ignores it, because a replica is on a node without a zone label"
-        return 0.0, "HintsIgnored", text
-    now = arrays.estimate(edges, service.routing)
-    better = None if field else _nearer(arrays, edges, now)
+    name, distribution = f"Service {service.metadata.key}", _DISTRIBUTION[service.routing]
+    if distribution and arrays.has_unzoned_replica(callee):
+        text = (
+            f"{name} has {distribution}, but kube-proxy ignores it, because a replica is on a node without a zone label"
+        )
+        return _Advice(0.0, "HintsIgnored", text)
+    current = arrays.estimate(edges, service.routing)
+    better = None if distribution else _nearer_routing(arrays, edges, current)
     if better is None:
         return None
-    advised, then = better
-    why = "has no trafficDistribution"
+    routing, estimate = better
+    reason, cause = "NoTrafficDistribution", "has no trafficDistribution"
     if service.has_auto_hints:
-        why = "asks for automatic hints by annotation, which wins over trafficDistribution"
+        reason, cause = "HintsIgnored", "asks for automatic hints by annotation, which overrides trafficDistribution"
     elif service.spec.traffic_distribution:
-        why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
-    text = f"{name} {why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
-    reason = "HintsIgnored" if service.has_auto_hints else "NoTrafficDistribution"
-    return now.latency_us - then.latency_us, reason, text
+        cause = f"has the unknown trafficDistribution {service.spec.traffic_distribution}"
+    latencies = f"{_format_latency(estimate)} instead of {_format_latency(current)}"
+    text = f"{name} {cause}: with {_DISTRIBUTION[routing]} a call would take {latencies}"
+    return _Advice(current.latency_us - estimate.latency_us, reason, text)
 
 
-def _nearer(
-    arrays: _PlacedArrays, edges: Sequence[CallEdge], now: RoutingEstimate
+def _nearer_routing(
+    arrays: _PlacedArrays, edges: Sequence[CallEdge], current: RoutingEstimate
 ) -> tuple[Routing, RoutingEstimate] | None:
-    """Routing by zone, or by node if that saves as much again, with its estimate; None if a replica would be overloaded."""
+    """Routing by zone, or by node if that gains enough more, with its estimate; None if neither gains enough without overload."""
     best: tuple[Routing, RoutingEstimate] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
-        then = arrays.estimate(edges, routing)
-        gain_us = (now if best is None else best[1]).latency_us - then.latency_us
-        may_be_overloaded = then.max_load_ratio > max(OVERLOADED_RATIO, now.max_load_ratio)
-        if not may_be_overloaded and gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us):
-            best = routing, then
+        estimate = arrays.estimate(edges, routing)
+        gain_us = (current if best is None else best[1]).latency_us - estimate.latency_us
+        is_overloaded = estimate.max_load_ratio > max(OVERLOADED_RATIO, current.max_load_ratio)
+        if not is_overloaded and gain_us >= max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency_us):
+            best = routing, estimate
     return best
 
 
-def _us(estimate: RoutingEstimate) -> str:
+def _format_latency(estimate: RoutingEstimate) -> str:
     """The latency with two digits, so that small changes of the network do not rewrite a condition."""
     return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
@@ -199,10 +210,10 @@ def advice_conditions(current: PlacedGroup) -> list[Condition]:
 
 def _routed_near(arrays: _PlacedArrays) -> Condition:
     current = arrays.current
-    advice = (_advice(arrays, callee) for callee in range(len(current.members)))
-    by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item[0], item[2]))
+    advice = (_advise(arrays, callee) for callee in range(len(current.members)))
+    by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item.gain_us, item.text))
     if by_gain:
-        holds, reason, message = False, by_gain[0][1], join_first([text for *_, text in by_gain], SHOWN, "; ")
+        holds, reason, message = False, by_gain[0].reason, join_first([item.text for item in by_gain], MAX_SHOWN, "; ")
     elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
@@ -219,16 +230,21 @@ def _balanced(arrays: _PlacedArrays) -> Condition:
         for w, counts in in_one_zone
     ]
     texts += [
-        f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls"
-        for w, times in _overloaded(arrays)
+        f"a replica of {selectors[w]} takes {ratio:.1f} times its fair share of the calls"
+        for w, ratio in _overloaded_workloads(arrays)
     ]
-    holds: bool | None = False
-    reason, message = "OneZone" if in_one_zone else "HotReplica", join_first(texts, SHOWN, "; ")
+    holds: bool | None
     if not any(current.members):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
     elif not texts:
-        holds, reason = True, "Balanced"
-        message = "replicas are in as many zones as they should be, and none is hot"
+        holds, reason, message = (
+            True,
+            "Balanced",
+            "replicas are in as many zones as they should be, and none is overloaded",
+        )
+    else:
+        holds, reason = False, "OneZone" if in_one_zone else "HotReplica"
+        message = join_first(texts, MAX_SHOWN, "; ")
     generation = current.group.metadata.generation
     return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
 
@@ -238,8 +254,8 @@ def _where(counts: Counter[Location]) -> str:
     return f"in {zone}" if zone else "on nodes without a zone"
 
 
-def _overloaded(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
-    """Workloads whose busiest replica takes too many calls, and its load over its fair share."""
+def _overloaded_workloads(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
+    """Workloads whose busiest replica takes too many calls: the workload's index, and the replica's load over its fair share."""
     for callee in range(len(arrays.current.members)):
         edges = arrays.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:

@@ -1,7 +1,6 @@
 """Settings of scheduling: the section ``scheduler`` of the controller's configuration file.
 
-Arguments that upstream's plugins have keep their names and defaults; what is ours has a name of its own, and ``parity:
-upstream`` turns all of ours off at once.
+Arguments of upstream's plugins keep their names and defaults. ``parity: upstream`` turns off all other settings at once.
 """
 
 from __future__ import annotations
@@ -45,13 +44,14 @@ class AllocatableArgs(Section, frozen=True):
     weight: Annotated[int, Range(0, 100)] = 0
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when nothing counts, or something less than nothing."""
+        """Raise ConfigError if there are no resources, or one has no name or no positive weight."""
         if not self.resources:
             raise ConfigError(join_path(field, "resources"), "is empty", "name at least one resource")
         for resource in self.resources:
             if resource.weight <= 0 or not resource.name:
+                problem = f"{resource.name!r} has weight {resource.weight}"
                 raise ConfigError(
-                    join_path(field, "resources"), f"{resource.name!r} has weight {resource.weight}", "above 0"
+                    join_path(field, "resources"), problem, "give every resource a name and a weight above 0"
                 )
 
 
@@ -67,7 +67,7 @@ class GatesConfig(Section, frozen=True):
     missing_workload_timeout_s: Annotated[float, Range(0, 3600)] = 15.0
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when a part of the wait is longer than all of it."""
+        """Raise ConfigError if ``missingWorkloadTimeoutS`` is longer than ``maxWaitS``."""
         Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join_path(field, "missingWorkloadTimeoutS"))
 
 
@@ -79,6 +79,8 @@ class SchedulerConfig(Section, frozen=True):
             gated by the shipped policy; templates of others must contain the gate.
         placement: how plans reach pods without the label ``netaware.io/placement``.
         parity: ``upstream`` for exactly the behaviour of upstream's plugins, without plans.
+        network_overhead, allocatable: arguments of upstream's plugins NetworkOverhead and NodeResourcesAllocatable.
+        gates: limits of waits at scheduling gates.
     """
 
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
@@ -90,10 +92,10 @@ class SchedulerConfig(Section, frozen=True):
 
     @property
     def rules(self) -> NetworkOverheadArgs:
-        """NetworkOverhead's arguments after parity."""
+        """NetworkOverhead's arguments, as ``parity`` changes them."""
         return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.is_parity)
 
     @property
     def is_parity(self) -> bool:
-        """Whether it behaves exactly as upstream: no plans, and a dependency is judged by all pairs of caller and callee."""
+        """Whether to behave exactly as upstream: no plans, and dependencies are checked for all pairs of caller and callee."""
         return self.parity == "upstream"

@@ -1,8 +1,8 @@
 """A model of the default kube-scheduler's scores, as of 1.36.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation count 1 each, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. The model does not know images on nodes (ImageLocality), extenders and changed profiles. It scores all hosts, while
-the scheduler samples clusters of more than 100.
+TaintToleration 3. The model leaves out images on nodes (ImageLocality), extenders and changed profiles. It scores all hosts, while the
+scheduler samples clusters of more than 100.
 """
 
 from __future__ import annotations
@@ -25,144 +25,145 @@ from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
 from netperf.contract import ZONE_LABEL
 
-FLOOR = {"cpu": 100, "memory": 200 << 20}
+DEFAULT_REQUESTS = {"cpu": 100, "memory": 200 << 20}
 """Requests that LeastAllocated assumes for a pod without requests: 0.1 cores and 200 MiB."""
-DEFAULT_SPREAD = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
+DEFAULT_SPREAD_CONSTRAINTS = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
 """Topology keys and skews of the default spread constraints, for pods without constraints."""
-_SPREAD, _AFFINITY, _TAINTS = 2, 2, 3
+_SPREAD_WEIGHT, _AFFINITY_WEIGHT, _TAINT_WEIGHT = 2, 2, 3
 
 
 class DefaultSchedulerModel:
-    """Scores hosts for one more pod.
+    """Scores hosts for a pod.
 
     Args:
-        hosts: every node, sorted by name; without pods.
+        hosts: every node, sorted by name; `add_pod` and `add_requests` add pods.
     """
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = hosts
         self._number_of = {host.name: number for number, host in enumerate(hosts)}
-        self._have = np.array([[host.allocatable.get(r, 0) for r in FLOOR] for host in hosts], np.int64).reshape(-1, 2)
-        self._asked, self._floored = np.zeros_like(self._have), np.zeros_like(self._have)
+        self._allocatable = np.array(
+            [[host.allocatable.get(r, 0) for r in DEFAULT_REQUESTS] for host in hosts], np.int64
+        ).reshape(-1, 2)
+        self._requested, self._scored_requests = np.zeros_like(self._allocatable), np.zeros_like(self._allocatable)
         self._domains: dict[str, tuple[Ints, int]] = {}
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
         """Add a pod to a host."""
-        amounts = _of(pod.requests)
-        self._add(self._number_of[node], amounts, _floored(amounts))
+        requests = _array_of(pod.requests)
+        self._add(node, requests, _with_defaults(requests))
 
     def add_requests(self, node: str, amounts: Mapping[str, int]) -> None:
-        """Add further pods to a host, given by their total requests."""
-        self._add(self._number_of[node], _of(amounts), _of(amounts))
+        """Add pods to a host by their total requests."""
+        self._add(node, _array_of(amounts), _array_of(amounts))
 
-    def _add(self, number: int, asked: Ints, floored: Ints) -> None:
-        for table, more in ((self._asked, asked), (self._floored, floored)):
-            table[number] = np.clip(table[number] + more, -MAX_AMOUNT, MAX_AMOUNT)
+    def _add(self, node: str, requests: Ints, scored_requests: Ints) -> None:
+        number = self._number_of[node]
+        for table, added in ((self._requested, requests), (self._scored_requests, scored_requests)):
+            table[number] = np.clip(table[number] + added, -MAX_AMOUNT, MAX_AMOUNT)
 
-    def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], eligible: Bools) -> Ints:
+    def scores(
+        self, pod: PodInfo, siblings: Iterable[PodInfo], namespace_pods: Iterable[PodInfo], eligible: Bools
+    ) -> Ints:
         """[host] the score for a pod.
 
         Args:
             pod: the pod; its current node does not count.
             siblings: other pods of its workload.
-            around: other pods of its namespace.
-            eligible: [host] whether it may take the pod; scores are normalised over eligible hosts, those of others are undefined.
+            namespace_pods: other pods of its namespace.
+            eligible: [host] whether it may take the pod; scores are normalised over eligible hosts, and undefined for others.
         """
-        spec, around, amounts = pod.constraints.spec, list(around), _of(pod.requests)
-        total = self._least(_floored(amounts)) + _SPREAD * self._spread(spec, siblings, around, eligible)
-        if amounts.any():
-            total = total + self._balance(amounts)
+        spec, namespace_pods, requests = pod.constraints.spec, list(namespace_pods), _array_of(pod.requests)
+        affinity = _scale_to_100(self._node_affinity(spec), eligible)
+        affinity = affinity + self._pod_affinity(spec, namespace_pods, eligible)
+        total = self._least_allocated(_with_defaults(requests)) + _AFFINITY_WEIGHT * affinity
+        total = total + _SPREAD_WEIGHT * self._spread(spec, siblings, namespace_pods, eligible)
+        if requests.any():
+            total = total + self._balanced_allocation(requests)
         if self._has_soft_taints:
             untolerated = np.array([_count_untolerated(host, spec) for host in self._hosts], np.int64)
-            total = total + _TAINTS * (100 - _share(untolerated, eligible))
-        return total + _AFFINITY * (
-            _share(self._node_affinity(spec), eligible) + self._pod_affinity(spec, around, eligible)
-        )
+            total = total + _TAINT_WEIGHT * (100 - _scale_to_100(untolerated, eligible))
+        return total
 
-    def _least(self, wanted: Ints) -> Ints:
-        used = self._floored + wanted
-        free: Ints = np.where((self._have > 0) & (used <= self._have), self._have - used, 0)
-        return _mean_of(free * 100 // np.maximum(self._have, 1), self._have)
+    def _least_allocated(self, requests: Ints) -> Ints:
+        used, has_resource = self._scored_requests + requests, self._allocatable > 0
+        free = np.where(has_resource & (used <= self._allocatable), self._allocatable - used, 0)
+        scores = free * 100 // np.maximum(self._allocatable, 1)
+        mean: Ints = scores.sum(axis=1) // np.maximum(has_resource.sum(axis=1), 1)
+        return mean
 
-    def _balance(self, wanted: Ints) -> Ints:
+    def _balanced_allocation(self, requests: Ints) -> Ints:
         def score(used: Ints) -> Ints:
-            shares = np.minimum(used / np.maximum(self._have, 1), 1.0)
-            spread = np.where((self._have > 0).all(axis=1), np.abs(shares[:, 0] - shares[:, 1]) / 2, 0.0)
-            return ((1 - spread) * 100).astype(np.int64)
+            shares = np.minimum(used / np.maximum(self._allocatable, 1), 1.0)
+            deviation = np.where((self._allocatable > 0).all(axis=1), np.abs(shares[:, 0] - shares[:, 1]) / 2, 0.0)
+            return ((1 - deviation) * 100).astype(np.int64)
 
-        found: Ints = 50 + (50 + score(self._asked + wanted) - score(self._asked)) // 2
-        return found
+        total: Ints = 50 + (50 + score(self._requested + requests) - score(self._requested)) // 2
+        return total
 
     def _spread(
-        self, spec: GroupPodSpec, siblings: Iterable[PodInfo], around: Sequence[PodInfo], eligible: Bools
+        self, spec: GroupPodSpec, siblings: Iterable[PodInfo], namespace_pods: Sequence[PodInfo], eligible: Bools
     ) -> Ints:
-        own = spec.topology_spread_constraints
-        wishes: list[tuple[str, int, Iterable[PodInfo]]] = [
-            (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), around))
-            for c in own or ()
+        declared = spec.topology_spread_constraints
+        constraints: list[tuple[str, int, Iterable[PodInfo]]] = [
+            (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), namespace_pods))
+            for c in declared or ()
             if c.when_unsatisfiable == "ScheduleAnyway"
         ]
-        if not own:
+        if not declared:
             siblings = list(siblings)
-            wishes = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD]
+            constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
         raw = np.zeros(len(self._hosts))
-        for key, skew, pods in wishes:
-            raw += self._counts(key, pods, eligible) * math.log(self._size(key, eligible) + 2) + (skew - 1)
+        for key, skew, pods in constraints:
+            codes, _ = self._domains_of(key)
+            domains = np.unique(codes[eligible & (codes >= 0)]).size
+            raw += self._counts(key, pods, eligible) * math.log(domains + 2) + (skew - 1)
         rounded = np.round(raw).astype(np.int64)
-        scale = rounded[eligible]
-        most, least = (int(scale.max()), int(scale.min())) if len(scale) else (0, 0)
-        if most == 0:
+        highest = int(rounded[eligible].max(initial=0))
+        if highest == 0:
             return np.full(len(self._hosts), 100, np.int64)
-        spread: Ints = 100 * (most + least - rounded) // most
+        spread: Ints = 100 * (highest + int(rounded[eligible].min()) - rounded) // highest
         return spread
 
     def _counts(self, key: str, pods: Iterable[PodInfo], eligible: Bools) -> Floats:
         """[host] number of pods in its domain, without pods on hosts that are not eligible."""
-        codes, known = self._domains_of(key)
-        found = np.zeros(known + 1)
+        codes, domain_count = self._domains_of(key)
+        counts = np.zeros(domain_count + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
             if number is not None and pod.is_active and eligible[number]:
-                found[codes[number]] += 1
-        found[-1] = 0.0  # Hosts without the label are in no domain.
-        return found[codes]
-
-    def _size(self, key: str, eligible: Bools) -> int:
-        """Number of domains that have eligible hosts."""
-        codes, _ = self._domains_of(key)
-        return np.unique(codes[eligible & (codes >= 0)]).size
+                counts[codes[number]] += 1
+        counts[-1] = 0.0  # Hosts without the label are in no domain.
+        return counts[codes]
 
     def _domains_of(self, key: str) -> tuple[Ints, int]:
-        """[host] number of its domain, -1 without one; and the number of domains."""
+        """[host] index of its topology domain, -1 without the label; and the number of domains."""
         if key not in self._domains:
-            known: dict[str, int] = {}
+            indexes: dict[str, int] = {}
             labels = [host.labels.get(key) for host in self._hosts]
-            codes = [-1 if label is None else known.setdefault(label, len(known)) for label in labels]
-            self._domains[key] = np.array(codes, np.int64), len(known)
+            codes = [-1 if label is None else indexes.setdefault(label, len(indexes)) for label in labels]
+            self._domains[key] = np.array(codes, np.int64), len(indexes)
         return self._domains[key]
 
     def _node_affinity(self, spec: GroupPodSpec) -> Ints:
-        own = spec.affinity.node_affinity if spec.affinity else None
+        affinity = spec.affinity.node_affinity if spec.affinity else None
         total = np.zeros(len(self._hosts), np.int64)
-        for term in (own.preferred_during_scheduling_ignored_during_execution if own else None) or ():
+        for term in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
             total += [term.weight * term_matches(term.preference, host.name, host.labels) for host in self._hosts]
         return total
 
-    def _pod_affinity(self, spec: GroupPodSpec, around: Sequence[PodInfo], eligible: Bools) -> Ints:
-        """The pod's preferences about other pods. Their preferences about it are left out: most of them are siblings with the same ones."""
-        affinity = spec.affinity
-        near = affinity.pod_affinity if affinity else None
-        anti_affinity = affinity.pod_anti_affinity if affinity else None
+    def _pod_affinity(self, spec: GroupPodSpec, namespace_pods: Sequence[PodInfo], eligible: Bools) -> Ints:
+        """The pod's preferred pod affinity. The other pods' is left out: most of these pods are siblings with the same preferences."""
         raw = np.zeros(len(self._hosts))
-        for sign, wishes in (
-            (1, near.preferred_during_scheduling_ignored_during_execution if near else None),
-            (-1, anti_affinity.preferred_during_scheduling_ignored_during_execution if anti_affinity else None),
+        for sign, affinity in (
+            (1, spec.affinity.pod_affinity if spec.affinity else None),
+            (-1, spec.affinity.pod_anti_affinity if spec.affinity else None),
         ):
-            for wish in wishes or ():
-                term = wish.pod_affinity_term
-                matching = _matching(compile_or_none(term.label_selector), around)
-                raw += sign * wish.weight * self._counts(term.topology_key, matching, eligible)
+            for weighted in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
+                term = weighted.pod_affinity_term
+                matching = _matching(compile_or_none(term.label_selector), namespace_pods)
+                raw += sign * weighted.weight * self._counts(term.topology_key, matching, eligible)
         scale = raw[eligible]
         if not len(scale) or scale.max() == scale.min():
             return np.zeros(len(self._hosts), np.int64)
@@ -174,46 +175,50 @@ def place(
     waiting: Sequence[tuple[str, PodInfo]],
     hosts: Mapping[str, Host],
     used: Mapping[str, Amounts],
-    chance: random.Random,
+    rng: random.Random,
     volumes: Mapping[str, Sequence[NodeSelector]] | None = None,
 ) -> list[str]:
-    """Node of each pod, placed one after the other; empty where none fits. Ties are broken at random, as the scheduler does.
+    """Node of each pod, placed one after the other; empty if it fits nowhere. Ties are broken at random, as the scheduler does.
 
     Args:
-        waiting: workload and pod; pods of one workload are spread.
+        waiting: pairs of workload and pod; pods of one workload are spread.
         hosts: every node by name.
         used: node -> requests and host ports of the pods on it.
-        chance: breaks ties.
+        rng: breaks ties.
         volumes: pod key -> node requirements of its volumes.
     """
-    there = [hosts[name] for name in sorted(hosts)]
-    model = DefaultSchedulerModel(there)
+    sorted_hosts = [hosts[name] for name in sorted(hosts)]
+    model = DefaultSchedulerModel(sorted_hosts)
     free: dict[str, Ints] = {}
-    for host in there:
+    for host in sorted_hosts:
         model.add_requests(host.name, used.get(host.name, {}))
-    may: dict[tuple[Constraints, str], Bools] = {}
+    eligible_by: dict[tuple[Constraints, str], Bools] = {}
     placed: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
     for workload, pod in waiting:
-        demands = (volumes or {}).get(pod.key, ())
-        which = pod.constraints, pod.key if demands else ""
-        if which not in may:
-            refused = (pod.constraints.refusal(h.name, h.labels, h.taints, volumes=demands) for h in there)
-            may[which] = np.array([not why for why in refused], np.bool_)
-        fits = may[which].copy()
+        volume_selectors = (volumes or {}).get(pod.key, ())
+        class_key = pod.constraints, pod.key if volume_selectors else ""
+        if class_key not in eligible_by:
+            reasons = (
+                pod.constraints.refusal(h.name, h.labels, h.taints, volumes=volume_selectors) for h in sorted_hosts
+            )
+            eligible_by[class_key] = np.array([not reason for reason in reasons], np.bool_)
+        fits = eligible_by[class_key].copy()
         for resource, amount in pod.host_requests.items():
             if resource not in free:
-                left = [capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
+                left = (
+                    capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in sorted_hosts
+                )
                 free[resource] = np.array([clamp_amount(value) for value in left], np.int64)
             if amount > 0:
                 fits &= free[resource] >= clamp_amount(amount)
         if not fits.any():
             nodes.append("")
             continue
-        around = [p for others in placed.values() for p in others if p.namespace == pod.namespace]
-        scores = np.where(fits, model.scores(pod, placed[workload], around, fits), -1)
-        best = int(chance.choice(np.flatnonzero(scores == scores.max()).tolist()))
-        nodes.append(there[best].name)
+        namespace_pods = [p for pods in placed.values() for p in pods if p.namespace == pod.namespace]
+        scores = np.where(fits, model.scores(pod, placed[workload], namespace_pods, fits), -1)
+        best = int(rng.choice(np.flatnonzero(scores == scores.max()).tolist()))
+        nodes.append(sorted_hosts[best].name)
         model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
         for resource, amount in pod.host_requests.items():
@@ -221,28 +226,20 @@ def place(
     return nodes
 
 
-def _of(amounts: Mapping[str, int]) -> Ints:
-    """Amounts of the resources that count, in the order of `FLOOR`."""
-    return np.array([clamp_amount(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
+def _array_of(amounts: Mapping[str, int]) -> Ints:
+    """[resource] amounts of the scored resources, in the order of `DEFAULT_REQUESTS`."""
+    return np.array([clamp_amount(amounts.get(resource, 0)) for resource in DEFAULT_REQUESTS], np.int64)
 
 
-def _floored(amounts: Ints) -> Ints:
-    floors = np.array([*FLOOR.values()], np.int64)
-    floored: Ints = np.where(amounts == 0, floors, amounts)
-    return floored
+def _with_defaults(requests: Ints) -> Ints:
+    scored: Ints = np.where(requests == 0, [*DEFAULT_REQUESTS.values()], requests)
+    return scored
 
 
-def _mean_of(scores: Ints, have: Ints) -> Ints:
-    known = (have > 0).sum(axis=1)
-    mean: Ints = np.where(have > 0, scores, 0).sum(axis=1) // np.maximum(known, 1)
-    return mean
-
-
-def _share(amounts: Ints, eligible: Bools) -> Ints:
-    scale = amounts[eligible]
-    most = int(scale.max()) if len(scale) else 0
-    found: Ints = amounts * 100 // most if most else np.zeros(len(amounts), np.int64)
-    return found
+def _scale_to_100(amounts: Ints, eligible: Bools) -> Ints:
+    highest = int(amounts[eligible].max(initial=0))
+    scaled: Ints = amounts * 100 // highest if highest else np.zeros(len(amounts), np.int64)
+    return scaled
 
 
 def _count_untolerated(host: Host, spec: GroupPodSpec) -> int:

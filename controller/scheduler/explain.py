@@ -1,7 +1,6 @@
 """Explains a placement: a pod's candidate locations, the cost of each dependency there, and the score. Pure.
 
-Tables are by location, because all nodes of a location are equal except those with pods of dependencies, which have
-a row of their own.
+Tables are by location, because all nodes of a location score equally except nodes with pods of peers, which have lines of their own.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, scor
 from controller.scheduler.state import State
 from kubekit.text import join_first
 
-SHOWN = 5
+MAX_PEERS_SHOWN = 5
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """Base: camelCase, as ``-o json`` prints it."""
+    """Base of the output of ``-o json``: names in camelCase."""
 
 
 class PeerLine(Struct, frozen=True):
@@ -31,7 +30,7 @@ class PeerLine(Struct, frozen=True):
         workload: its selector.
         direction: ``depends-on``, which counts in filter and score, or ``depended-on-by``, which counts only in the score.
         max_cost: maxNetworkCost.
-        places: zone (or node without zone) -> placed pods.
+        places: zone (or node without zone) -> number of placed pods.
     """
 
     workload: str
@@ -41,7 +40,7 @@ class PeerLine(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """One peer seen from one candidate: total cost over its pods, and how many pods are within or beyond the maximum cost."""
+    """One peer seen from one candidate: total cost over its pods, and how many pods are within, beyond, or at no known cost."""
 
     cost: int
     satisfied: int
@@ -53,13 +52,15 @@ class CandidateLine(Struct, frozen=True):
     """Candidate nodes with equal scores: one node, or all nodes of a location without a line of their own.
 
     Attributes:
-        node: its name; empty for several.
+        region, zone: of the nodes.
+        node: name of the only node; empty for all nodes of a location.
         nodes: number of nodes.
-        ineligible: reason for which nodes may not run the pod, or lack room for it -> how many.
-        cells: in the order of `Explanation.peers`.
+        passes, satisfied, violated, cost: see `NodeScore`.
         score: 0 to 100 among the candidates that pass and have an eligible node, else null.
+        cells: in the order of `Explanation.peers`.
         planned: whether the plan has the pod here.
         chosen: whether the pod is here.
+        ineligible: reason for which nodes may not run the pod, or are full -> number of nodes.
     """
 
     region: str
@@ -83,16 +84,20 @@ class CandidateLine(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """Scores of one pod on every candidate, and why it is where it is.
+    """Scores of one pod on every candidate, and the reason for its node.
 
     Attributes:
-        group: ``namespace/name`` of its AppGroup, empty when it has none.
+        pod: ``namespace/name``.
+        node: of the pod; empty while it waits.
+        group: ``namespace/name`` of its AppGroup, empty if it has none.
+        workload: its selector.
         topology: ``namespace/name`` of the NetworkTopology in use.
         weight: name of the weight in use.
-        neutral: why the rule scores all nodes equally; empty if it does not.
-        candidates: by score, best first; refused ones last.
-        target: of the plan.
-        decided: what decided, in one sentence.
+        neutral: reason for which the rule scores all nodes equally; empty if it does not.
+        peers: dependencies, then dependents.
+        candidates: by score, best first; refused candidates last.
+        target: of the plan; null without a plan.
+        decided: the reason for its node, in one sentence.
     """
 
     pod: str
@@ -109,12 +114,12 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> Explanation:
-    """Explain where a pod is, or would be placed, by the current state.
+    """Explain the node of a pod, or the node that it would get, by the current state.
 
     Args:
         state: the cluster, for the rules.
         pod: waiting or placed.
-        ineligible: see `PlanInputs.ineligible_nodes`; may be empty.
+        ineligible: node -> reason for which it does not take the pod, see `PlanInputs.ineligible_nodes`.
 
     Raises:
         DeletedNodeError: only in upstream parity.
@@ -144,11 +149,12 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
             *(_peer_line(state, peer, "depends-on") for peer in dependencies),
             *(_peer_line(state, peer, "depended-on-by") for peer in dependents),
         ),
-        candidates=tuple(_with_scores(lines)),
+        candidates=tuple(_add_scores(lines)),
         target=target_of(pod),
         decided="",
     )
-    return msgspec.structs.replace(explanation, decided=conclude(explanation))
+    decided = _conclude_placed(explanation) if explanation.node else _conclude_waiting(explanation)
+    return msgspec.structs.replace(explanation, decided=decided)
 
 
 def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
@@ -167,24 +173,19 @@ def _candidate_lines(
 ) -> list[CandidateLine]:
     """One line for each location, and for each node that holds pods of peers; best first, without scores.
 
-    Args:
-        state: for the nodes.
-        pod: the pod.
-        score_table: its scores.
-        by_peer: its scores by each peer alone.
-        ineligible: node -> why it does not take the pod.
+    ``by_peer`` has the pod's scores by each peer alone.
     """
 
     def line_key(node: str) -> tuple[int, str]:
         return state.location_index.get(node, -1), node if node in score_table.by_node else ""
 
-    nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
+    nodes_by_line: dict[tuple[int, str], list[str]] = defaultdict(list)
     for node in state.location_index:
-        nodes_of[line_key(node)].append(node)
+        nodes_by_line[line_key(node)].append(node)
     target, lines = target_of(pod), []
-    for (index, node), nodes in nodes_of.items():
+    for (index, node), nodes in nodes_by_line.items():
         score, location = score_table.node_score(node, index), state.locations[index]
-        peer_scores = (each.node_score(node, index) for each in by_peer)
+        peer_scores = (table.node_score(node, index) for table in by_peer)
         line = CandidateLine(
             region=location.region,
             zone=location.zone,
@@ -195,7 +196,7 @@ def _candidate_lines(
             violated=score.violated,
             cost=score.cost,
             score=None,
-            cells=tuple(Cell(each.cost, each.satisfied, each.violated, each.unknown) for each in peer_scores),
+            cells=tuple(Cell(s.cost, s.satisfied, s.violated, s.unknown) for s in peer_scores),
             planned=target is not None and line_key(target.node) == (index, node),
             chosen=line_key(pod.spec.node_name) == (index, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
@@ -205,7 +206,7 @@ def _candidate_lines(
     return lines
 
 
-def _with_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
+def _add_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
     """The lines, with a score for each that takes the pod."""
     costs = [line.cost for line in lines if line.takes_pod]
     for line in lines:
@@ -213,29 +214,22 @@ def _with_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
         yield msgspec.structs.replace(line, score=score)
 
 
-def conclude(explanation: Explanation) -> str:
-    """What decided, in one sentence for an event."""
-    return _placed(explanation) if explanation.node else _waiting(explanation)
-
-
-def _placed(explanation: Explanation) -> str:
+def _conclude_placed(explanation: Explanation) -> str:
     chosen = next((line for line in explanation.candidates if line.chosen), None)
-    target, where = explanation.target, f"on {explanation.node}"
-    if chosen is None:
-        tail = f"; {explanation.neutral}" if explanation.neutral else ""
-    else:
-        tail = f": {_costs(chosen, explanation)}{_against(chosen, explanation)}"
+    target, node = explanation.target, explanation.node
+    details = f"; {explanation.neutral}" if explanation.neutral else ""
+    if chosen is not None:
+        details = f": {_format_costs(chosen, explanation)}{_compare(chosen, explanation)}"
     if target is None:
-        return f"{where} by the rule{tail}"
-    if target.node == explanation.node:
-        return f"{where} as planned with its group{tail}"
-    is_planned_zone = chosen is not None and (chosen.region, chosen.zone) == target.location
-    return (
-        f"{where} in the planned zone{tail}" if is_planned_zone else f"{where}, though {target.node} was planned{tail}"
-    )
+        return f"on {node} by the rule{details}"
+    if target.node == node:
+        return f"on {node} as planned with its group{details}"
+    if chosen is not None and (chosen.region, chosen.zone) == target.location:
+        return f"on {node} in the planned zone{details}"
+    return f"on {node}, though {target.node} was planned{details}"
 
 
-def _waiting(explanation: Explanation) -> str:
+def _conclude_waiting(explanation: Explanation) -> str:
     candidates, target = explanation.candidates, explanation.target
     best = next((line for line in candidates if line.takes_pod), None)
     if candidates and not any(line.passes for line in candidates):
@@ -244,29 +238,29 @@ def _waiting(explanation: Explanation) -> str:
         return "no node: none that the filter passes may run it, or has room"
     if target is not None:
         planned = next((line for line in candidates if line.planned), None)
-        tail = f": {_costs(planned, explanation)}" if planned is not None else ""
-        return f"waits for {target.node}, planned with its group{tail}"
+        details = f": {_format_costs(planned, explanation)}" if planned is not None else ""
+        return f"waits for {target.node}, planned with its group{details}"
     if best is None:
         return f"any node: {explanation.neutral}"
-    return f"best place {_name(best)}: {_costs(best, explanation)}"
+    return f"best place {_format_place(best)}: {_format_costs(best, explanation)}"
 
 
-def _name(line: CandidateLine) -> str:
+def _format_place(line: CandidateLine) -> str:
     return line.node or line.zone or line.region or "nodes without zone"
 
 
-def _costs(line: CandidateLine, explanation: Explanation) -> str:
+def _format_costs(line: CandidateLine, explanation: Explanation) -> str:
     details = [
         f"{peer.workload} {cell.cost}" + (f" of {peer.max_cost}" if sum(peer.places.values()) == 1 else "")
         for peer, cell in zip(explanation.peers, line.cells, strict=True)
         if peer.places
     ]
     violated = f", {line.violated} beyond their maximum" if line.violated else ""
-    return f"cost {line.cost} ({join_first(details, SHOWN)}{violated})"
+    return f"cost {line.cost} ({join_first(details, MAX_PEERS_SHOWN)}{violated})"
 
 
-def _against(chosen: CandidateLine, explanation: Explanation) -> str:
+def _compare(chosen: CandidateLine, explanation: Explanation) -> str:
     others = [line for line in explanation.candidates if line.zone != chosen.zone and line.takes_pod]
     refused = sum(line.nodes for line in explanation.candidates if not line.passes)
-    tail = f"; next best zone {_name(others[0])} costs {others[0].cost}" if others else ""
-    return tail + (f"; {refused} nodes refused" if refused else "")
+    next_best = f"; next best zone {_format_place(others[0])} costs {others[0].cost}" if others else ""
+    return next_best + (f"; {refused} nodes refused" if refused else "")

@@ -6,13 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _REQUEST_BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
 _PLAN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
-"""A plan may take two searches, each until the planner's deadline."""
+"""Up to two searches, each until the planner's deadline."""
 _WAIT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 """Up to the largest ``scheduler.gates.maxWaitS``."""
 
 
 class ExtenderMetrics:
-    """Metrics of the extender."""
+    """Metrics of the extender; the verb is filter, prioritize or preempt."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(

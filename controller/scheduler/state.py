@@ -1,7 +1,6 @@
 """The cluster state that the scoring rules read, updated by watch events.
 
-It keeps the location of each node, and counts placed pods per group, workload and node. Graphs and cost tables are built on first use
-after a change.
+It keeps the location of each node, and counts placed pods per group, workload and node. Scores are computed on first use after a change.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Members = Mapping[str, Counter[str]]
 
 
 class PlacedPod(NamedTuple):
-    """A pod with a node, as the rules see it."""
+    """A pod with a node: its namespace, the values of its labels for AppGroup and workload, and its node."""
 
     namespace: str
     group: str
@@ -58,14 +57,14 @@ class State(Index):
     """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
-        version: counts changes of anything that may change a score.
+        version: counts changes that may change a score.
         surroundings_version: counts the same changes without those of pods.
         locations: every (region, zone) that a node ever had; index 0 is `NO_LOCATION`.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
-        node_counts: index in `locations` -> how many nodes are there; no zeros.
+        node_counts: index in `locations` -> number of nodes; no zeros.
         node_version: counts changes of nodes alone.
-        membership, cost_index, services: the AppGroup of each pod, costs between locations, and routing of calls.
+        membership, cost_index, services: indexes of the AppGroup of each pod, of costs between locations, and of routing of calls.
         allocatable: arguments of NodeResourcesAllocatable.
     """
 
@@ -78,14 +77,16 @@ class State(Index):
         self.node_counts: Counter[int] = Counter()
         self._location_ids: dict[Location, int] = {NO_LOCATION: 0}
         self.membership = Membership(self._rules)
-        self._placements: dict[str, str] = {}
+        self._placement_labels: dict[str, str] = {}
         self.cost_index = CostIndex(self._rules, namespace)
-        self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
-        self._placed: dict[str, PlacedPod] = {}
+        self._members_by_name: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
+        """AppGroup label -> namespace of the pods -> `Members`."""
+        self._placed_pods: dict[str, PlacedPod] = {}
         self._score_tables: dict[tuple[str, str], ScoreTable] = {}
         self._score_tables_version = -1
         self.services = ServiceIndex()
         self._examples: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
+        """Labels for AppGroup and workload -> namespace -> metadata of the pod placed last."""
         self._is_parity = config.is_parity
 
     def subscribe_to(
@@ -111,7 +112,7 @@ class State(Index):
         if new is None:
             if self.nodes.pop(key, None) is not None:
                 self._leave_location(key)
-                self._touch_nodes()
+                self._on_nodes_changed()
             return
         location = location_of(new)
         index = self._location_ids.setdefault(location, len(self.locations))
@@ -122,7 +123,7 @@ class State(Index):
             self._leave_location(key)
             self.nodes[key], self.location_index[key] = facts, index
             self.node_counts[index] += 1
-            self._touch_nodes()
+            self._on_nodes_changed()
 
     def _leave_location(self, node: str) -> None:
         index = self.location_index.pop(node, None)
@@ -131,54 +132,52 @@ class State(Index):
             if not self.node_counts[index]:
                 del self.node_counts[index]
 
-    def _touch(self) -> None:
+    def _count_change(self) -> None:
         self.version += 1
         self.surroundings_version += 1
 
-    def _touch_nodes(self) -> None:
+    def _on_nodes_changed(self) -> None:
         if not self._is_parity:  # Upstream keeps its own table.
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_counts)
-        self._touch()
+        self._count_change()
         self.node_version += 1
 
     def on_namespace_change(self, key: str, _: Object | None, new: Object | None) -> None:
         """Update a namespace: its consent to AppGroups of others, and its label for placement."""
         changed = self.membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
-        if changed or placement != self._placements.get(key, ""):
-            self._placements[key] = placement
-            self._touch()
+        if changed or placement != self._placement_labels.get(key, ""):
+            self._placement_labels[key] = placement
+            self._count_change()
 
     def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: Placement) -> Placement:
-        """How a pod receives its placement: by its own label, its namespace's, or the default."""
-        return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placements.get(namespace, "")}, default))
+        """By which means a pod receives its placement: by its own label, else its namespace's, else the default."""
+        return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
 
     def on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         """Update a pod of a group; it counts while it is placed."""
-        before, after = self._as_placed(old), self._as_placed(new)
+        before, after = self._placed_pod_of(old), self._placed_pod_of(new)
         if before == after:
             return
-        for pod, placed in ((old, None), (new, after)):
-            if pod is not None and placed is None:
-                self._placed.pop(pod.metadata.uid, None)
-            elif pod is not None and placed is not None:
-                self._placed[pod.metadata.uid] = placed
         self.version += 1
+        if old is not None:
+            self._placed_pods.pop(old.metadata.uid, None)
         if new is not None and after is not None:
+            self._placed_pods[new.metadata.uid] = after
             self._examples[new.group, new.workload][new.metadata.namespace] = new.metadata
-        for where, step in ((before, -1), (after, 1)):
-            if where is not None:
-                namespace, group, workload, node = where
-                members = self._pods[group].setdefault(namespace, {}).setdefault(workload, Counter())
-                members[node] += step
-                if members[node] <= 0:
-                    del members[node]
+        for placed, step in ((before, -1), (after, 1)):
+            if placed is not None:
+                namespace, group, workload, node = placed
+                counts = self._members_by_name[group].setdefault(namespace, {}).setdefault(workload, Counter())
+                counts[node] += step
+                if counts[node] <= 0:
+                    del counts[node]
 
     def placed_pod(self, uid: str) -> PlacedPod | None:
-        """The placed pod of an AppGroup with this UID; None if there is none."""
-        return self._placed.get(uid)
+        """The placed pod with this UID; None if it is unknown, or has no AppGroup or no node."""
+        return self._placed_pods.get(uid)
 
-    def _as_placed(self, pod: GroupPod | None) -> PlacedPod | None:
+    def _placed_pod_of(self, pod: GroupPod | None) -> PlacedPod | None:
         if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.counts_finished_pods):
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
@@ -186,7 +185,7 @@ class State(Index):
     def on_service_change(self, key: str, old: Service | None, new: Service | None) -> None:
         """Update a Service."""
         if self.services.on_change(key, old, new):
-            self._touch()
+            self._count_change()
 
     def routing_to(self, group: str, workload: str) -> Routing:
         """Routing of calls to a group's workload."""
@@ -197,7 +196,7 @@ class State(Index):
         return {} if self._is_parity else self.services.routings_of(pods)
 
     def examples(self, group: str, workload: str) -> list[ObjectMeta]:
-        """One placed pod of the workload in each namespace that has or had any."""
+        """Metadata of one placed pod of the workload in each namespace that has or had any."""
         name = self.groups[group].metadata.name
         examples, admitted = self._examples.get((name, workload), {}), self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
@@ -210,14 +209,14 @@ class State(Index):
         return [s for e in examples for s in self.services.selecting(e.namespace, e.labels or {})]
 
     def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        """Update an AppGroup. A change of annotations, which the controller writes too, counts from the next plan on."""
+        """Update an AppGroup. A change of annotations alone, which the controller writes too, applies from the next plan on."""
         if self.membership.on_change(key, old, new):
-            self._touch()
+            self._count_change()
 
     def on_topology_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """Update a NetworkTopology; its status changes nothing."""
         if self.cost_index.on_change(key, old, new):
-            self._touch()
+            self._count_change()
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:
@@ -225,27 +224,27 @@ class State(Index):
         return self.membership.groups
 
     def graph(self, key: str) -> Graph:
-        """An AppGroup's dependencies, resolved."""
+        """An AppGroup's dependencies between its workloads."""
         return self.membership.graph(key)
 
     def group_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup to which pods of a namespace with this label belong; empty if there is none."""
+        """Key of the AppGroup to which pods of a namespace with this AppGroup label belong; empty if there is none."""
         return self.membership.group_of(namespace, name)
 
     def key_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup as from `group_of`; if it is missing, the key that it would have in the pod's namespace."""
+        """Key of the AppGroup from `group_of`; if there is none, the key that it would have in the pods' namespace."""
         return self.group_of(namespace, name) or f"{namespace}/{name}"
 
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
         name = self.groups[key].metadata.name
-        by_namespace = [pods for n, pods in self._pods.get(name, {}).items() if self.group_of(n, name) == key]
+        by_namespace = [m for n, m in self._members_by_name.get(name, {}).items() if self.group_of(n, name) == key]
         if len(by_namespace) == 1:
             return by_namespace[0]
         total: dict[str, Counter[str]] = defaultdict(Counter)
-        for pods in by_namespace:
-            for workload, nodes in pods.items():
-                total[workload].update(nodes)
+        for members in by_namespace:
+            for workload, counts in members.items():
+                total[workload].update(counts)
         return total
 
     def costs(self, group_namespace: str) -> Costs:
@@ -296,14 +295,14 @@ class State(Index):
         costs = self.costs(self.groups[key].metadata.namespace)
         if not costs.topology:
             return ScoreTable(NO_TOPOLOGY)
-        dependencies, dependants = self.peers(key, workload, self.members(key) if members is None else members)
-        if not dependencies and not dependants:
+        dependencies, dependents = self.peers(key, workload, self.members(key) if members is None else members)
+        if not dependencies and not dependents:
             return ScoreTable(NO_DEPENDENCY)
         dependencies = [peer for peer in dependencies if peer.pods]
-        dependants = [peer for peer in dependants if peer.pods]
-        if not dependencies and not dependants:
+        dependents = [peer for peer in dependents if peer.pods]
+        if not dependencies and not dependents:
             return ScoreTable(NOTHING_PLACED)
-        return score_locations(dependencies, dependants, self.locations, self.location_index, costs.table)
+        return score_locations(dependencies, dependents, self.locations, self.location_index, costs.table)
 
     def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """The workloads that a workload depends on, and those that depend on it, with their placed pods.
@@ -313,7 +312,7 @@ class State(Index):
         """
         graph = self.graph(key)
         dependencies: list[PeerWorkload] = []
-        dependants: list[PeerWorkload] = []
+        dependents: list[PeerWorkload] = []
         for edge in graph.edges:
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
             if dependant.selector == workload:
@@ -322,8 +321,8 @@ class State(Index):
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
             elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._on_existing_nodes(members.get(dependant.selector, {}), may_block=False)
-                dependants.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))
-        return dependencies, dependants
+                dependents.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))
+        return dependencies, dependents
 
     def _on_existing_nodes(self, pods: Mapping[str, int], *, may_block: bool) -> Mapping[str, int]:
         deleted = sorted(node for node in pods if node not in self.location_index)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.requests import Amounts
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S, CachedPlan, check_plan, compare_with_pods
@@ -207,8 +206,8 @@ class GroupPlans:
         replicas, left_out = self._inputs.replicas_to_plan(group, pods)
         namespace = group.partition("/")[0]
         began, freed = self._clock(), self.reservations.freed
-        before = self._cached.get(group)
-        self._record_progress(group, before.plan if before is not None else None, pods)
+        previous = self._cached.get(group)
+        self._record_progress(group, previous.plan if previous is not None else None, pods)
         try:
             _check_size(pods, replicas)
             inputs = self._inputs.cache_key(group, pods)
@@ -222,16 +221,8 @@ class GroupPlans:
         except PlanningError as error:
             self._fail(group, app_group, error)
         else:
-            took_s = self._clock() - began
-            self._failed.pop(group, None)
-            self._cached[group] = CachedPlan(plan, inputs, freed, self._clock(), took_s, evicts_below)
-            # Cache the pods' requests in steps, because those of thousands of pods would block the event loop.
-            for begin in range(0, len(pods), PODS_PER_STEP):
-                await asyncio.sleep(0)
-                for pod in self._pods_of(group)[begin : begin + PODS_PER_STEP]:
-                    self.reservations.host_requests_of(pod)
-            await asyncio.sleep(0)
-            self._reserve(group, plan)
+            now = self._clock()
+            await self._adopt(group, CachedPlan(plan, inputs, freed, now, now - began, evicts_below))
             self._report_plan(group, app_group, plan, left_out)
             if any(pod.is_bound for pod in pods):
                 # The plan may use resources that were reserved for these.
@@ -239,6 +230,21 @@ class GroupPlans:
                     self._wake(other)
         self._planner_time.add(namespace, self._clock() - began)
         self._wake(group)
+
+    async def _adopt(self, group: str, cached: CachedPlan) -> None:
+        """Keep a new plan, and reserve its resources."""
+        self._failed.pop(group, None)
+        self._cached[group] = cached
+        # Cache the pods' requests in steps, because those of thousands of pods would block the event loop.
+        for begin in range(0, len(self._pods_of(group)), PODS_PER_STEP):
+            await asyncio.sleep(0)
+            for pod in self._pods_of(group)[begin : begin + PODS_PER_STEP]:
+                self.reservations.host_requests_of(pod)
+        await asyncio.sleep(0)
+        pods = self._pods_of(group)
+        self._record_progress(group, cached.plan, pods)
+        uncounted, _ = compare_with_pods(cached.plan, pods, self.reservations)
+        self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
     async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan, and the priority below which it evicts pods; None if it evicts none."""
@@ -300,37 +306,20 @@ class GroupPlans:
     def _drop_expired(self) -> None:
         self.reservations.ended += self._expected.drop_expired(self._clock())
 
-    def _reserved_by_others(self, group: str) -> dict[str, Amounts]:
-        """Node -> reservations of other groups, also for replacements that do not exist yet."""
-        reserved = self.reservations.reserved_by_others(group)
-        self._drop_expired()
-        self._expected.add_requests_of_others(reserved, group, self._pods_of)
-        return reserved
-
-    def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
-        """Targets of the previous plan, and nodes reserved for replacements of evicted pods."""
-        before = self._cached.get(group)
-        self._drop_expired()
-        return self._expected.with_targets(dict(before.plan.targets) if before else {}, group, pods)
-
-    def _reserve(self, group: str, plan: Plan) -> None:
-        pods = self._pods_of(group)
-        self._record_progress(group, plan, pods)
-        uncounted, _ = compare_with_pods(plan, pods, self.reservations)
-        self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
-
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         has_started = any(pod.is_bound for pod in pods)
         is_complete = plan is None or not plan.unplaced
         self.reservations.record_progress(group, has_started=has_started, is_complete=is_complete)
 
     def _snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
-        return msgspec.structs.replace(
-            self._inputs.snapshot(group, pods),
-            previous=self._previous(group, pods),
-            promised=self._reserved_by_others(group),
-            refused=self.reservations.refused(pods),
-        )
+        """The inputs of a plan, with reservations of other groups and for replacements that do not exist yet."""
+        self._drop_expired()
+        previous = dict(self._cached[group].plan.targets) if group in self._cached else {}
+        self._expected.add_targets(previous, group, pods)
+        reserved = self.reservations.reserved_by_others(group)
+        self._expected.add_requests_of_others(reserved, group, self._pods_of)
+        snapshot, refused = self._inputs.snapshot(group, pods), self.reservations.refused(pods)
+        return msgspec.structs.replace(snapshot, previous=previous, promised=reserved, refused=refused)
 
     def _fail(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
         _, failures = self._failed.get(group, (0.0, 0))
@@ -339,14 +328,17 @@ class GroupPlans:
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
-        self._report(group, app_group, error.reason, f"{error}; its pods are placed by the plain rule")
+        self._report(group, app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule")
 
     def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, left_out: int) -> None:
-        result = "unplaced" if plan.unplaced else "violations" if plan.violations else "complete"
+        fault, text = "", "the group's plan is complete"
+        if plan.unplaced or plan.violations:
+            fault = "unplaced" if plan.unplaced else "violations"
+            text = "the group's plan has unplaced pods or violates maxNetworkCost"
         log.change(
             f"plan/{group}",
-            "" if result == "complete" else result,
-            "the group's plan is complete" if result == "complete" else "the group cannot be placed as it asks",
+            fault,
+            text,
             group=group,
             cost=plan.cost,
             violations=plan.violations,
@@ -360,7 +352,7 @@ class GroupPlans:
             message = f"at most numMembers pods ({members}) get reservations, and workloads declare more; raise spec.numMembers"
             self._report(group, app_group, "MoreDeclared", message, holds=True)
         else:
-            self._report(group, app_group, "Complete", "every waiting pod has a place", holds=True)
+            self._report(group, app_group, "Complete", "every waiting pod has a node", holds=True)
 
     def _report(self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
         generation = app_group.metadata.generation

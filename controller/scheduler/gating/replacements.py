@@ -70,11 +70,10 @@ class ExpectedReplacements:
                 else:
                     add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
-    def with_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
-        """Add to pod key -> target the reserved nodes of the group's replacements that exist; returns the same dict."""
+    def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> None:
+        """Add to pod key -> target the reserved nodes of the group's replacements that exist."""
         for expected in self._by_group.get(group, ()):
             waiting = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
             replacement = next((key for key in waiting if key not in targets), None)
             if replacement is not None:
                 targets[replacement] = expected.target
-        return targets

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.appgroups import reconciler
 from controller.appgroups.config import AppGroupConfig
-from controller.appgroups.reconciler import AppGroupController
+from controller.appgroups.reconciler import AppGroupController, GroupIndexes
 from controller.cli.commands import load_command
 from controller.cli.offline import _read_inputs, plan_offline
 from controller.cli.offline_objects import ClusterFile
@@ -156,9 +156,7 @@ class World:
             AppGroupConfig(),
             Silent(),
             CollectorRegistry(),
-            membership=state.membership,
-            costs=state.cost_index,
-            services=None if self.config.is_parity else state.services,
+            indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
             pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
         )
         self.fill(caches)
