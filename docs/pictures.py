@@ -99,7 +99,7 @@ async def _shoot(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[
             await tab.prefer(scheme)
             for view in views:
                 await tab.evaluate(f"showTab({view!r})")
-                await tab.evaluate("choosePair(state.index.get('z3'), state.index.get('z1'))")
+                await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
                 path = folder / f"page-{view}-{scheme}{'-narrow' if width == NARROW else ''}.png"
                 await tab.screenshot(path, whole=True)
                 if width == WIDE and path.stat().st_size > LARGEST_BYTES:

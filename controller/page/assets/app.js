@@ -6,18 +6,18 @@ const DATA_OF_TAB = { now: "findings", groups: "groups" };
 let shownTab = "now";
 
 function showOverview(page) {
-  const old = state.page;
-  const chosen = [state.from, state.to].map((i) => state.names[i]);
+  const oldPage = state.page;
+  const selectedNames = [state.from, state.to].map((i) => state.names[i]);
   state.page = page;
-  state.names = page.network.zones.map((each) => each.name);
-  state.index = new Map(state.names.map((name, i) => [name, i]));
-  // Zones may have new positions, so the selected pair is found again by name.
-  [state.from, state.to] = chosen.map((name) => state.index.get(name) ?? -1);
+  state.names = page.network.zones.map((zone) => zone.name);
+  state.positions = new Map(state.names.map((name, i) => [name, i]));
+  // Zones may have new positions.
+  [state.from, state.to] = selectedNames.map((name) => state.positions.get(name) ?? -1);
   clockOffset = page.at - Date.now() / 1000;
   drawSummary();
-  // Drawing again would lose a selection of text. The matrix updates only cells that look different.
+  // Drawing the same data again would lose a selection of text. The matrix compares its cells itself.
   const data = DATA_OF_TAB[shownTab];
-  if (!old || !data || JSON.stringify(old[data]) !== JSON.stringify(page[data])) DRAW_TAB[shownTab]();
+  if (!oldPage || !data || JSON.stringify(oldPage[data]) !== JSON.stringify(page[data])) DRAW_TAB[shownTab]();
 }
 
 function drawSummary() {
@@ -41,7 +41,7 @@ function agentsTile() {
 function pairsTile() {
   const { at, cost } = state.page.matrix;
   const times = at.filter((time) => time !== null);
-  const note = times.length ? `oldest ${age(since(rangeOf(times)[0]))} ago` : "";
+  const note = times.length ? `oldest ${age(secondsSince(rangeOf(times)[0]))} ago` : "";
   return { tab: "matrix", label: "Zone pairs measured", value: times.length / 2, unit: `of ${cost.length / 2}`, note };
 }
 
@@ -83,13 +83,13 @@ function drawTiles(tiles) {
   }
   tiles.forEach(({ label, value, unit, note, style }, i) => {
     box.children[i].replaceChildren(
-      h("div", { class: "what" }, label),
+      h("div", { class: "label" }, label),
       h("div", { class: "number" }, `${value} `, h("small", {}, unit || "")),
-      h("div", { class: `more ${style || ""}` }, note || " "));
+      h("div", { class: `remark ${style || ""}` }, note || " "));
   });
 }
 
-// Shows the worst finding in one line, except on the tab that lists all findings.
+// Draws the worst finding in one line, except on the tab that lists all findings.
 function drawProblems() {
   const problems = state.page.findings.filter((finding) => finding.severity !== "info");
   byId("problems").hidden = problems.length === 0 || shownTab === "now";
@@ -102,25 +102,26 @@ function drawProblems() {
 function showTab(name, focus) {
   shownTab = name;
   for (const tab of TABS) {
-    const button = byId(`tab-${tab}`), chosen = tab === name;
-    button.setAttribute("aria-selected", String(chosen));
-    button.tabIndex = chosen ? 0 : -1;
-    byId(`panel-${tab}`).hidden = !chosen;
-    if (chosen && focus) button.focus();
+    const button = byId(`tab-${tab}`), isShown = tab === name;
+    button.setAttribute("aria-selected", String(isShown));
+    button.tabIndex = isShown ? 0 : -1;
+    byId(`panel-${tab}`).hidden = !isShown;
+    if (isShown && focus) button.focus();
   }
   history.replaceState(null, "", `#${name}`);
   if (state.page) { drawProblems(); DRAW_TAB[name](); }
 }
 
-function setLive(kind, text) {
-  byId("live").dataset.state = kind;
+// Shows the state of the connection: "live" or "lost".
+function setLive(connection, text) {
+  byId("live").dataset.state = connection;
   if (byId("live-text").textContent !== text) byId("live-text").textContent = text;
 }
 
-const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000;
-let etag = "", lastResponseAt = Date.now(), nextPoll = 0, isPolling = false;
+const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000, AGES_MS = 5000;
+let etag = "", lastResponseAt = Date.now(), pollTimer = 0, isPolling = false;
 
-// The newest overview; null if it is shown already. The timeout ends connections that hang without an error.
+// The newest overview and its ETag; null if it is shown already. The timeout ends connections that hang.
 async function fetchOverview() {
   const headers = etag ? { "If-None-Match": etag } : {};
   const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -132,7 +133,7 @@ async function fetchOverview() {
 async function poll() {
   if (isPolling) return;
   isPolling = true;
-  clearTimeout(nextPoll);
+  clearTimeout(pollTimer);
   try {
     const overview = await fetchOverview();
     lastResponseAt = Date.now();
@@ -142,10 +143,10 @@ async function poll() {
     setLive("lost", `no data for ${Math.round((Date.now() - lastResponseAt) / 1000)} s: ${error.message}`);
   }
   isPolling = false;
-  nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+  pollTimer = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-// The ETag is kept after its page is drawn: otherwise a 304 would call a half-drawn page live.
+// Keeps the ETag only of a page that was drawn whole: otherwise a 304 would report a half-drawn page as live.
 function drawOrReport(overview) {
   etag = "";
   try {
@@ -164,7 +165,7 @@ function drawAges() {
   drawSummary();
   if (shownTab === "matrix") drawPairDetail();
   for (const element of document.querySelectorAll("[data-since]")) {
-    element.textContent = `for ${age(since(Number(element.dataset.since)))}`;
+    element.textContent = `for ${age(secondsSince(Number(element.dataset.since)))}`;
   }
 }
 
@@ -179,9 +180,9 @@ function start() {
     }
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
-  const wanted = location.hash.slice(1);
-  showTab(TABS.includes(wanted) ? wanted : "now");
-  setInterval(drawAges, 5000);
+  const tab = location.hash.slice(1);
+  showTab(TABS.includes(tab) ? tab : "now");
+  setInterval(drawAges, AGES_MS);
   poll();
 }
 

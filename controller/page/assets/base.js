@@ -1,18 +1,18 @@
 "use strict";
-// Shared by all views: the state, building elements without innerHTML (names come from the cluster), number formats,
+// Shared by all tabs: the state, builders of elements without innerHTML (names come from the cluster), number formats,
 // and the colour scale.
 
 const state = {
-  page: null,        // the newest overview, see controller/page/model.py
+  page: null,        // the newest overview, as controller/page/model.py encodes it
   names: [],         // zone names in order
-  index: new Map(),  // zone name -> position
+  positions: new Map(),  // zone name -> position in names
   measure: "cost",   // shown in the matrix, a key of MEASURES
-  from: -1, to: -1,  // selected pair, positions
+  from: -1, to: -1,  // positions of the selected pair, -1 for none
 };
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// Bases of a cost; signs are those of `kubectl netaware costs`.
+// Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and meaning.
 const BASES = {
   measured: { sign: "", text: "measured" },
   mirrored: { sign: "", text: "measured the other way" },
@@ -24,37 +24,40 @@ const BASES = {
 };
 const FLAGGED = { sign: "!", text: "newest sample not trusted" };
 
+function isAbsent(value) { return value === null || value === undefined || value === false; }
 function byId(id) { return document.getElementById(id); }
 
 // The text without invisible characters, such as those that change its direction.
 function plain(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
 
+// Sets attributes and event listeners (`onclick`), and appends children; leaves out null, undefined and false.
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (isAbsent(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : plain(String(value)));
   }
   for (const child of children.flat()) {
-    if (child === null || child === undefined || child === false) continue;
+    if (isAbsent(child)) continue;
     element.append(typeof child === "string" ? plain(child) : child);
   }
   return element;
 }
 
+// Named as in hyperscript: builds an HTML element.
 function h(tag, attributes, ...children) { return fill(document.createElement(tag), attributes, children); }
-function s(tag, attributes, ...children) { return fill(document.createElementNS(SVG, tag), attributes, children); }
+function svg(tag, attributes, ...children) { return fill(document.createElementNS(SVG, tag), attributes, children); }
 
 function number(value) {
-  if (value === null || value === undefined) return "–";
+  if (isAbsent(value)) return "–";
   if (value >= 10 || Number.isInteger(value)) return String(Math.round(value));
   return value >= 1 ? value.toFixed(1) : value.toFixed(2);
 }
 
-function ms(us) { return us === null || us === undefined ? "–" : `${number(us / 1000)} ms`; }
+function milliseconds(us) { return isAbsent(us) ? "–" : `${number(us / 1000)} ms`; }
 
 function rate(bps) {
-  if (bps === null || bps === undefined) return "–";
+  if (isAbsent(bps)) return "–";
   for (const [unit, size] of [["Tbit/s", 1e12], ["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) {
     if (Math.abs(bps) >= size) return `${Number((bps / size).toPrecision(3))} ${unit}`;
   }
@@ -62,7 +65,7 @@ function rate(bps) {
 }
 
 function age(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
+  if (isAbsent(seconds)) return "–";
   const whole = Math.max(0, Math.floor(seconds));
   if (whole < 120) return `${whole} s`;
   if (whole < 7200) return `${Math.floor(whole / 60)} min`;
@@ -76,24 +79,29 @@ function percent(part, whole) {
 }
 function counted(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
 
-// Ages are by the server's clock, which may differ from the browser's.
-let clockOffset = 0;
-function serverNow() { return Date.now() / 1000 + clockOffset; }
-function since(at) { return at === null || at === undefined ? null : serverNow() - at; }
+// The first names, and the number of the others.
+function joinFirst(names, limit) {
+  const more = names.length > limit ? ` and ${names.length - limit} more` : "";
+  return `${names.slice(0, limit).join(", ")}${more}`;
+}
 
-// Position of an ordered pair in the columns of the matrix, which omit the diagonal; -1 without a pair.
+// Ages use the server's clock, which may differ from the browser's.
+let clockOffset = 0;
+function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffset - at; }
+
+// Position of an ordered pair in the columns of the matrix, which leave out the diagonal; -1 for no pair.
 function cellIndex(from, to) {
   const count = state.names.length;
   return from < 0 || to < 0 || from === to ? -1 : from * (count - 1) + (to > from ? to - 1 : to);
 }
 
 function percentileMeasure(name) {
-  const of = (columns, i) => (columns[name][i] === null ? null : columns[name][i] / 1000);
-  return { name, unit: `${name} round trip, ms`, of };
+  const valueOf = (columns, i) => (columns[name][i] === null ? null : columns[name][i] / 1000);
+  return { name, unit: `${name} round trip, ms`, valueOf };
 }
 
 const MEASURES = {
-  cost: { name: "Cost", unit: "cost", of: (columns, i) => columns.cost[i] },
+  cost: { name: "Cost", unit: "cost", valueOf: (columns, i) => columns.cost[i] },
   p50: percentileMeasure("p50"),
   p90: percentileMeasure("p90"),
   p99: percentileMeasure("p99"),
@@ -101,9 +109,11 @@ const MEASURES = {
 
 function rangeOf(values) { return [Math.min(...values), Math.max(...values)]; }
 
-// One of seven shades, in equal steps on a logarithmic scale, because latencies spread over decades.
+const SHADES = 7, ONLY_SHADE = 2, ROUNDING_ERROR = 1e-9;
+
+// The number of a shade, 1 to SHADES. Steps are equal on a logarithmic scale, because latencies spread over decades.
 function shadeOf(value, [low, high]) {
-  if (!(high > low)) return 2;
-  const step = Math.ceil((7 * Math.log(value / low)) / Math.log(high / low) - 1e-9);
-  return Math.min(7, Math.max(1, step));
+  if (!(high > low)) return ONLY_SHADE;
+  const step = Math.ceil((SHADES * Math.log(value / low)) / Math.log(high / low) - ROUNDING_ERROR);
+  return Math.min(SHADES, Math.max(1, step));
 }

@@ -1,5 +1,5 @@
 // The matrix of zones: a row per origin, a column per destination, with the signs of `kubectl netaware costs`.
-// It is built once per set of zones; updates change only cells that look different, because 100 zones have 9,900.
+// Built once for a set of zones; updates change only cells that look different, because 100 zones have 9,900 cells.
 
 const matrix = { key: "", cells: [] };
 
@@ -7,7 +7,7 @@ function drawMatrix() {
   const { network: { zones }, matrix: columns } = state.page;
   const key = JSON.stringify(zones.map((zone) => [zone.name, zone.region]));
   if (key !== matrix.key) buildMatrix(zones, key);
-  const values = columns.cost.map((_, i) => MEASURES[state.measure].of(columns, i));
+  const values = columns.cost.map((_, i) => MEASURES[state.measure].valueOf(columns, i));
   const range = rangeOf(values.filter((value) => value > 0));
   matrix.cells.forEach((cell, i) => {
     const value = values[i], sign = columns.flags[i] ? FLAGGED.sign : BASES[columns.basis[i]].sign;
@@ -49,10 +49,10 @@ function drawLegend() {
   byId("matrix-legend").replaceChildren(...texts.map((text) => h("span", {}, text)));
 }
 
-function choosePair(from, to) {
+function selectPair(from, to) {
   [state.from, state.to] = [from, to];
-  const chosen = cellIndex(from, to);
-  matrix.cells.forEach((cell, i) => cell.toggleAttribute("data-chosen", i === chosen));
+  const selected = cellIndex(from, to);
+  matrix.cells.forEach((cell, i) => cell.toggleAttribute("data-selected", i === selected));
   drawPairDetail();
 }
 
@@ -60,7 +60,8 @@ function drawPairDetail() {
   [byId("pair-from").value, byId("pair-to").value] = [state.from, state.to];
   const there = cellIndex(state.from, state.to), back = cellIndex(state.to, state.from);
   if (there < 0) {
-    byId("pair-facts").replaceChildren(h("p", { class: "soft" }, "Choose a pair to see what its cost rests on."));
+    const hint = "Choose a pair to see the measurements behind its cost.";
+    byId("pair-facts").replaceChildren(h("p", { class: "soft" }, hint));
     return;
   }
   const columns = state.page.matrix;
@@ -71,12 +72,12 @@ function drawPairDetail() {
     "Cost": cost ?? "none",
     "The other way": columns.cost[back] ?? "none",
     "Rests on": BASES[basis].text,
-    "p50": ms(p50),
-    "p90": ms(p90),
-    "p99": ms(p99),
-    "Jitter": ms(jitter),
+    "p50": milliseconds(p50),
+    "p90": milliseconds(p90),
+    "p99": milliseconds(p99),
+    "Jitter": milliseconds(jitter),
     "Loss": loss === null ? "–" : `${number(loss * 100)} %`,
-    "Measured": at === null ? "not yet" : `${age(since(at))} ago`,
+    "Measured": at === null ? "not yet" : `${age(secondsSince(at))} ago`,
     "By": prober || "–",
     "Between": nodes ? nodes.replace(" ", " and ") : "–",
   };
@@ -95,9 +96,9 @@ function startMatrix() {
   });
   byId("matrix-box").addEventListener("click", (event) => {
     const cell = event.target.closest("[data-to]");
-    if (cell) choosePair(Number(cell.dataset.from), Number(cell.dataset.to));
+    if (cell) selectPair(Number(cell.dataset.from), Number(cell.dataset.to));
   });
   for (const select of [from, to]) {
-    select.addEventListener("change", () => choosePair(Number(from.value), Number(to.value)));
+    select.addEventListener("change", () => selectPair(Number(from.value), Number(to.value)));
   }
 }

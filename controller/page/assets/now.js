@@ -1,5 +1,6 @@
-// The first view: findings and their fixes.
+// The tab Now: findings and their fixes.
 
+const MAX_AFFECTED = 6;
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
 function copyButton(text) {
@@ -16,25 +17,22 @@ function copyButton(text) {
 }
 
 // An age that `drawAges` keeps current.
-function ageBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(since(at))}`); }
+function ageBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(secondsSince(at))}`); }
 
-const MAX_AFFECTED = 6;
 function findingBox(finding) {
-  const sinceBox = finding.since === null ? null : ageBox(finding.since);
-  const affected = finding.affects.slice(0, MAX_AFFECTED).join(", ");
-  const more = finding.affects.length > MAX_AFFECTED ? ` and ${finding.affects.length - MAX_AFFECTED} more` : "";
+  const affected = joinFirst(finding.affects, MAX_AFFECTED);
   return h("li", { class: `finding ${finding.severity}` },
-    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, sinceBox),
+    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `,
+      finding.since === null ? null : ageBox(finding.since)),
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
-    affected ? h("p", { class: "soft" }, `Affects ${affected}${more}`) : null,
+    affected ? h("p", { class: "soft" }, `Affects ${affected}`) : null,
     ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copyButton(line))),
     finding.alert ? h("p", { class: "soft" }, `Alert and section of the runbook: ${finding.alert}`) : null);
 }
 
 function drawNow() {
-  const page = state.page;
-  const wrong = page.findings.length
-    ? h("ul", { class: "findings" }, ...page.findings.map(findingBox))
+  const findings = state.page.findings.length
+    ? h("ul", { class: "findings" }, ...state.page.findings.map(findingBox))
     : h("p", { class: "good" }, "✓ Nothing is wrong.");
-  byId("panel-now").replaceChildren(h("h2", {}, "What is wrong"), wrong);
+  byId("panel-now").replaceChildren(h("h2", {}, "What is wrong"), findings);
 }
