@@ -17,7 +17,7 @@ from agent.bandwidth.rules import Policy, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import LimitStatus
 from agent.capacity.instances import firmware_type
-from agent.capacity.kernel import LinkReader
+from agent.capacity.link_reader import LinkReader
 from agent.capacity.links import Link, LinkSnapshot
 from agent.capacity.node_bandwidth import choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
@@ -82,7 +82,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
     limits = tuple(spec_of(pod) for pod in pods if not pod.is_finished)
-    snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=ResultCache())
+    snapshot = await take_snapshot(config.proc, network_of(config), limits, ResultCache())
     plan = plan_limits(snapshot, Policy())
     if as_json:
         _print_json({"verdicts": [_verdict(status) for status in plan.statuses], "unlocated": plan.unlocated})
@@ -139,7 +139,7 @@ def _verdict(status: LimitStatus) -> dict[str, Any]:
         "pod": status.pod.name,
         "direction": status.direction,
         "verdict": status.verdict,
-        "device": status.device,
+        "device": status.device_name,
         "wanted_bps": status.wanted_bps,
         "effective_bps": None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8,
         "effective_burst_bytes": status.burst_bytes,
@@ -153,7 +153,7 @@ def _bandwidth_row(status: LimitStatus) -> tuple[str, ...]:
         status.pod.key,
         status.direction,
         status.verdict,
-        status.device or "-",
+        status.device_name or "-",
         _bits(status.wanted_bps, "-"),
         _bits(None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8, "-"),
         "-" if status.burst_bytes is None else f"{status.burst_bytes} B",

@@ -15,15 +15,19 @@ from kubekit.errors import KubekitError
 
 HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, sequence, port."""
+ATTRIBUTE = struct.Struct("=HH")
+"""struct nlattr: length, type."""
+ERRNO = struct.Struct("=i")
+"""Begin of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
 _READ_BYTES = 1 << 16
 _MAX_READS = 64
 
 
 class KernelError(KubekitError):
-    """The kernel refused a request, or could not be asked.
+    """The kernel refused a request, or the request could not be sent.
 
     Attributes:
-        code: errno, or 0.
+        code: errno; 0 if there is none.
     """
 
     def __init__(self, text: str, code: int = 0) -> None:
@@ -32,10 +36,10 @@ class KernelError(KubekitError):
 
 
 def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
-    """A socket that does not block, subscribed to groups.
+    """Open a socket that does not block, subscribed to a mask of multicast groups.
 
     Raises:
-        OSError: it is not permitted.
+        OSError: the socket is not permitted.
     """
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     netlink = socket.socket(socket.AF_NETLINK, kind, protocol)
@@ -54,24 +58,24 @@ async def call_when_readable(netlink: socket.socket, read: Callable[[socket.sock
         OSError: ``read`` raised it.
     """
     loop = asyncio.get_running_loop()
-    failed: asyncio.Future[None] = loop.create_future()
+    failure: asyncio.Future[None] = loop.create_future()
 
-    def ready() -> None:
+    def on_readable() -> None:
         try:
             read(netlink)
         except OSError as error:
-            if not failed.done():
-                failed.set_exception(error)
+            if not failure.done():
+                failure.set_exception(error)
 
-    loop.add_reader(netlink, ready)
+    loop.add_reader(netlink, on_readable)
     try:
-        await failed
+        await failure
     finally:
         loop.remove_reader(netlink)
 
 
 def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
-    """Datagrams that have arrived, a bounded number; None if the kernel dropped some.
+    """Yields the datagrams that have arrived, at most `_MAX_READS`; None in place of datagrams that the kernel dropped.
 
     Raises:
         OSError: the socket cannot be used any more.
@@ -88,11 +92,16 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
 
 
 def each_message(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """For each message in a datagram: its type, and the offsets where its body begins and ends. Stops at the first invalid message."""
+    """Yields type, begin and end of the body of each message in a datagram. Stops at the first invalid message."""
     offset = 0
     while offset + HEADER.size <= len(data):
         length, kind, _, _, _ = HEADER.unpack_from(data, offset)
         if length < HEADER.size:
             return
         yield kind, offset + HEADER.size, min(offset + length, len(data))
-        offset += (length + 3) & ~3
+        offset += aligned(length)
+
+
+def aligned(length: int) -> int:
+    """The length rounded up to a multiple of four: NLMSG_ALIGN, NLA_ALIGN and RTNH_ALIGN."""
+    return (length + 3) & ~3

@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from agent.capacity.instances import firmware_type
-from agent.capacity.kernel import LinkReader
+from agent.capacity.link_reader import LinkReader
 from agent.capacity.metrics import UplinkMetrics
 from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publication import plan_withdrawal
@@ -111,7 +111,7 @@ def _pod_tasks(
         from agent.bandwidth.manager import BandwidthManager
 
         recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
-        limits = BandwidthManager(client, config, recorder, registry, pods)
+        limits = BandwidthManager(config, recorder, registry, pods)
         kernel.on_tc_change(limits.on_kernel_change)
         tasks |= {"events": recorder.run(), **limits.tasks()}
     if config.traffic != "off":

@@ -1,7 +1,7 @@
-"""rtnetlink requests through pyroute2, and dumps whose messages our own parsers read.
+"""rtnetlink requests through pyroute2, and parsers of the messages of dumps.
 
-pyroute2 decodes every attribute of every message, which takes 200 ms for a node with 110 limited pods. Our parsers read only the
-attributes we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
+pyroute2 would decode every attribute of every message, which is slow on a node with many pods. Our parsers read only the attributes
+we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nlsocket import NetlinkRequest
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from agent.netlink import HEADER, KernelError
+from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, aligned
 
 T = TypeVar("T")
 Parse = Callable[[bytes, int, int], T | None]
@@ -30,35 +30,41 @@ Spans = dict[int, tuple[int, int]]
 IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 """struct ifinfomsg (family, type, index, flags, change), struct tcmsg (family, index, handle, parent, info)."""
 
+IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_LINK_NETNSID = 3, 5, 18, 37
+IFLA_INFO_KIND = 1
+TCA_KIND, TCA_OPTIONS = 1, 2
+_TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
+_TBF = struct.Struct("=8xI8xIIII")
+"""struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
+
 DEADLINE_S = 10.0
 _TRIES = 3
-_ATTRIBUTE = struct.Struct("=HH")
-_ERRNO = struct.Struct("=i")
-_TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+_NLA_TYPE_MASK = 0x3FFF
+"""Clears NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 
 
 @asynccontextmanager
-async def rtnetlink(what: str) -> AsyncIterator[AsyncIPRoute]:
-    """An rtnetlink socket; all requests on it must end within ten seconds. Asks the kernel for extended errors.
+async def rtnetlink(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
+    """An rtnetlink socket with extended errors; all requests on it must end within `DEADLINE_S`.
 
     Raises:
-        KernelError: a request failed or timed out; the message begins with ``what``.
+        KernelError: a request failed or timed out; the message begins with ``error_prefix``.
     """
     try:
         async with asyncio.timeout(DEADLINE_S), AsyncIPRoute(ext_ack=True) as netlink:
             yield netlink
     except NetlinkError as error:
-        raise KernelError(f"{what}: {error.args[1]}", error.code) from error
-    except TimeoutError as error:  # Before OSError, which it is a subclass of.
-        raise KernelError(f"{what}: no response in time") from error
+        raise KernelError(f"{error_prefix}: {error.args[1]}", error.code) from error
+    except TimeoutError as error:  # a subclass of OSError
+        raise KernelError(f"{error_prefix}: no response in time") from error
     except OSError as error:
-        raise KernelError(f"{what}: {error.strerror}", error.errno or 0) from error
+        raise KernelError(f"{error_prefix}: {error.strerror}", error.errno or 0) from error
 
 
 async def dump(netlink: AsyncIPRoute, request: Callable[[], Any], type_: int, parse: Parse[T]) -> list[T]:
-    """Request a dump and parse each message; results that are None are dropped.
+    """Request a dump and parse each message; leaves out results that are None.
 
-    A dump that was interrupted by a change is repeated, at most twice; a later event reports the change anyway.
+    A dump that a change interrupted is repeated, at most twice; if the last one was interrupted too, the change's event follows.
 
     Args:
         netlink: the socket.
@@ -95,43 +101,52 @@ async def _dump_once(netlink: AsyncIPRoute, request: Any, type_: int, parse: Par
 
 def _check_end(data: bytes, begin: int, end: int) -> None:
     """Raise the error code at the end of a dump, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
-    code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else 0
+    code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else 0
     if code:
         raise NetlinkError(code)
 
 
 def tc_request(index: int = 0, parent: int = 0) -> tcmsg:
-    """A request for qdiscs, classes or filters, of one device or (0) of all."""
+    """A request for qdiscs, classes or filters of a device, or of all devices (0)."""
     request = tcmsg()
     request["index"], request["parent"] = index, parent
     return request
 
 
 def attributes(data: bytes, begin: int, end: int) -> Spans:
-    """The attributes between two offsets."""
+    """Parse the attributes between two offsets; stops at the first invalid one."""
     spans: Spans = {}
-    while begin + 4 <= end:
-        length, kind = _ATTRIBUTE.unpack_from(data, begin)
-        if length < 4 or begin + length > end:
+    while begin + ATTRIBUTE.size <= end:
+        length, kind = ATTRIBUTE.unpack_from(data, begin)
+        if length < ATTRIBUTE.size or begin + length > end:
             break
-        spans[kind & _TYPE_MASK] = begin + 4, begin + length
-        begin += (length + 3) & ~3
+        spans[kind & _NLA_TYPE_MASK] = begin + ATTRIBUTE.size, begin + length
+        begin += aligned(length)
     return spans
 
 
 def nested(data: bytes, spans: Spans, kind: int) -> Spans:
-    """The attributes nested in an attribute; empty if it is missing."""
+    """Parse the attributes nested in an attribute; empty if that is missing."""
     span = spans.get(kind)
     return {} if span is None else attributes(data, *span)
 
 
 def read_number(data: bytes, spans: Spans, kind: int) -> int | None:
-    """An unsigned attribute of any width, in host byte order; None if it is missing."""
+    """Read an unsigned attribute of any width, in host byte order; None if it is missing."""
     span = spans.get(kind)
     return None if span is None or span[0] == span[1] else int.from_bytes(data[slice(*span)], sys.byteorder)
 
 
 def read_text(data: bytes, spans: Spans, kind: int) -> str:
-    """A string attribute; empty if it is missing."""
+    """Read a string attribute; empty if it is missing."""
     span = spans.get(kind)
     return "" if span is None else data[span[0] : span[1]].rstrip(b"\0").decode("utf-8", "replace")
+
+
+def read_tbf(data: bytes, options: Spans) -> tuple[int, int, int] | None:
+    """Read rate (bytes per second), buffer (ticks) and limit (bytes) from the options of a tbf qdisc; None if they are missing."""
+    begin, end = options.get(_TCA_TBF_PARMS, (0, 0))
+    if end - begin < _TBF.size:
+        return None
+    rate, _, limit, buffer, _ = _TBF.unpack_from(data, begin)
+    return read_number(data, options, _TCA_TBF_RATE64) or rate, buffer, limit

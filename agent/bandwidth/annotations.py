@@ -20,7 +20,7 @@ ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EG
 
 
 class LimitSpec(msgspec.Struct, frozen=True):
-    """One direction of a pod: bits per second, or the error."""
+    """The annotation of one direction: bits per second, or None and why it is invalid."""
 
     rate_bps: int | None
     problem: str = ""
@@ -31,11 +31,11 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         namespace, name, uid: of the pod.
-        host_network: it uses the node's network.
-        has_address: it has an address, so the CNI plugins are done.
+        host_network: the pod uses the node's network.
+        has_address: the pod has an address, so the CNI plugins have returned.
         limits: by direction, only where there is an annotation.
         created: metadata.creationTimestamp.
-        mismatch: how reservation and limit differ; empty if they do not.
+        mismatch: how the reserved bandwidth and the limits differ; empty if they do not.
     """
 
     namespace: str
@@ -54,7 +54,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_annotation(text: str) -> LimitSpec:
-    """Read one annotation."""
+    """Parse the value of one annotation."""
     try:
         return LimitSpec(read_limit(text))
     except QuantityError as error:
@@ -73,11 +73,11 @@ def spec_of(pod: Pod) -> PodBandwidthSpec:
         has_address=bool(pod.status.pod_ip),
         limits=limits,
         created=pod.metadata.creation_timestamp or "",
-        mismatch=_mismatch(limits, _scheduled_bps(pod)),
+        mismatch=_describe_mismatch(limits, _reserved_bps(pod)),
     )
 
 
-def _scheduled_bps(pod: Pod) -> int | None:
+def _reserved_bps(pod: Pod) -> int | None:
     """Sum of the containers' limits of the extended resource, in bits per second; None without any.
 
     Sidecars (restartable init containers) count, as in the scheduler.
@@ -86,26 +86,26 @@ def _scheduled_bps(pod: Pod) -> int | None:
         *(pod.spec.containers or ()),
         *(c for c in pod.spec.init_containers or () if c.restart_policy == "Always"),
     ]
-    amounts = [amount for container in containers if (amount := _amount(container)) is not None]
+    amounts = [amount for container in containers if (amount := _amount_of(container)) is not None]
     return int(sum(amounts)) if amounts else None
 
 
-def _amount(container: Container) -> Decimal | None:
+def _amount_of(container: Container) -> Decimal | None:
     limits: Mapping[str, str] = container.resources.limits or {}
     if BANDWIDTH not in limits:
         return None
     try:
         return quantity.parse(limits[BANDWIDTH])
     except QuantityError:
-        return None  # the API server admits no such pod
+        return None  # The API server does not admit such a pod.
 
 
-def _mismatch(limits: Mapping[Direction, LimitSpec], scheduled: int | None) -> str:
-    if scheduled is None:
+def _describe_mismatch(limits: Mapping[Direction, LimitSpec], reserved_bps: int | None) -> str:
+    if reserved_bps is None:
         return ""
     differing = [
         f"{ANNOTATIONS[direction]} is {limit_spec.rate_bps} bit/s"
         for direction, limit_spec in limits.items()
-        if limit_spec.rate_bps is not None and limit_spec.rate_bps != scheduled
+        if limit_spec.rate_bps is not None and limit_spec.rate_bps != reserved_bps
     ]
-    return f"scheduled for {scheduled} bit/s of {BANDWIDTH}, but " + " and ".join(differing) if differing else ""
+    return f"scheduled for {reserved_bps} bit/s of {BANDWIDTH}, but " + " and ".join(differing) if differing else ""

@@ -1,7 +1,7 @@
-"""Backs off repairs, and decides when a limit is disputed by another writer. Pure.
+"""Delays repeated repairs, and finds limits that another program disputes. Pure.
 
-A repair that fails is retried with exponential back-off. A limit of ours that is repeatedly removed soon after it was set is
-disputed, and is repaired with a back-off too.
+A repair is repeated with exponential back-off, whether it failed or another program removed the limit. A limit that had to be set
+repeatedly within a short time is disputed.
 """
 
 from __future__ import annotations
@@ -15,82 +15,84 @@ from kubekit.waiting import backoff_s
 
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
-HELD_S = 600.0
-"""A limit that was not removed or replaced for this long is not disputed any more."""
+DISPUTE_WINDOW_S = 600.0
+"""A limit that needed no repair for this long is not disputed any more."""
 DISPUTED_AFTER = 3
-"""A limit is disputed when it was set this often, with less than `HELD_S` between attempts."""
+"""A limit is disputed when it was set this often, with less than `DISPUTE_WINDOW_S` between attempts."""
+
+RepairKey = tuple[type[Action], str]
+"""Class of the action, and name of its device."""
 
 
-class _Record(msgspec.Struct):
-    """Repairs and replacements of one limit.
+class _Attempts(msgspec.Struct):
+    """Attempts to set one limit.
 
     Attributes:
-        wanted: the limit to set.
-        tries: attempts so far.
-        set_at_s: times at which it was set; each later one means that it had been removed.
-        tried_at_s, due_s: times of the last attempt and the earliest next one.
+        target: the limit to set.
+        count: number of attempts.
+        set_at_s: times of the successful ones; before each but the first, another program had removed the limit.
+        last_at_s, due_at_s: times of the last attempt and of the earliest next one.
     """
 
-    wanted: object
-    tries: int = 0
+    target: object
+    count: int = 0
     set_at_s: list[float] = []
-    tried_at_s: float = 0.0
-    due_s: float = 0.0
-
-
-RepairKey = tuple[str, str]
+    last_at_s: float = 0.0
+    due_at_s: float = 0.0
 
 
 class RepairBackoff:
-    """Remembers repairs."""
+    """Remembers attempts to repair limits."""
 
     def __init__(self) -> None:
-        self._records: dict[RepairKey, _Record] = {}
+        self._attempts: dict[RepairKey, _Attempts] = {}
 
-    def due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
-        """Repairs to do now. A repair that differs from the last one of its device, for example after a new annotation, is due at
-        once.
+    def due_actions(self, actions: Sequence[Action], now_s: float) -> list[Action]:
+        """Actions to execute now.
+
+        An action that differs from the last one of its device, for example after a new annotation, is due at once.
         """
-        self._forget(now_s)
+        self._forget_old(now_s)
         return [
             action
             for action in actions
-            if (record := self._records.get(_key_of(action))) is None
-            or record.wanted != _wanted(action)
-            or record.due_s <= now_s
+            if (attempts := self._attempts.get(_key_of(action))) is None
+            or attempts.target != _target_of(action)
+            or attempts.due_at_s <= now_s
         ]
 
-    def record(self, action: Action, now_s: float, *, done: bool) -> float:
+    def record_attempt(self, action: Action, now_s: float, *, has_succeeded: bool) -> float:
         """Record an attempt; returns in how many seconds the next one is due."""
         key = _key_of(action)
-        record = self._records.get(key)
-        if record is None or record.wanted != _wanted(action):
-            record = self._records[key] = _Record(_wanted(action))
-        record.tries += 1
-        if done and isinstance(action, LimitIngress | LimitEgress):
-            record.set_at_s.append(now_s)
-        wait_s = backoff_s(record.tries, FIRST_WAIT_S, MAX_WAIT_S)
-        record.tried_at_s, record.due_s = now_s, now_s + wait_s
+        attempts = self._attempts.get(key)
+        if attempts is None or attempts.target != _target_of(action):
+            attempts = self._attempts[key] = _Attempts(_target_of(action))
+        attempts.count += 1
+        if has_succeeded and isinstance(action, LimitIngress | LimitEgress):
+            attempts.set_at_s.append(now_s)
+        wait_s = backoff_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
+        attempts.last_at_s, attempts.due_at_s = now_s, now_s + wait_s
         return wait_s
 
-    def disputed(self, now_s: float) -> Mapping[RepairKey, str]:
-        """Limits that were set repeatedly, by kind of action and device, with the reason."""
-        self._forget(now_s)
+    def disputes(self, now_s: float) -> Mapping[RepairKey, str]:
+        """Descriptions of disputed limits."""
+        self._forget_old(now_s)
         return {
-            key: f"set {len(record.set_at_s)} times in {record.set_at_s[-1] - record.set_at_s[0]:.0f} s, "
+            key: f"set {len(attempts.set_at_s)} times in {attempts.set_at_s[-1] - attempts.set_at_s[0]:.0f} s, "
             "because another program removes or replaces it"
-            for key, record in self._records.items()
-            if len(record.set_at_s) >= DISPUTED_AFTER
+            for key, attempts in self._attempts.items()
+            if len(attempts.set_at_s) >= DISPUTED_AFTER
         }
 
-    def _forget(self, now_s: float) -> None:
-        self._records = {key: record for key, record in self._records.items() if now_s - record.tried_at_s < HELD_S}
+    def _forget_old(self, now_s: float) -> None:
+        oldest_s = now_s - DISPUTE_WINDOW_S
+        self._attempts = {key: attempts for key, attempts in self._attempts.items() if attempts.last_at_s > oldest_s}
 
 
 def _key_of(action: Action) -> RepairKey:
-    return type(action).__name__, action.name
+    return type(action), action.device_name
 
 
-def _wanted(action: Action) -> object:
-    """The limit that an action sets: repairs of its filter and of its bucket are attempts at the same one."""
+def _target_of(action: Action) -> object:
+    """What an action sets. Repairs of the filter and of the bucket of one limit have the same target."""
     return action.params if isinstance(action, LimitIngress | LimitEgress) else action

@@ -1,8 +1,8 @@
 """Reads the node's CNI configuration, and the runtime's cache of CNI results per pod.
 
 libcni caches requests and results under ``/var/lib/cni/results``, one file for each container, network and
-device (libcni/api.go, ``cachedInfo``). The cache is the only source of the plugin's container id and network in two cases: CRI-O
-without a pause container, and Multus, which calls networks that the configuration does not name.
+device (libcni/api.go, ``cachedInfo``). In two cases nothing else names the plugin's container id and network: CRI-O without a pause
+container, and Multus, which uses networks that the configuration does not name.
 """
 
 from __future__ import annotations
@@ -11,34 +11,35 @@ import base64
 import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
-"""Nodes with other directories mount them here."""
+"""On nodes with other directories, mount them here."""
 _MAX_BYTES = 262_144
 
 
 class Network(msgspec.Struct, frozen=True):
-    """The node's CNI network: its name, part of the plugin's device names, and the types of its plugins in order."""
+    """The node's CNI network: its name, which is part of the names of ifbs, and the types of its plugins in order."""
 
     name: str = ""
     plugins: tuple[str, ...] = ()
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of one pod, as a runtime set it up.
+    """One device of one pod, as a runtime attached it to a network.
 
     Attributes:
-        container: the CNI plugins' container id.
-        network: name of its network.
+        container_id: CNI_CONTAINERID.
+        network: name of the network.
         plugins: types of the plugins that were called.
         requested: bandwidth keys of the runtime's request, with values in bits (per second).
     """
 
-    container: str
+    container_id: str
     network: str
     plugins: tuple[str, ...] = ()
     requested: dict[str, int] = {}
@@ -56,11 +57,11 @@ def read_network(directory: Path = CONFIG_DIR) -> Network:
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(document, dict) and isinstance(document.get("name"), str):
-            return Network(document["name"], _plugins(document))
+            return Network(document["name"], _plugin_types(document))
     return Network()
 
 
-def _plugins(document: object) -> tuple[str, ...]:
+def _plugin_types(document: object) -> tuple[str, ...]:
     if not isinstance(document, dict):
         return ()
     listed = document.get("plugins", [document])
@@ -72,7 +73,7 @@ class _Capabilities(msgspec.Struct):
     bandwidth: dict[str, int] | None = None
 
 
-class _Cached(msgspec.Struct, rename="camel"):
+class _CachedInfo(msgspec.Struct, rename="camel"):
     kind: str
     container_id: str
     network_name: str = ""
@@ -82,11 +83,19 @@ class _Cached(msgspec.Struct, rename="camel"):
     capability_args: _Capabilities | None = None
 
 
-_decode_cached = msgspec.json.Decoder(_Cached).decode
+_decode_cached = msgspec.json.Decoder(_CachedInfo).decode
+
+
+class CachedAttachment(NamedTuple):
+    """An attachment, with the pod's uid and the name of the device in the pod."""
+
+    pod_uid: str
+    interface: str
+    attachment: Attachment
 
 
 class ResultCache:
-    """Reads changed files of the cache.
+    """The runtime's cache of CNI results; unchanged files are not read again.
 
     Args:
         directory: may be missing.
@@ -94,32 +103,25 @@ class ResultCache:
 
     def __init__(self, directory: Path = RESULTS_DIR) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[int, tuple[str, str, Attachment] | None]] = {}
+        self._by_file: dict[tuple[str, int], CachedAttachment | None] = {}  # by name and modification time
 
     def read(self, interface: str) -> dict[str, Attachment]:
-        """The attachment of each pod's device, by uid; the bandwidth plugin's if there are several."""
+        """The attachment of each pod's device of this name, by pod uid; the bandwidth plugin's if there are several."""
         try:
             with os.scandir(self._directory) as entries:
-                stamps = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}
+                files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
         except OSError:
             return {}
-        known = {}
-        for name, stamp in stamps.items():
-            before = self._known.get(name)
-            known[name] = before if before is not None and before[0] == stamp else (stamp, self._parse(name))
-        self._known = known
-        by_uid: dict[str, tuple[tuple[bool, bool, int], Attachment]] = {}
-        for stamp, parsed in known.values():
-            if parsed is None or parsed[1] != interface:
-                continue
-            uid, _, attachment = parsed
+        self._by_file = {file: self._by_file[file] if file in self._by_file else self._parse(file[0]) for file in files}
+        candidates = [
             # Multus caches results too; the newest belongs to the pod's current sandbox.
-            rank = ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, stamp)
-            if uid not in by_uid or rank > by_uid[uid][0]:
-                by_uid[uid] = rank, attachment
-        return {uid: attachment for uid, (_, attachment) in by_uid.items()}
+            ("bandwidth" in cached.attachment.plugins, "multus" not in cached.attachment.plugins, mtime_ns, cached)
+            for (_, mtime_ns), cached in self._by_file.items()
+            if cached is not None and cached.interface == interface
+        ]
+        return {cached.pod_uid: cached.attachment for *_, cached in sorted(candidates, key=lambda c: c[:3])}
 
-    def _parse(self, name: str) -> tuple[str, str, Attachment] | None:
+    def _parse(self, name: str) -> CachedAttachment | None:
         try:
             with (self._directory / name).open("rb") as file:
                 return parse_cached(file.read(_MAX_BYTES))
@@ -127,8 +129,8 @@ class ResultCache:
             return None
 
 
-def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
-    """Pod uid, device in the pod, and its attachment; None if the file is not a cached result of a pod."""
+def parse_cached(data: bytes) -> CachedAttachment | None:
+    """Parse a file of the cache; None if it is not the result of a pod."""
     try:
         cached = _decode_cached(data)
     except DECODE_ERRORS:
@@ -137,13 +139,13 @@ def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
     if cached.kind != "cniCacheV1" or not uid:
         return None
     try:
-        plugins = _plugins(json.loads(base64.b64decode(cached.config)))
+        plugins = _plugin_types(json.loads(base64.b64decode(cached.config)))
     except (ValueError, RecursionError):
         plugins = ()
     attachment = Attachment(
-        container=cached.container_id,
+        container_id=cached.container_id,
         network=cached.network_name,
         plugins=plugins,
         requested=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
     )
-    return uid, cached.if_name, attachment
+    return CachedAttachment(uid, cached.if_name, attachment)

@@ -1,7 +1,7 @@
-"""Watches the node's pods and the kernel, checks limits, repairs them if told to, and reports by events, log and metrics.
+"""Checks the limits of the node's pods, repairs them in ``enforce``, and reports by events, log and metrics.
 
-Changes of pods and of traffic control wake it, and it reads everything every five minutes. Reconciliations are at least two seconds
-apart, which bounds their CPU on nodes with many changes; each reads once more after a repair.
+Reconciles after changes of pods and of traffic control, and at least every `FULL_CHECK_INTERVAL_S`. Reconciliations are at least
+`MIN_PAUSE_S` apart, which bounds their CPU on nodes with many changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agent.bandwidth.annotations import Direction, PodBandwidthSpec, spec_of
 from agent.bandwidth.backoff import RepairBackoff, RepairKey
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
-from agent.bandwidth.kernel import execute
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.rules import Policy, plan_limits, with_excess_or_dispute
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Action, BandwidthPlan, Key, LimitStatus
+from agent.bandwidth.state import Action, BandwidthPlan, Key, LimitEgress, LimitIngress, LimitStatus
+from agent.bandwidth.tc_writer import execute
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from kubekit import logs
@@ -37,23 +37,23 @@ from kubekit.wire import PODS, Pod
 log = logs.get("agent.bandwidth")
 
 FULL_CHECK_INTERVAL_S = 300.0
-"""Everything is read at least this often, in case a change went unnoticed."""
-CHANGE_GATHER_S = 0.3
-"""Changes within this time are handled by one reading."""
+"""Everything is read at least this often, in case an event was lost."""
+DEBOUNCE_S = 0.3
+"""Changes within this time are handled together."""
 MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 DEVICE_COUNTERS_INTERVAL_S = 4.5
-"""Interval of reading pods' own counters; an excess shows in the second reading, within ten seconds."""
+"""Interval of reading counters; the second reading shows an excess, within ten seconds."""
 NEW_POD_AGE_S = 120.0
-"""An agent that starts sends no events about older pods, because an earlier agent may have."""
-_KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
+"""An agent that starts sends no events about older pods, because the agent before it may have sent them."""
+MAX_UNLOCATED_LOGGED = 5
+_ACTION_BY_DIRECTION: dict[Direction, type[Action]] = {"ingress": LimitIngress, "egress": LimitEgress}
 
 
 class BandwidthManager:
     """Checks and repairs bandwidth limits of one node's pods.
 
     Args:
-        client: the cluster's.
         config: flags.
         recorder: for events on pods.
         registry: for metrics.
@@ -61,14 +61,9 @@ class BandwidthManager:
     """
 
     def __init__(
-        self,
-        client: Client,
-        config: AgentConfig,
-        recorder: EventRecorder,
-        registry: CollectorRegistry,
-        pods: Reflector[Pod],
+        self, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry, pods: Reflector[Pod]
     ) -> None:
-        self._client, self._config, self._recorder = client, config, recorder
+        self._config, self._recorder = config, recorder
         self._cache = ResultCache()
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
@@ -76,13 +71,14 @@ class BandwidthManager:
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
         self._last_statuses: dict[Key, LimitStatus] = {}
-        self._reconciled = False
+        self._has_reported = False
         self._mismatches: dict[str, str] = {}
         self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
         self._meters = TrafficMeters()
-        self._last_excesses_and_disputes: tuple[Mapping[Key, str], Mapping[RepairKey, str]] = ({}, {})
-        self._plan, self._specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
+        self._excesses: Mapping[Key, str] = {}
+        self._disputes: Mapping[RepairKey, str] = {}
+        self._plan, self._pod_specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
@@ -94,7 +90,7 @@ class BandwidthManager:
             self._wake.set()
 
     def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
-        if (spec_of(old) if old is not None else None) != (spec_of(new) if new is not None else None):
+        if old is None or new is None or spec_of(old) != spec_of(new):
             self._wake.set()
 
     async def _run(self) -> None:
@@ -110,13 +106,13 @@ class BandwidthManager:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(MIN_PAUSE_S)
             if await wait_until_set(self._wake, FULL_CHECK_INTERVAL_S):
-                await asyncio.sleep(CHANGE_GATHER_S)
+                await asyncio.sleep(DEBOUNCE_S)
 
     async def _reconcile(self) -> None:
         """Read, check and repair limits, and read again after repairs before reporting."""
         pods = tuple(spec_of(pod) for pod in self._pods if not pod.is_finished and not pod.metadata.deletion_timestamp)
         plan = await self._plan_limits(pods)
-        due = self._backoff.due(plan.actions, asyncio.get_running_loop().time())
+        due = self._backoff.due_actions(plan.actions, asyncio.get_running_loop().time())
         if due:
             for action in due:
                 await self._repair(action)
@@ -124,31 +120,31 @@ class BandwidthManager:
         self.publish(plan, pods)
 
     def publish(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Export a plan's statuses, and report changes."""
-        self._plan, self._specs = plan, pods
+        """Export the statuses of a plan for these pods, and report changes."""
+        self._plan, self._pod_specs = plan, pods
         self._report()
 
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
-        snapshot = await take_snapshot(self._config.proc, network_of(self._config), pods, cache=self._cache)
+        snapshot = await take_snapshot(self._config.proc, network_of(self._config), pods, self._cache)
         return plan_limits(snapshot, self._policy)
 
     async def _repair(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
-        topic, kind = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
-        done = False
+        kind = type(action).__name__
+        topic, has_succeeded = f"repair/{action.device_name}/{kind}", False
         try:
             await execute(action)
         except KernelError as error:
-            log.change(topic, str(error), "cannot set a limit", device=action.name, what=kind, error=error)
+            log.change(topic, str(error), "cannot set a limit", device=action.device_name, what=kind, error=error)
         else:
-            done = True
-            log.change(topic, "", "limits can be set again", device=action.name, what=kind)
-        loop.call_later(self._backoff.record(action, loop.time(), done=done), self._wake.set)
+            has_succeeded = True
+            log.change(topic, "", "limits can be set again", device=action.device_name, what=kind)
+        loop.call_later(self._backoff.record_attempt(action, loop.time(), has_succeeded=has_succeeded), self._wake.set)
 
     async def _compare_traffic(self) -> None:
-        """Compare traffic with the limits while there are any."""
+        """Compare traffic with limits until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S)
@@ -161,46 +157,43 @@ class BandwidthManager:
                 log.change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.change("counters", "", "counters can be read again")
-            if self._excesses_and_disputes() != self._last_excesses_and_disputes:
+            if (self._meters.excesses, self._backoff.disputes(loop.time())) != (self._excesses, self._disputes):
                 self._report()
-            else:  # nearly always: only rates have changed
-                self._metrics.set_traffic(self._meters.by_limit)
-
-    def _excesses_and_disputes(self) -> tuple[Mapping[Key, str], Mapping[RepairKey, str]]:
-        """Exceeded and disputed limits, which overrule the verdict on the configuration."""
-        return self._meters.current_excesses, self._backoff.disputed(asyncio.get_running_loop().time())
+            else:
+                self._metrics.set_traffic(self._meters.traffic)
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Report verdicts by events and log lines, once per change."""
-        self._last_excesses_and_disputes = self._excesses_and_disputes()
-        pods, (_, disputed) = self._specs, self._last_excesses_and_disputes
+        """Report verdicts by metrics, events and log lines; events and log lines once per change."""
+        self._excesses = self._meters.excesses
+        self._disputes = self._backoff.disputes(asyncio.get_running_loop().time())
+        pods = self._pod_specs
         statuses = tuple(
             with_excess_or_dispute(
                 status,
-                self._meters.excess_of(status),
-                disputed.get((_KIND_OF[status.direction], status.host_device), ""),
+                self._excesses.get(status.key, ""),
+                self._disputes.get((_ACTION_BY_DIRECTION[status.direction], status.host_device_name), ""),
             )
             for status in self._plan.statuses
         )
-        self._metrics.set_statuses(statuses, self._meters.by_limit)
+        self._metrics.set_statuses(statuses, self._meters.traffic)
         current = {status.key: status for status in statuses}
         for key, status in current.items():
             self._report_status(status, self._last_statuses.get(key))
         # A pod that temporarily cannot be located keeps its reported status.
-        living = {pod.uid for pod in pods}
-        previous = {key: status for key, status in self._last_statuses.items() if key[0] in living}
+        uids = {pod.uid for pod in pods}
+        previous = {key: status for key, status in self._last_statuses.items() if key[0] in uids}
         self._last_statuses = previous | current
         self._report_mismatches(pods)
-        self._reconciled = True
+        self._has_reported = True
         unlocated = self._plan.unlocated
         self._has_unlocated_pods = bool(unlocated)
-        waiting = ", ".join(f"{key}: {why}" for key, why in sorted(unlocated.items())[:5])
-        log.change("unlocated", waiting, "pods without verdict", level="info", count=len(unlocated), pods=waiting)
+        listed = ", ".join(f"{key}: {reason}" for key, reason in sorted(unlocated.items())[:MAX_UNLOCATED_LOGGED])
+        log.change("unlocated", listed, "pods without verdict", level="info", count=len(unlocated), pods=listed)
 
     def _report_mismatches(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Report pods whose reservation and limit differ, once per change."""
+        """Report pods whose reserved bandwidth and limits differ, once per change."""
         before, self._mismatches = self._mismatches, {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
         for pod in pods:
             if pod.mismatch and pod.mismatch != before.get(pod.uid):
@@ -208,28 +201,31 @@ class BandwidthManager:
                 is_first = pod.uid not in before
                 self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=is_first)
 
-    def _report_status(self, now: LimitStatus, before: LimitStatus | None) -> None:
-        if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
+    def _report_status(self, status: LimitStatus, before: LimitStatus | None) -> None:
+        if before is not None and (before.verdict, before.wanted_bps) == (status.verdict, status.wanted_bps):
             return
-        if before is not None and before.verdict == now.verdict:
-            log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, wanted_bps=now.wanted_bps)
-            return
-        is_normal = now.verdict == "enforced"
-        if before is None and is_normal:  # no news
-            log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device)
-            return
-        write_line: Callable[..., None] = log.info if is_normal else log.warning
+        is_normal = status.verdict == "enforced"
+        has_news = before.verdict != status.verdict if before is not None else not is_normal
+        write_line: Callable[..., None] = log.warning if has_news and not is_normal else log.info
         write_line(
-            "limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device, why=now.detail
+            "limit",
+            pod=status.pod.key,
+            direction=status.direction,
+            verdict=status.verdict,
+            wanted_bps=status.wanted_bps,
+            device=status.device_name,
+            why=status.detail,
         )
-        reason = "Bandwidth" + "".join(part.capitalize() for part in now.verdict.split("-"))
-        self._send_event(now.pod, reason, describe(now), "CheckBandwidth", is_first=before is None, is_normal=is_normal)
+        if has_news:
+            reason = "Bandwidth" + "".join(part.capitalize() for part in status.verdict.split("-"))
+            note, is_first = describe_status(status), before is None
+            self._send_event(status.pod, reason, note, "CheckBandwidth", is_first=is_first, is_normal=is_normal)
 
     def _send_event(
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, is_first: bool, is_normal: bool = False
     ) -> None:
-        """Send an event, except about older pods at the first check after a restart."""
-        if is_first and not self._reconciled and not _is_new(pod, time.time()):
+        """Send an event, but at the first report after the agent's start only about new pods."""
+        if is_first and not self._has_reported and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if is_normal else self._recorder.warning
         regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
@@ -237,31 +233,31 @@ class BandwidthManager:
 
 
 def network_of(config: AgentConfig) -> Network:
-    """The CNI network of the node's configuration, with the name of ``--cni-network`` if given."""
+    """The CNI network of the node's configuration, with the name from ``--cni-network`` if that is set."""
     network = read_network()
     return msgspec.structs.replace(network, name=config.cni_network) if config.cni_network else network
 
 
 async def remove_limits(client: Client, config: AgentConfig) -> int:
-    """Remove all our limits and devices from this node; returns the number of removals.
+    """Remove all our limits and ifbs from this node; returns the number of removals.
 
     Raises:
         KubekitError: the pods cannot be listed, or the kernel refused.
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
     unlimited = tuple(msgspec.structs.replace(spec_of(pod), limits={}) for pod in pods if not pod.is_finished)
-    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache())
+    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, ResultCache())
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:
         await execute(action)
     return len(actions)
 
 
-def describe(status: LimitStatus) -> str:
+def describe_status(status: LimitStatus) -> str:
     """The note of an event about a verdict."""
     rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "the annotation"
     detail = f": {status.detail}" if status.detail else ""
-    where = f" on {status.device}" if status.device else ""
+    where = f" on {status.device_name}" if status.device_name else ""
     return f"{status.direction} limit of {rate}: {status.verdict}{where}{detail}"
 
 

@@ -1,7 +1,7 @@
-"""Compares traffic with limits: counters in, rates and excesses out. Pure.
+"""Computes pods' traffic from counters, and finds traffic above the limits. Pure.
 
-A configured limit may have no effect: its burst wrapped, a program redirects around the bucket, or it is on another device. So
-traffic is measured by the counters of the pod's own device.
+A configured limit may have no effect: its burst overflowed, a program redirects around the bucket, or the bucket is on another
+device. So traffic is measured by the counters of the pod's own device.
 
 Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, plus the bytes that the pod sent and
 no filter redirected to the ifb. If there is no bucket: all bytes that the pod sent.
@@ -21,12 +21,13 @@ SLACK_RATIO = 1.05
 """Tolerance of rates, for timers and headers."""
 SLACK_S = 0.25
 SLACK_BYTES = 131_072
-"""Tolerance of bursts: a quarter of a second at the limit's rate, at least two segments of 64 KiB."""
-HOLD_S = 60.0
+"""Tolerance of bursts: `SLACK_S` at the limit's rate, but at least `SLACK_BYTES`, two segments of 64 KiB."""
+EXCESS_SHOWN_S = 60.0
 """How long a limit counts as exceeded after the last excess."""
-MEAN_S = 12.0
-"""Rates are means over at least this long."""
+MEAN_WINDOW_S = 12.0
+"""Rates are means over at least this time."""
 _BUSY_RATIO = 0.9
+"""A pod that sends more than this share of its limit is busy."""
 
 
 class DeviceCount(NamedTuple):
@@ -38,7 +39,7 @@ class DeviceCount(NamedTuple):
 
 
 class KernelCount(NamedTuple):
-    """Bytes that buckets sent, and that filters redirected, without Ethernet headers; both by device."""
+    """Bytes that buckets sent, and bytes that filters redirected, without Ethernet headers; both by index of the device."""
 
     bucket_bytes: Mapping[int, int]
     redirected_bytes: Mapping[int, int]
@@ -48,8 +49,8 @@ class MeasuredTraffic(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
     Attributes:
-        bytes_per_s: measured rate; None before two readings.
-        excess: description of the latest excess; empty if it is older than `HOLD_S`.
+        bytes_per_s: measured rate; None before the second reading.
+        excess: description of the latest excess; empty if it is older than `EXCESS_SHOWN_S`.
     """
 
     bytes_per_s: float | None = None
@@ -63,12 +64,12 @@ class _Meter(msgspec.Struct):
         wanted_bytes_per_s: the annotation's limit.
         counted_at_s: time of the latest reading.
         device: the latest counters of the pod's own device.
-        counter_source: where they were read.
-        bucket_bytes, redirected_bytes: the latest of bucket and filter; None if they were not read.
-        passed_bytes: bytes passed since the start.
+        counter_source: where the counters are.
+        bucket_bytes, redirected_bytes: the latest counters of bucket and filter; None if they were not read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
-        mean_start: an earlier time and ``passed_bytes``, for the mean.
-        exceeded_at_s: time of the latest excess.
+        passed_bytes: bytes passed since the first reading.
+        mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean.
+        exceeded_at_s: time of the latest excess; None if it is no longer shown.
     """
 
     wanted_bytes_per_s: float
@@ -79,7 +80,8 @@ class _Meter(msgspec.Struct):
     redirected_bytes: int | None = None
     level_bytes: float = 0.0
     passed_bytes: int = 0
-    mean_start: tuple[float, int] = (0.0, 0)
+    mean_start_s: float = 0.0
+    mean_start_bytes: int = 0
     exceeded_at_s: float | None = None
 
 
@@ -87,34 +89,34 @@ class TrafficMeters:
     """Measured traffic of the limited pods of a node.
 
     Attributes:
-        by_limit: by pod and direction.
-        current_excesses: descriptions of current excesses, by pod and direction.
+        traffic: measured traffic, by pod and direction.
+        excesses: descriptions of current excesses, by pod and direction.
     """
 
     def __init__(self) -> None:
         self._meters: dict[Key, _Meter] = {}
-        self.by_limit: dict[Key, MeasuredTraffic] = {}
-        self.current_excesses: dict[Key, str] = {}
+        self.traffic: dict[Key, MeasuredTraffic] = {}
+        self.excesses: dict[Key, str] = {}
 
     def busy_devices(
         self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float
     ) -> set[int]:
-        """Devices of pods that sent so much that counters of bucket and filter are needed."""
+        """Host devices of pods that sent so much that counters of bucket and filter are needed, by index."""
         busy: set[int] = set()
         for status in statuses:
             meter, source = self._meters.get(status.key), status.counter_source
-            if meter is None or source is None or source.bucket is None or status.direction != "egress":
+            if meter is None or source is None or source.bucket_device_index is None or status.direction != "egress":
                 continue
             counters = devices.get(source.pid)
-            if counters is not None and _sent_much(meter, counters, now_s):
-                busy.add(source.device)
+            if counters is not None and _is_busy(meter, counters, now_s):
+                busy.add(source.host_device_index)
         return busy
 
     def add_readings(
         self,
         statuses: Sequence[LimitStatus],
         devices: Mapping[int, DeviceCount],
-        kernel: KernelCount | None,
+        kernel_count: KernelCount | None,
         now_s: float,
         devices_reread: Mapping[int, DeviceCount] | None = None,
     ) -> None:
@@ -123,91 +125,90 @@ class TrafficMeters:
         Args:
             statuses: the limits to measure; others are forgotten.
             devices: counters of the pods' own devices, by process.
-            kernel: counters of buckets and filters; None if they were not read this time.
+            kernel_count: counters of buckets and filters; None if they were not read this time.
             now_s: monotonic time.
-            devices_reread: the devices' counters read again after the kernel's, so that traffic in between does not count as excess.
+            devices_reread: the devices' counters, read again after ``kernel_count``, so that traffic in between does not count as
+                excess.
         """
         devices_reread = devices_reread or {}
         meters: dict[Key, _Meter] = {}
-        by_limit: dict[Key, MeasuredTraffic] = {}
+        traffic_by_key: dict[Key, MeasuredTraffic] = {}
         for status in statuses:
-            counter_source, wanted_bps = status.counter_source, status.wanted_bps
-            counters = devices.get(counter_source.pid) if counter_source is not None else None
-            if counter_source is None or counters is None or wanted_bps is None:
+            source, wanted_bps, key = status.counter_source, status.wanted_bps, status.key
+            counters = devices.get(source.pid) if source is not None else None
+            if source is None or counters is None or wanted_bps is None:
                 continue
-            key = status.key
             meter = self._meters.get(key)
-            traffic = self.by_limit.get(key, MeasuredTraffic())
-            if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
-                begun = _Meter(wanted_bps / 8, now_s, counters, counter_source, mean_start=(now_s, 0))
-                # A repaired limit or another annotation; an earlier excess stays for a while.
-                begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
-                meters[key], by_limit[key] = begun, traffic
+            traffic = traffic_by_key[key] = self.traffic.get(key, MeasuredTraffic())
+            if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
+                # A repaired limit or another annotation; an earlier excess is still shown.
+                exceeded_at_s = meter.exceeded_at_s if meter is not None else None
+                new_meter = _Meter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
+                meters[key] = msgspec.structs.replace(new_meter, exceeded_at_s=exceeded_at_s)
                 continue
-            meters[key], by_limit[key] = meter, traffic
-            passed = _passed(meter, status, counters, kernel, now_s)
-            if passed is not None:
-                _update_rate_and_excess(meter, traffic, passed, status, now_s)
-            meter.counted_at_s, meter.device = now_s, devices_reread.get(counter_source.pid, counters)
-            meter.bucket_bytes, meter.redirected_bytes = _kernel_counts(kernel, counter_source)
-            if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
+            meters[key] = meter
+            passed_bytes = _passed_bytes(meter, status, counters, kernel_count, now_s)
+            if passed_bytes is not None:
+                _update_rate_and_excess(meter, traffic, passed_bytes, status, now_s)
+            meter.counted_at_s, meter.device = now_s, devices_reread.get(source.pid, counters)
+            meter.bucket_bytes, meter.redirected_bytes = _bucket_and_redirected_bytes(kernel_count, source)
+            if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > EXCESS_SHOWN_S:
                 traffic.excess, meter.exceeded_at_s = "", None
-        self._meters, self.by_limit = meters, by_limit
-        self.current_excesses = {key: traffic.excess for key, traffic in by_limit.items() if traffic.excess}
-
-    def excess_of(self, status: LimitStatus) -> str:
-        """Description of the limit's current excess; empty if it is kept."""
-        return self.current_excesses.get(status.key, "")
+        self._meters, self.traffic = meters, traffic_by_key
+        self.excesses = {key: traffic.excess for key, traffic in traffic_by_key.items() if traffic.excess}
 
 
-def _sent_much(meter: _Meter, counters: DeviceCount, now_s: float) -> bool:
-    """Whether a pod sent about as much as its limit allows, so that it may have exceeded it."""
-    allowed = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
-    return counters.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed
+def _is_busy(meter: _Meter, counters: DeviceCount, now_s: float) -> bool:
+    """Whether a pod sent so much that it may have exceeded its limit."""
+    allowed_bytes = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
+    return counters.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed_bytes
 
 
-def _passed(
-    meter: _Meter, status: LimitStatus, counters: DeviceCount, kernel: KernelCount | None, now_s: float
+def _passed_bytes(
+    meter: _Meter, status: LimitStatus, counters: DeviceCount, kernel_count: KernelCount | None, now_s: float
 ) -> int | None:
     """Bytes passed since the previous reading; None if this reading does not suffice."""
     if status.direction == "ingress":
         return max(0, counters.received_bytes - meter.device.received_bytes)
     sent = max(0, counters.sent_bytes - meter.device.sent_bytes)
-    counter_source = status.counter_source
-    if counter_source is None or counter_source.bucket is None or not _sent_much(meter, counters, now_s):
+    source = status.counter_source
+    if source is None or source.bucket_device_index is None or not _is_busy(meter, counters, now_s):
         return sent
-    through_bucket, redirected = _kernel_counts(kernel, counter_source)
+    through_bucket, redirected = _bucket_and_redirected_bytes(kernel_count, source)
     if through_bucket is None or redirected is None or meter.bucket_bytes is None or meter.redirected_bytes is None:
         return None
-    # Filters count packets without their Ethernet header, one for each that the device sent.
+    # Filters do not count the Ethernet header of a packet.
     sent -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device.sent_packets)
     not_redirected = sent - max(0, redirected - meter.redirected_bytes)
     return max(0, through_bucket - meter.bucket_bytes) + max(0, not_redirected)
 
 
-def _kernel_counts(kernel: KernelCount | None, source: CounterSource) -> tuple[int | None, int | None]:
-    """Bytes of a limit's bucket and of the filter that redirects to it; None for each that was not read."""
-    if kernel is None or source.bucket is None:
+def _bucket_and_redirected_bytes(
+    kernel_count: KernelCount | None, source: CounterSource
+) -> tuple[int | None, int | None]:
+    """Bytes of a limit's bucket and of the filter that redirects to its ifb; None for a counter that was not read."""
+    if kernel_count is None or source.bucket_device_index is None:
         return None, None
-    return kernel.bucket_bytes.get(source.bucket), kernel.redirected_bytes.get(source.device)
+    bucket_bytes = kernel_count.bucket_bytes.get(source.bucket_device_index)
+    return bucket_bytes, kernel_count.redirected_bytes.get(source.host_device_index)
 
 
 def _update_rate_and_excess(
-    meter: _Meter, traffic: MeasuredTraffic, passed: int, status: LimitStatus, now_s: float
+    meter: _Meter, traffic: MeasuredTraffic, passed_bytes: int, status: LimitStatus, now_s: float
 ) -> None:
-    """Add the bytes that passed since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
-    seconds = now_s - meter.counted_at_s
+    """Add the bytes since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
+    seconds, mean_s = now_s - meter.counted_at_s, now_s - meter.mean_start_s
     if seconds <= 0:
         return
     wanted = meter.wanted_bytes_per_s
-    meter.passed_bytes += passed
-    if now_s - meter.mean_start[0] >= MEAN_S or traffic.bytes_per_s is None:
-        traffic.bytes_per_s = (meter.passed_bytes - meter.mean_start[1]) / (now_s - meter.mean_start[0])
-    if now_s - meter.mean_start[0] >= MEAN_S:
-        meter.mean_start = (now_s, meter.passed_bytes)
-    meter.level_bytes = max(0.0, meter.level_bytes + passed - SLACK_RATIO * wanted * seconds)
+    meter.passed_bytes += passed_bytes
+    if mean_s >= MEAN_WINDOW_S or traffic.bytes_per_s is None:
+        traffic.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
+    if mean_s >= MEAN_WINDOW_S:
+        meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
+    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * wanted * seconds)
     if not status.is_measurable:
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
-        traffic.excess = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"
+        traffic.excess = f"{8 * passed_bytes / seconds:.0f} bit/s went through for {seconds:.0f} s"

@@ -1,18 +1,19 @@
-"""Metrics of limits, per pod and direction."""
+"""Metrics of bandwidth limits, by pod and direction."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent.bandwidth.meters import MeasuredTraffic
-from agent.bandwidth.state import Key, LimitStatus
+from agent.bandwidth.state import Key, LimitStatus, Verdict
 
-MAX_LIMITS_SHOWN = 2000
-_UNKNOWN = MeasuredTraffic()
+MAX_LIMITS = 2000
+"""Limits beyond this number are not exported."""
 _LABELS = ("namespace", "pod", "direction")
 
 
@@ -26,7 +27,7 @@ class BandwidthMetrics:
 
     def set_statuses(self, statuses: Sequence[LimitStatus], traffic: Mapping[Key, MeasuredTraffic]) -> None:
         """Set the statuses to export."""
-        self._statuses = statuses[:MAX_LIMITS_SHOWN]
+        self._statuses = statuses[:MAX_LIMITS]
         self.set_traffic(traffic)
 
     def set_traffic(self, traffic: Mapping[Key, MeasuredTraffic]) -> None:
@@ -34,28 +35,34 @@ class BandwidthMetrics:
         self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this node."""
+        """The metric families of this node."""
         verdict = GaugeMetricFamily(
             "netaware_pod_bandwidth_verdict",
-            "Always 1: verdict on the pod's bandwidth annotation, and the device with the limit.",
+            f"Always 1: verdict on the pod's bandwidth annotation ({', '.join(get_args(Verdict))}), and the device with the limit.",
             labels=(*_LABELS, "verdict", "device"),
         )
-        rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces; 0 if all packets are lost.")
-        queue = _gauge("queue_seconds", "Longest time that a packet can wait in the limit's queue.")
-        used = _gauge("used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
+        rate = GaugeMetricFamily(
+            "netaware_pod_bandwidth_effective_rate_bytes_per_second",
+            "Limit that the kernel enforces; 0 if all packets are lost.",
+            labels=_LABELS,
+        )
+        queue = GaugeMetricFamily(
+            "netaware_pod_bandwidth_queue_seconds",
+            "Longest time that a packet can wait in the limit's queue.",
+            labels=_LABELS,
+        )
+        used = GaugeMetricFamily(
+            "netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.", labels=_LABELS
+        )
         for status in self._statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
-            verdict.add_metric((*labels, status.verdict, status.device), 1)
-            used_bytes_per_s = self._traffic.get(status.key, _UNKNOWN).bytes_per_s
+            verdict.add_metric((*labels, status.verdict, status.device_name), 1)
+            traffic = self._traffic.get(status.key)
             for family, value in (
                 (rate, status.rate_bytes_per_s),
                 (queue, status.queue_s),
-                (used, used_bytes_per_s),
+                (used, traffic.bytes_per_s if traffic is not None else None),
             ):
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)
         yield from (verdict, rate, queue, used)
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"netaware_pod_bandwidth_{name}", text, labels=_LABELS)

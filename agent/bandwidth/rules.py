@@ -1,19 +1,18 @@
-"""Decides whether each pod's limit is enforced, and what repairs it. Pure.
+"""Decides whether each pod's limits are enforced, and how to repair them. Pure.
 
-The structure is the CNI bandwidth plugin's (docs/contracts): a token bucket at the root of the host-side veth limits packets to the
+Limits are set as by the CNI bandwidth plugin (docs/contracts): a token bucket at the root of the host-side veth limits packets to the
 pod; a filter redirects packets from the pod to an ifb with a token bucket of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec
-from agent.bandwidth.foreign import cilium_on, find_foreign
+from agent.bandwidth.foreign import describe_cilium, find_foreign
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     INGRESS_QDISC_SUFFIX,
@@ -28,20 +27,20 @@ from agent.bandwidth.state import (
     LimitEgress,
     LimitIngress,
     LimitStatus,
-    Location,
+    PodSandbox,
     RemoveDevice,
     RemoveLimit,
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.tc_index import TcIndex, describe, is_limit_ifb, is_our_ifb, pod_uid_of
+from agent.bandwidth.tc_index import TcIndex, describe_filters, is_limit_ifb, is_our_ifb, pod_uid_of
 
-_REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
-_REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})
+_REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
+_WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Repair limits only if ``enforce``, and bursts set by others only if ``repair_burst``."""
+    """Which limits to repair: none unless ``enforce``; those with another writer's burst only with ``repair_burst``."""
 
     enforce: bool = False
     repair_burst: bool = False
@@ -53,65 +52,48 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
-    repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
+    repairable = _REPAIRABLE | _WRONG_BURST if policy.repair_burst else _REPAIRABLE
     for pod in snapshot.pods:
-        location = snapshot.locations.get(pod.uid)
+        sandbox = snapshot.sandboxes.get(pod.uid)
         for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
-            assessment = _assess(pod, direction, location, tc)
+            assessment = _assess(pod, direction, sandbox, tc)
             if isinstance(assessment, str):
                 unlocated[pod.key] = assessment
                 continue
-            statuses.append(_status_of(pod, direction, assessment, location, tc))
-            if policy.enforce and assessment.action is not None and assessment.verdict in repaired:
+            statuses.append(_status_of(pod, direction, assessment, sandbox, tc))
+            if policy.enforce and assessment.action is not None and assessment.verdict in repairable:
                 actions.append(assessment.action)
         if policy.enforce:
-            actions += _unneeded_limits(pod, location, tc)
+            actions += _unneeded_limits(pod, sandbox, tc)
     if policy.enforce:
         actions += _unused_ifbs(tc, snapshot)
     return BandwidthPlan(statuses=tuple(statuses), unlocated=unlocated, actions=tuple(actions))
 
 
-def with_excess_or_dispute(status: LimitStatus, excess: str, disputed: str) -> LimitStatus:
-    """A status of the configuration, overruled by a measured excess or a dispute."""
-    if excess:
-        verdict, evidence = "exceeded", excess
-    elif disputed:
-        verdict, evidence = "disputed", disputed
-    else:
+def with_excess_or_dispute(status: LimitStatus, excess: str, dispute: str) -> LimitStatus:
+    """The status with the verdict ``exceeded`` or ``disputed``, if there is a description of an excess or a dispute."""
+    if not excess and not dispute:
         return status
-    set_up = status.verdict + (f", {status.detail}" if status.detail else "")
-    return msgspec.structs.replace(status, verdict=verdict, detail=f"{evidence}; as set up: {set_up}")
+    configured = status.verdict + (f", {status.detail}" if status.detail else "")
+    verdict: Verdict = "exceeded" if excess else "disputed"
+    return msgspec.structs.replace(status, verdict=verdict, detail=f"{excess or dispute}; as set up: {configured}")
 
 
-def plugin_ifb_name(network: str, sandbox: str) -> str:
-    """The CNI bandwidth plugin's name for a pod's ifb, so that its DEL finds it: ``bwp`` and a hash, 15 characters."""
-    return ("bwp" + hashlib.sha512((network + sandbox).encode()).hexdigest())[:15]
+def plugin_ifb_name(network: str, container_id: str) -> str:
+    """The CNI bandwidth plugin's name for a pod's ifb: ``bwp`` and a hash, 15 characters. The plugin's DEL deletes the ifb by name."""
+    return ("bwp" + hashlib.sha512((network + container_id).encode()).hexdigest())[:15]
 
 
-def ifb_name_of(pod: PodBandwidthSpec, location: Location, tc: TcIndex) -> str:
+def ifb_name_of(pod: PodBandwidthSpec, sandbox: PodSandbox, tc: TcIndex) -> str:
     """Name of the ifb that the plugin created for a pod, or would have created."""
-    network = location.attachment.network if location.attachment is not None else tc.network.name
-    return plugin_ifb_name(network, location.sandbox or pod.uid)
-
-
-def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
-    """The host's end of the pod's eth0, among `devices_by_namespace`; None if eth0 is not among them.
-
-    A pod with several networks has several devices. If the index of its eth0 is unknown, the oldest counts, because a meta plugin
-    sets up the cluster's network first.
-    """
-    if pod_location.namespace_id is None:
-        return None
-    devices = ends.get(pod_location.namespace_id, ())
-    if pod_location.eth0_index is not None and all(device.peer is not None for device in devices):
-        return next((device for device in devices if device.peer == pod_location.eth0_index), None)
-    return min(devices, key=lambda d: (d.peer or 0, d.index), default=None)
+    network = sandbox.attachment.network if sandbox.attachment is not None else tc.network.name
+    return plugin_ifb_name(network, sandbox.container_id or pod.uid)
 
 
 def _assess(
-    pod: PodBandwidthSpec, direction: Direction, location: Location | None, tc: TcIndex
+    pod: PodBandwidthSpec, direction: Direction, sandbox: PodSandbox | None, tc: TcIndex
 ) -> LimitAssessment | str:
-    """The verdict and the repair, or why it is too early for them."""
+    """The verdict and the repair; or the reason why the pod's device cannot be found yet."""
     limit_spec = pod.limits[direction]
     if limit_spec.rate_bps is None:
         return LimitAssessment("invalid", limit_spec.problem)
@@ -119,46 +101,45 @@ def _assess(
         return LimitAssessment("not-applicable", "the pod uses the node's network")
     if not pod.has_address:
         return "the pod has no address yet"
-    if location is None:
+    if sandbox is None:
         return "none of its processes was found"
-    return _assess_located(pod, direction, limit_spec.rate_bps, location, tc)
+    return _assess_located(pod, direction, limit_spec.rate_bps, sandbox, tc)
 
 
 def _assess_located(
-    pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
+    pod: PodBandwidthSpec, direction: Direction, rate_bps: int, sandbox: PodSandbox, tc: TcIndex
 ) -> LimitAssessment:
-    if location.host_network:
+    if sandbox.host_network:
         detail = "its oldest process is in the node's network (for example a virtual machine's monitor)"
         return LimitAssessment("not-applicable", detail)
-    device = find_device(location, tc.pod_devices)
+    device = tc.pod_device(sandbox)
     if device is None:
         detail = "the pod's eth0 is not an end of a veth pair on this node (macvlan, ipvlan, SR-IOV or similar)"
         return LimitAssessment("not-applicable", detail)
-    foreign = find_foreign(direction, device, location.attachment, tc)
+    foreign = find_foreign(direction, device, sandbox.attachment, tc)
     if foreign is not None:
         return foreign
     if direction == "ingress":
         assessment = _assess_ingress(rate_bps, device, tc)
     else:
-        assessment = _assess_egress(pod, rate_bps, device, location, tc)
-    assessment = _keep_stricter_limit(assessment, direction, rate_bps, location, tc)
+        assessment = _assess_egress(pod, rate_bps, device, sandbox, tc)
+    assessment = _keep_stricter_limit(assessment, direction, rate_bps, sandbox, tc)
     return _defer_to_foreign_filters(assessment, device, "egress" if direction == "ingress" else "ingress", tc)
 
 
 def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Drop the repair if there are foreign filters, which may limit or need the packets that ours would redirect."""
-    foreign_filters = tc.foreign_filters(device, hook)
-    others = cilium_on(device, tc) or (describe(device, foreign_filters) if foreign_filters else "")
-    if not others or assessment.verdict == "other-enforcer":
+    """Drop the repair if there are foreign filters: they may limit, or need the packets that our filter would redirect."""
+    owner = describe_cilium(device, tc) or describe_filters(device, tc.foreign_filters(device, hook))
+    if not owner or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
-        detail = f"as set up; whether {others} may carry packets past it is not known"
+        detail = f"set up correctly, but packets may bypass it through {owner}"
         return msgspec.structs.replace(assessment, detail=detail)
-    return LimitAssessment("other-enforcer", f"{others} may limit, so nothing is set; {assessment.detail}", device)
+    return LimitAssessment("other-enforcer", f"{owner} may limit, so nothing is set; {assessment.detail}", device)
 
 
 def _keep_stricter_limit(
-    assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
+    assessment: LimitAssessment, direction: Direction, rate_bps: int, sandbox: PodSandbox, tc: TcIndex
 ) -> LimitAssessment:
     """Drop a repair that would raise another writer's limit, such as a rate of the CNI configuration.
 
@@ -169,7 +150,7 @@ def _keep_stricter_limit(
         return assessment
     if params.rate_bytes_per_s * 8 >= rate_bps - 8:
         return assessment
-    requested_bps = location.attachment.requested.get(f"{direction}Rate", 0) if location.attachment is not None else 0
+    requested_bps = sandbox.attachment.requested.get(f"{direction}Rate", 0) if sandbox.attachment is not None else 0
     if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= 1:
         return assessment
     detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
@@ -183,18 +164,18 @@ def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessme
         root = tc.roots.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
         return LimitAssessment("missing", detail, device, None, action)
-    verdict, detail = _assess_params(params, rate_bps, device.mtu, ours=tc.is_our_root(device.index))
+    verdict, detail = _assess_params(params, rate_bps, device.mtu, is_ours=tc.is_our_root(device.index))
     return LimitAssessment(verdict, detail, device, params, action)
 
 
 def _assess_egress(
-    pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, tc: TcIndex
+    pod: PodBandwidthSpec, rate_bps: int, device: Device, sandbox: PodSandbox, tc: TcIndex
 ) -> LimitAssessment:
     redirect, ifb = tc.redirect_filter(device.index), tc.redirect_device(device.index)
     action = LimitEgress(
         device.index,
         device.name,
-        ifb_name_of(pod, location, tc),
+        ifb_name_of(pod, sandbox, tc),
         device.mtu,
         tbf.bounded_params(rate_bps, device.mtu),
         ALIAS_PREFIX + pod.uid,
@@ -204,17 +185,17 @@ def _assess_egress(
     if redirect is None:
         return _assess_without_redirect(device, action, tc)
     if ifb is None:
-        lost = "and is lost" if redirect.loses_packets else "and goes on unlimited"
-        detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
-        return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.loses_packets)
+        effect = "is lost" if redirect.loses_packets else "is not limited"
+        detail = f"what {device.name} receives is redirected to a device that is gone, and {effect}"
+        return LimitAssessment("filter-missing", detail, device, None, action, loses_packets=redirect.loses_packets)
     limit = tc.params_at(ifb.index)
     action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filters=())
     if not ifb.up:
-        lost = f"{ifb.name} is down, and what {device.name} receives is lost there"
-        return LimitAssessment("filter-missing", lost, ifb, limit, action, lossy=True)
+        detail = f"{ifb.name} is down, and what {device.name} receives is lost there"
+        return LimitAssessment("filter-missing", detail, ifb, limit, action, loses_packets=True)
     if limit is None:
         return LimitAssessment("missing", f"{ifb.name} has no limit", ifb, None, action)
-    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=tc.is_our_root(ifb.index))
+    verdict, detail = _assess_params(limit, rate_bps, device.mtu, is_ours=tc.is_our_root(ifb.index))
     return LimitAssessment(verdict, detail, ifb, limit, action)
 
 
@@ -226,7 +207,7 @@ def _is_stale(filter_: Filter, tc: TcIndex) -> bool:
 def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -> LimitAssessment:
     if any(f.polices for f in tc.filters(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
-    ifb = tc.by_name.get(action.ifb_name)
+    ifb = tc.devices_by_name.get(action.ifb_name)
     limit = tc.params_at(ifb.index) if ifb is not None else None
     if ifb is None or limit is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
@@ -234,18 +215,20 @@ def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -
     return LimitAssessment("filter-missing", detail, ifb, limit, action)
 
 
-def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
-    wanted = rate_bps // 8
-    if abs(params.rate_bytes_per_s - wanted) > 1:
+def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool) -> tuple[Verdict, str]:
+    if abs(params.rate_bytes_per_s - rate_bps // 8) > 1:
         return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
     blocks_everything = tbf.blocks_everything(params, mtu)
-    if ours and not blocks_everything:
+    if is_ours and not blocks_everything:
         return "enforced", ""
-    requested_bytes = tbf.wrapped_burst(params)
+    requested_bytes = tbf.overflowed_burst_bytes(params)
     if requested_bytes is not None:
-        lasts = f"which lasts {params.burst_s:.1f} s"
-        effect = "which is less than a packet: nothing gets through" if blocks_everything else lasts
-        return "wrapped", f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
+        duration = f"which lasts {params.burst_s:.1f} s"
+        effect = "which is less than a packet: nothing gets through" if blocks_everything else duration
+        return (
+            "burst-overflow",
+            f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}",
+        )
     if blocks_everything:
         return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
     if tbf.has_excessive_burst_or_queue(params, mtu):
@@ -257,14 +240,14 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
 
 
 def _status_of(
-    pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment, location: Location | None, tc: TcIndex
+    pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment, sandbox: PodSandbox | None, tc: TcIndex
 ) -> LimitStatus:
     device, params = assessment.device, assessment.params if assessment.verdict != "filter-missing" else None
     status = LimitStatus(
         pod=pod,
         direction=direction,
         verdict=assessment.verdict,
-        device=device.name if device is not None else "",
+        device_name=device.name if device is not None else "",
         wanted_bps=pod.limits[direction].rate_bps,
         detail=assessment.detail,
     )
@@ -275,26 +258,29 @@ def _status_of(
             burst_bytes=params.burst_bytes,
             queue_s=params.queue_s,
         )
-    if location is None or status.wanted_bps is None or location.host_network:
+    if sandbox is None or status.wanted_bps is None or sandbox.host_network:
         return status  # In the node's network, eth0 would count the node's own traffic.
-    end = find_device(location, tc.pod_devices)
+    host_device = tc.pod_device(sandbox)
     bucket = device.index if device is not None and device.index in tc.roots else None
-    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_filter(end.index) is None):
+    if direction == "egress" and (
+        host_device is None or bucket == host_device.index or tc.redirect_filter(host_device.index) is None
+    ):
         bucket = None
-    others_may_drop = assessment.lossy or assessment.verdict == "other-enforcer"
+    host_device_index = host_device.index if host_device is not None else 0
+    others_may_drop = assessment.loses_packets or assessment.verdict == "other-enforcer"
     return msgspec.structs.replace(
         status,
-        host_device=end.name if end is not None else "",
-        counter_source=CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
+        host_device_name=host_device.name if host_device is not None else "",
+        counter_source=CounterSource(pid=sandbox.pid, host_device_index=host_device_index, bucket_device_index=bucket),
         is_measurable=direction == "ingress" or bucket is not None or not others_may_drop,
     )
 
 
-def _unneeded_limits(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex) -> list[Action]:
+def _unneeded_limits(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIndex) -> list[Action]:
     """Removals of our limits on a pod whose annotation is gone; the CNI plugin's limits stay."""
-    if location is None or pod.host_network or not pod.has_address:
+    if sandbox is None or pod.host_network or not pod.has_address:
         return []
-    device = find_device(location, tc.pod_devices)
+    device = tc.pod_device(sandbox)
     if device is None:
         return []
     removals: list[Action] = []
@@ -313,15 +299,16 @@ def _unneeded_limits(pod: PodBandwidthSpec, location: Location | None, tc: TcInd
 def _unused_ifbs(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
     """Removals of our ifbs to which nothing is redirected and which no repair would use."""
     used = tc.redirect_indexes()
-    names = {
-        pod.uid: ifb_name_of(pod, location, tc) if (location := snapshot.locations.get(pod.uid)) is not None else None
+    # None: which ifb the pod uses is unknown, so its ifbs stay.
+    needed_names = {
+        pod.uid: ifb_name_of(pod, sandbox, tc) if (sandbox := snapshot.sandboxes.get(pod.uid)) is not None else None
         for pod in snapshot.pods
-        if "egress" in pod.limits or pod.uid not in snapshot.locations
+        if "egress" in pod.limits or pod.uid not in snapshot.sandboxes
     }
     return [
-        RemoveDevice(device.index, device.name)
+        RemoveDevice(device.name)
         for device in tc.devices.values()
         if is_our_ifb(device)
         and device.index not in used
-        and names.get(pod_uid_of(device), "") not in {device.name, None}
+        and needed_names.get(pod_uid_of(device), "") not in {device.name, None}
     ]

@@ -1,4 +1,4 @@
-"""Reads a snapshot: processes of the pods, devices, traffic control."""
+"""Reads everything that the rules decide from: processes of the pods, devices, traffic control."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ import msgspec
 
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.locate import INTERFACE, eth0_index, find_processes, shares_our_network
+from agent.bandwidth.processes import POD_INTERFACE, eth0_index, find_processes, shares_our_network
 from agent.bandwidth.state import BandwidthSnapshot
-from agent.bandwidth.traffic_control import read_kernel
+from agent.bandwidth.tc_reader import read_tc_state
 
 
 async def take_snapshot(
-    proc: Path,
-    network: Network,
-    pods: Sequence[PodBandwidthSpec],
-    *,
-    cache: ResultCache | None = None,
+    proc: Path, network: Network, pods: Sequence[PodBandwidthSpec], cache: ResultCache
 ) -> BandwidthSnapshot:
-    """Read a snapshot. Pods that end meanwhile have no location; devices that end are missing.
+    """Read a snapshot. Pods that end meanwhile have no sandbox, and devices that are deleted meanwhile are missing.
 
     Args:
         proc: the host's proc file system.
         network: the CNI network.
-        pods: those of this node.
+        pods: the pods of this node.
         cache: the runtime's cache of CNI results.
 
     Raises:
@@ -36,12 +32,12 @@ async def take_snapshot(
     uids = [pod.uid for pod in pods if not pod.host_network and pod.has_address]
     # Reading /proc blocks for some milliseconds per thousand processes.
     processes = await asyncio.to_thread(find_processes, proc, uids)
-    kernel, namespace_ids = await read_kernel({uid: process.pid for uid, process in processes.items()})
-    attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
-    locations = {
+    tc_state, namespace_ids = await read_tc_state({uid: process.pid for uid, process in processes.items()})
+    attachments = await asyncio.to_thread(cache.read, POD_INTERFACE)
+    sandboxes = {
         uid: msgspec.structs.replace(
             process,
-            sandbox=attachments[uid].container if uid in attachments else process.sandbox,
+            container_id=attachments[uid].container_id if uid in attachments else process.container_id,
             attachment=attachments.get(uid),
             namespace_id=namespace_ids.get(uid),
             host_network=shares_our_network(proc, process.pid),
@@ -49,4 +45,4 @@ async def take_snapshot(
         )
         for uid, process in processes.items()
     }
-    return BandwidthSnapshot(pods=tuple(pods), locations=locations, kernel=kernel, network=network)
+    return BandwidthSnapshot(pods=tuple(pods), sandboxes=sandboxes, tc_state=tc_state, network=network)

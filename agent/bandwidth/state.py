@@ -1,4 +1,4 @@
-"""Data types: what the kernel has configured on pods' devices, what the rules decide from it, and the actions that follow."""
+"""Data types: traffic control on pods' devices, the verdicts that follow, and the actions that repair limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from agent.bandwidth.annotations import Direction, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import TbfParams
 
+ETHERNET_MTU = 1500
 ROOT = 0xFFFFFFFF
+"""TC_H_ROOT, the parent of root qdiscs."""
 INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
 """Parents of filters on ``clsact``; an ``ingress`` qdisc accepts the first as well (sch_ingress.c)."""
 INGRESS_HANDLE = 0xFFFF0000
@@ -28,12 +30,14 @@ INGRESS_QDISC_SUFFIX = "/ingress"
 
 Key = tuple[str, Direction]
 """Pod uid and direction."""
+Hook = Literal["ingress", "egress"]
+"""Which packets a filter on a device sees: those received (ingress) or those to be sent (egress)."""
 Verdict = Literal[
     "enforced",
     "missing",
     "wrong-rate",
     "burst-too-large",
-    "wrapped",
+    "burst-overflow",
     "filter-missing",
     "exceeded",
     "disputed",
@@ -43,7 +47,7 @@ Verdict = Literal[
 ]
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A network device of the host's namespace.
 
     Attributes:
@@ -58,43 +62,39 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     name: str
     kind: str = ""
-    mtu: int = 1500
+    mtu: int = ETHERNET_MTU
     alias: str = ""
     namespace_id: int | None = None
     peer: int | None = None
     up: bool = True
 
 
-class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A queueing discipline; ``params`` are those of a token bucket."""
+class Qdisc(msgspec.Struct, frozen=True, kw_only=True):
+    """A queueing discipline; ``params`` only of a token bucket."""
 
-    device: int
+    device_index: int
     kind: str
     handle: int
     parent: int
     params: TbfParams | None = None
 
 
-Hook = Literal["ingress", "egress"]
-"""Which packets a filter on a device sees: those received (ingress) or those to be sent (egress)."""
-
-
-class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """A filter on a device.
 
     Attributes:
-        device: index of its device.
+        device_index: of its device.
         kind: ``u32``, ``matchall``, ``bpf``, ...
         hook: which of the device's packets it sees.
-        priority: tc's preference; smaller ones come first.
-        name: of a filter's BPF program.
+        priority: tc's preference; filters with smaller ones run first.
+        name: of its BPF program, if it has one.
         matches_all: it matches every packet.
         redirects_to: index of the device that it redirects to, or None.
         polices: it has a police action, a limiter without a queue.
         loses_packets: packets are lost, not passed on, once the device that it redirects to is deleted.
     """
 
-    device: int
+    device_index: int
     kind: str
     hook: Hook = "ingress"
     priority: int = 0
@@ -105,20 +105,20 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loses_packets: bool = False
 
 
-class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pod's processes and network namespace.
+class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod's oldest process and network namespace.
 
     Attributes:
-        pid: of its oldest process, usually the pause container.
-        sandbox: id of that container, from the cgroup's name; what CNI plugins call the container id.
-        namespace_id: of its network namespace, None when the kernel has no link to it from here.
-        host_network: its process is in the node's namespace although the pod does not ask for that, as a virtual machine's monitor.
-        eth0_index: index of its eth0 in that namespace, if known.
-        attachment: of its eth0, from the runtime's cache of CNI results; None if not found there.
+        pid: of that process, usually the pause container's.
+        container_id: of its container, from the cgroup's name; CNI plugins get it as CNI_CONTAINERID.
+        namespace_id: the kernel's id of the network namespace; None if no link of the host leads there.
+        host_network: the process is in the node's namespace although the pod does not ask for that, as a virtual machine's monitor.
+        eth0_index: index of the pod's eth0 in the namespace; None if unknown.
+        attachment: of the pod's eth0, from the runtime's cache of CNI results; None if not found there.
     """
 
     pid: int
-    sandbox: str = ""
+    container_id: str = ""
     namespace_id: int | None = None
     host_network: bool = False
     eth0_index: int | None = None
@@ -138,46 +138,46 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pods: those of this node that are not finished.
-        locations: by pod uid; pods whose processes were not found are missing.
-        kernel: devices, qdiscs and filters.
+        sandboxes: by pod uid; pods whose processes were not found are missing.
+        tc_state: devices, qdiscs and filters.
         network: the CNI network; its name is part of device names.
     """
 
     pods: tuple[PodBandwidthSpec, ...]
-    locations: dict[str, Location] = {}
-    kernel: TcState = TcState()
+    sandboxes: dict[str, PodSandbox] = {}
+    tc_state: TcState = TcState()
     network: Network = Network()
 
 
-class CounterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The counters of one direction of a pod.
+class CounterSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the counters of one direction of a pod are.
 
     Attributes:
         pid: a process in the pod's network namespace.
-        device: index of the host's end of its veth pair; 0 without one.
-        bucket: index of the device whose root qdisc limits it; None without a limit.
+        host_device_index: the host's end of the pod's veth pair; 0 without one.
+        bucket_device_index: the device whose root qdisc limits the direction; None without a limit.
     """
 
     pid: int
-    device: int = 0
-    bucket: int | None = None
+    host_device_index: int = 0
+    bucket_device_index: int | None = None
 
 
-class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one direction of one pod.
 
     Attributes:
-        pod: its annotations.
-        direction: into the pod, or out of it.
-        verdict: see the user's documentation.
-        device: name of the device whose qdisc limits it, or would.
+        pod: the pod with its annotations.
+        direction: into the pod (ingress), or out of it (egress).
+        verdict: see docs/bandwidth.md.
+        device_name: of the device whose qdisc limits the direction, or would.
         wanted_bps: the annotation's rate in bits per second.
         rate_bytes_per_s: effective rate; None without a limit, 0 if all packets are lost.
         burst_bytes: effective burst.
-        queue_s: worst queueing time.
-        detail: explanation.
-        host_device: name of the host's end of the pod's veth pair.
-        counter_source: counters of its packets; None without any.
+        queue_s: longest queueing time.
+        detail: explanation of the verdict.
+        host_device_name: of the host's end of the pod's veth pair.
+        counter_source: where its packets are counted; None if nowhere.
         is_measurable: counters can prove that the limit was exceeded. Not for egress if others may drop packets after they
             were counted.
     """
@@ -185,13 +185,13 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     pod: PodBandwidthSpec
     direction: Direction
     verdict: Verdict
-    device: str = ""
+    device_name: str = ""
     wanted_bps: int | None = None
     rate_bytes_per_s: int | None = None
     burst_bytes: int | None = None
     queue_s: float | None = None
     detail: str = ""
-    host_device: str = ""
+    host_device_name: str = ""
     counter_source: CounterSource | None = None
     is_measurable: bool = False
 
@@ -201,30 +201,30 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.pod.uid, self.direction
 
 
-class LimitIngress(msgspec.Struct, frozen=True, tag=True):
+class LimitIngress(msgspec.Struct, frozen=True):
     """Put a token bucket at the root of the pod's host-side device."""
 
-    device: int
-    name: str
+    device_index: int
+    device_name: str
     params: TbfParams
 
 
-class LimitEgress(msgspec.Struct, frozen=True, tag=True):
+class LimitEgress(msgspec.Struct, frozen=True):
     """Redirect a pod's outgoing packets through an ifb with a token bucket.
 
     Attributes:
-        device: the pod's host-side device; ``name`` is its name.
-        ifb_name: created if missing.
+        device_index, device_name: of the pod's host-side device.
+        ifb_name: of the ifb, which is created if missing.
         mtu: of the ifb.
-        params: of its token bucket.
-        alias: of an ifb that we create.
+        params: of the ifb's token bucket.
+        alias: of the ifb, if it is created.
         add_ingress_qdisc: the device has no ``ingress`` qdisc yet.
         add_filter: the filter is missing.
         stale_filters: priorities of filters to devices that are gone.
     """
 
-    device: int
-    name: str
+    device_index: int
+    device_name: str
     ifb_name: str
     mtu: int
     params: TbfParams
@@ -234,43 +234,49 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
     stale_filters: tuple[int, ...] = ()
 
 
-class RemoveLimit(msgspec.Struct, frozen=True, tag=True):
+class RemoveLimit(msgspec.Struct, frozen=True):
     """Remove our limit from a pod whose annotation is gone.
 
     Attributes:
-        device: the pod's host-side device; ``name`` is its name.
-        ifb_name: of the ifb, which is deleted too.
-        filters: priorities of our filters to it.
+        device_index, device_name: of the pod's host-side device.
+        direction: of the limit.
+        ifb_name: of the ifb, which is deleted too; empty for ingress.
+        filters: priorities of our filters that redirect to the ifb.
         remove_ingress_qdisc: the device's ``ingress`` qdisc is ours and unused by others.
     """
 
-    device: int
-    name: str
+    device_index: int
+    device_name: str
     direction: Direction
     ifb_name: str = ""
     filters: tuple[int, ...] = ()
     remove_ingress_qdisc: bool = False
 
 
-class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
+class RemoveDevice(msgspec.Struct, frozen=True):
     """Delete our ifb of a pod that is gone."""
 
-    device: int
-    name: str
+    device_name: str
 
 
 Action = LimitIngress | LimitEgress | RemoveLimit | RemoveDevice
 
 
 class LimitAssessment(msgspec.Struct, frozen=True):
-    """A verdict, its device, and the repair; ``lossy`` if others may drop what a pod sends."""
+    """A verdict, with the limit that it is about and the repair.
+
+    Attributes:
+        device: whose qdisc limits the direction, or would; None if unknown.
+        params: of the token bucket in use; None without one.
+        loses_packets: packets of the pod are redirected to a device that is gone or down.
+    """
 
     verdict: Verdict
     detail: str = ""
     device: Device | None = None
     params: TbfParams | None = None
     action: Action | None = None
-    lossy: bool = False
+    loses_packets: bool = False
 
 
 class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,16 +19,18 @@ ETHERNET_BYTES = 14
 PLUGIN_LATENCY_S = 0.025
 
 BURST_S = 0.010
-"""Duration of our burst at the limit's rate; enough for timers of a busy machine."""
+"""Duration of our burst at the limit's rate, long enough for late timers of a busy machine."""
 QUEUE_S = 0.040
 """Longest duration of our queue at the limit's rate, unless `MIN_QUEUE_FRAMES` need more."""
 MIN_QUEUE_FRAMES = 16
 """TCP needs some segments in flight; fewer would cost throughput at rates below 5 Mbit/s."""
 MIN_BURST_FRAMES = 2
+"""A burst smaller than a frame blocks everything."""
 
-ENFORCED_BURST_S = 0.25
-"""A burst that lasts longer than this lets more than 105 % through in the first five seconds: it is too large."""
-ENFORCED_QUEUE_S = 0.5
+MAX_BURST_S = 0.25
+"""A burst that lasts longer lets more than 105 % through in the first five seconds, so it is too large."""
+MAX_QUEUE_S = 0.5
+"""A queue that lasts longer delays packets too much."""
 GSO_BYTES = 65536
 """Any queue may hold one segment of this size, so smaller bursts are never too large."""
 _TICK_SLACK = 32
@@ -38,9 +40,9 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
     """A token bucket as the kernel holds it.
 
     Attributes:
-        rate_bytes_per_s: bytes per second.
+        rate_bytes_per_s: the limit.
         buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
-        limit_bytes: longest queue.
+        limit_bytes: maximum length of the queue.
     """
 
     rate_bytes_per_s: int
@@ -49,7 +51,7 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def burst_s(self) -> float:
-        """Time in which the burst passes at the rate itself."""
+        """Duration of the burst at the limit's rate."""
         return self.buffer_ticks * TICK_S
 
     @property
@@ -63,30 +65,30 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
 
 
-def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
+def plugin_buffer_ticks(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
     """Ticks that the CNI plugin computes, on amd64 (conversions wrap) and on arm64 (they saturate).
 
     ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; in Go, conversions out of range depend on the processor.
     """
     time_us = int(burst_bytes * 1e6 / rate_bytes_per_s)
-    wrapped = int((time_us % UINT32_RANGE) * TICKS_PER_US) % UINT32_RANGE
-    saturated = min(int(min(time_us, UINT32_RANGE - 1) * TICKS_PER_US), UINT32_RANGE - 1)
-    return wrapped, saturated
+    wrapped_ticks = int((time_us % UINT32_RANGE) * TICKS_PER_US) % UINT32_RANGE
+    saturated_ticks = min(int(min(time_us, UINT32_RANGE - 1) * TICKS_PER_US), UINT32_RANGE - 1)
+    return wrapped_ticks, saturated_ticks
 
 
-def wrapped_burst(params: TbfParams) -> int | None:
-    """The requested burst in bytes, if these parameters result from its overflow of 32 bits of ticks.
+def overflowed_burst_bytes(params: TbfParams) -> int | None:
+    """The burst that was requested, if its ticks overflowed 32 bits and gave these parameters; None otherwise.
 
-    The limit contains the burst too, and may have overflowed as well (CRI-O asks for nearly 4 GiB).
+    `TbfParams.limit_bytes` contains the burst too, and may have overflowed as well (CRI-O asks for nearly 4 GiB).
     """
     if params.rate_bytes_per_s <= 0:
         return None
     rate = params.rate_bytes_per_s
-    base = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
-    for burst_bytes in (base, base + UINT32_RANGE):
+    limit_less_latency = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
+    for burst_bytes in (limit_less_latency, limit_less_latency + UINT32_RANGE):
         if burst_bytes <= 0:
             continue
-        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffers(rate, burst_bytes)):
+        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffer_ticks(rate, burst_bytes)):
             return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= UINT32_RANGE else None
     return None
 
@@ -99,20 +101,20 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
         mtu: of the device, bytes; a frame also has an Ethernet header.
     """
     rate = rate_bps // 8
-    frame = mtu + ETHERNET_BYTES
-    burst = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame)
-    limit = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame)
+    frame_bytes = mtu + ETHERNET_BYTES
+    burst_bytes = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame_bytes)
+    limit_bytes = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame_bytes)
     # At the lowest rates two frames exceed the bucket's 32 bits of ticks (274.9 s).
-    ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), UINT32_RANGE - 1)
-    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, UINT32_RANGE - 1))
+    ticks = min(int(burst_bytes * 1e6 / rate * TICKS_PER_US), UINT32_RANGE - 1)
+    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit_bytes, UINT32_RANGE - 1))
 
 
 def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
-    """Whether a burst passes unlimited for longer than `ENFORCED_BURST_S`, or packets may wait for longer than `ENFORCED_QUEUE_S`."""
-    least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
-    large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
-    long_queue = params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least
-    return large_burst or long_queue
+    """Whether a burst passes unlimited for longer than `MAX_BURST_S`, or packets may wait for longer than `MAX_QUEUE_S`."""
+    tolerated_bytes = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
+    has_large_burst = params.burst_s > MAX_BURST_S and params.burst_bytes > tolerated_bytes
+    has_long_queue = params.queue_s > MAX_QUEUE_S and params.limit_bytes > 2 * tolerated_bytes
+    return has_large_burst or has_long_queue
 
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:

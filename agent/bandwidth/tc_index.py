@@ -1,8 +1,6 @@
-"""The snapshot's kernel state, indexed by device, with the owner of each qdisc and filter."""
+"""A snapshot's qdiscs and filters by device, and who set them."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
@@ -14,6 +12,7 @@ from agent.bandwidth.state import (
     Device,
     Filter,
     Hook,
+    PodSandbox,
 )
 from agent.bandwidth.tbf import TbfParams
 
@@ -21,64 +20,74 @@ PLUGIN_PREFIX = "bwp"
 """Name prefix of ifbs, both the CNI bandwidth plugin's and ours."""
 
 
-def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
-    """Veth and netkit devices by the id of the network namespace at their other end."""
-    by_namespace: dict[int, list[Device]] = {}
-    for device in devices:
-        if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
-            by_namespace.setdefault(device.namespace_id, []).append(device)
-    return by_namespace
-
-
 class TcIndex:
     """Devices, qdiscs and filters of a snapshot, by device.
 
     Attributes:
+        network: the CNI network.
+        devices, devices_by_name: all devices of the host's namespace, by index and by name.
+        roots: root qdiscs, by the index of their device.
         devices_with_ingress_qdisc: indexes of the devices with an ``ingress`` or ``clsact`` qdisc, which filters need.
     """
 
     def __init__(self, snapshot: BandwidthSnapshot) -> None:
-        kernel = snapshot.kernel
+        tc_state, qdiscs = snapshot.tc_state, snapshot.tc_state.qdiscs
         self.network = snapshot.network
-        self.devices = {device.index: device for device in kernel.devices}
-        self.by_name = {device.name: device for device in kernel.devices}
-        self.pod_devices = devices_by_namespace(kernel.devices)
-        self.roots = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.parent == ROOT}
-        self._below: dict[int, list[str]] = {}
-        for qdisc in kernel.qdiscs:
+        self.devices = {device.index: device for device in tc_state.devices}
+        self.devices_by_name = {device.name: device for device in tc_state.devices}
+        self.roots = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == ROOT}
+        self.devices_with_ingress_qdisc = {qdisc.device_index for qdisc in qdiscs if qdisc.handle == INGRESS_HANDLE}
+        self._pod_devices: dict[int, list[Device]] = {}
+        for device in tc_state.devices:
+            if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
+                self._pod_devices.setdefault(device.namespace_id, []).append(device)
+        self._kinds_below_root: dict[int, list[str]] = {}
+        for qdisc in qdiscs:
             if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
-                self._below.setdefault(qdisc.device, []).append(qdisc.kind)
+                self._kinds_below_root.setdefault(qdisc.device_index, []).append(qdisc.kind)
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
-        for filter_ in sorted(kernel.filters, key=lambda f: f.priority):
-            self._filters.setdefault((filter_.device, filter_.hook), []).append(filter_)
-        self.devices_with_ingress_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == INGRESS_HANDLE}
+        for filter_ in sorted(tc_state.filters, key=lambda f: f.priority):
+            self._filters.setdefault((filter_.device_index, filter_.hook), []).append(filter_)
 
-    def params_at(self, device: int) -> TbfParams | None:
+    def pod_device(self, sandbox: PodSandbox) -> Device | None:
+        """The host's end of the pod's eth0; None if eth0 is not an end of a veth or netkit pair.
+
+        A pod with several networks has several devices. If the index of its eth0 is unknown, the oldest counts, because a meta plugin
+        sets up the cluster's network first.
+        """
+        if sandbox.namespace_id is None:
+            return None
+        devices = self._pod_devices.get(sandbox.namespace_id, ())
+        if sandbox.eth0_index is not None and all(device.peer is not None for device in devices):
+            return next((device for device in devices if device.peer == sandbox.eth0_index), None)
+        return min(devices, key=lambda device: (device.peer or 0, device.index), default=None)
+
+    def params_at(self, device_index: int) -> TbfParams | None:
         """Parameters of the token bucket at a device's root; None without one."""
-        root = self.roots.get(device)
+        root = self.roots.get(device_index)
         return root.params if root is not None else None
 
-    def is_our_root(self, device: int) -> bool:
+    def is_our_root(self, device_index: int) -> bool:
         """Whether we set the token bucket at a device's root."""
-        root = self.roots.get(device)
+        root = self.roots.get(device_index)
         return root is not None and root.handle == OUR_HANDLE
 
-    def below_root(self, device: int) -> list[str]:
+    def kinds_below_root(self, device_index: int) -> list[str]:
         """Kinds of the queueing disciplines below a device's root."""
-        return self._below.get(device, [])
+        return self._kinds_below_root.get(device_index, [])
 
-    def redirect_filter(self, device: int) -> Filter | None:
+    def redirect_filter(self, device_index: int) -> Filter | None:
         """The filter that redirects all packets of a pod."""
-        return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
+        return next((f for f in self.filters(device_index) if f.matches_all and f.redirects_to is not None), None)
 
-    def redirect_device(self, device: int) -> Device | None:
+    def redirect_device(self, device_index: int) -> Device | None:
         """The device that `redirect_filter` redirects to; None if there is no redirect or the device is gone."""
-        redirect = self.redirect_filter(device)
+        redirect = self.redirect_filter(device_index)
         return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
 
-    def filters(self, device: int, hook: Hook = "ingress") -> list[Filter]:
-        """Filters at a device's hook, in the order in which they see packets."""
-        return self._filters.get((device, hook), [])
+    def filters(self, device_index: int, hook: Hook = "ingress") -> list[Filter]:
+        """Filters at a device's hook, in the order in which they run."""
+        return self._filters.get((device_index, hook), [])
 
     def redirect_indexes(self) -> set[int | None]:
         """Indexes of the devices that filters redirect to."""
@@ -111,9 +120,7 @@ def pod_uid_of(device: Device) -> str:
     return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
 
 
-def describe(device: Device, foreign_filters: list[Filter]) -> str:
-    """Names the filters on a device, so that a user finds them with ``tc``."""
-    parts = [f"a {f.kind} filter{f' {f.name}' if f.name else ''} with preference {f.priority}" for f in foreign_filters]
-    return (
-        f"{' and '.join(parts)} on what {device.name} {'receives' if foreign_filters[0].hook == 'ingress' else 'sends'}"
-    )
+def describe_filters(device: Device, filters: list[Filter]) -> str:
+    """Names filters at one hook of a device, so that a user finds them with ``tc``; empty without any."""
+    parts = [f"a {f.kind} filter{f' {f.name}' if f.name else ''} with preference {f.priority}" for f in filters]
+    return f"{' and '.join(parts)} at {filters[0].hook} of {device.name}" if filters else ""

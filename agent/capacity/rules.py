@@ -29,7 +29,7 @@ _UNRELIABLE_KINDS = {
     "tun": "a TUN or TAP device has no speed of its own",
     "tap": "a TUN or TAP device has no speed of its own",
     "dummy": "a dummy device carries nothing",
-    "ifb": "an intermediate device has no speed of its own",
+    "ifb": "an ifb has no speed of its own",
 }
 _UNRELIABLE_DRIVERS = {
     "hv_netvsc": "Hyper-V names the host's port, whatever the instance may use",

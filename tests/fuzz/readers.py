@@ -16,9 +16,9 @@ import msgspec
 from agent.bandwidth.annotations import read_annotation
 from agent.bandwidth.cni import parse_cached
 from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
-from agent.bandwidth.locate import parse_cgroup
-from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
-from agent.capacity.kernel import parse_default_route, parse_root
+from agent.bandwidth.processes import parse_cgroup
+from agent.bandwidth.tc_reader import parse_device, parse_filter, parse_qdisc
+from agent.capacity.link_reader import parse_default_route, parse_root
 from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
 from agent.traffic.conntrack import read_entries

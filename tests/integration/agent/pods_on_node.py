@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
-from agent.bandwidth.cni import Network
-from agent.bandwidth.kernel import execute as execute_action
+from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.rules import Policy, plan_limits, plugin_ifb_name
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
 from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, LimitStatus
+from agent.bandwidth.tc_writer import execute as execute_action
 
 PROC = Path("/proc")
 NETWORK = "test-net"
@@ -101,7 +101,7 @@ class NodePod:
 
 def take_snapshot(*limits: PodBandwidthSpec) -> BandwidthSnapshot:
     """The snapshot that the rules decide from."""
-    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), limits))
+    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), limits, ResultCache(PROC / "none")))
 
 
 def execute(action: Action) -> None:

@@ -36,7 +36,7 @@ CONTAINERD_BURST = 536_870_911
 
 def set_limit(pod: NodePod, direction: str) -> None:
     for action in plan(pod.spec(**{direction: str(RATE)})).actions:
-        if action.name == pod.host_device:
+        if action.device_name == pod.host_device:
             execute(action)
 
 
@@ -76,12 +76,14 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        wrapped, peer, stray, deleted, kept, kept_out, source = (
+        overflowed, peer, stray, deleted, kept, kept_out, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
         params = plugin_shape(RATE, CONTAINERD_BURST)
         with IPRoute() as netlink:
-            netlink.tc("replace", "tbf", index=if_nametoindex(wrapped.host_device), handle=PLUGIN_HANDLE, params=params)
+            netlink.tc(
+                "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params
+            )
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
@@ -93,12 +95,12 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         execute(LimitIngress(if_nametoindex(source.host_device), source.host_device, params))
         delete_the_plugins_target(deleted, monkeypatch)
 
-        limits = [pod.spec(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
+        limits = [pod.spec(ingress=str(RATE)) for pod in (overflowed, peer, stray, kept)]
         limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
         found = plan(*limits, policy=Policy())
         set_up = {status.pod.name: status.verdict for status in found.statuses}
         assert set_up == {
-            wrapped.name: "wrapped",
+            overflowed.name: "burst-overflow",
             peer.name: "enforced",
             stray.name: "missing",
             deleted.name: "filter-missing",
@@ -107,13 +109,13 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         }
         seconds = 4 * DEVICE_COUNTERS_INTERVAL_S
         for pod, direction in (
-            *((wrapped, "ingress"), (stray, "ingress"), (kept, "ingress")),
+            *((overflowed, "ingress"), (stray, "ingress"), (kept, "ingress")),
             *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
         ):
             flood = stack.enter_context(start(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
         meters = follow(found.statuses, 3)
-        exceeded = {status.pod.name: meters.excess_of(status) for status in found.statuses}
+        exceeded = {status.pod.name: meters.excesses.get(status.key, "") for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
 
 

@@ -43,7 +43,7 @@ CRIO_BURST = 4_294_967_294
 
 def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
     """Kinds of the actions on this pod's devices; other tests' devices may be there too."""
-    return [type(action).__name__ for action in found.actions if action.name == pod.host_device]
+    return [type(action).__name__ for action in found.actions if action.device_name == pod.host_device]
 
 
 def device_of(pod: NodePod, direction: str) -> str:
@@ -74,11 +74,11 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
 def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
     snapshot = take_snapshot(pod.spec())
-    device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
+    device = next(d for d in snapshot.tc_state.devices if d.name == pod.host_device)
     params = plugin_shape(rate_bps, burst)
     name = plugin_ifb_name(NETWORK, pod.container)
     execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
-    with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.kernel`
+    with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.tc_writer`
         for index in (device.index, socket.if_nametoindex(name)):
             netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
@@ -106,11 +106,11 @@ def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(d
         assert max(shares(pod, direction, device_of(pod, direction), 50e6)) <= 1.05
 
 
-def test_a_wrapped_buffer_is_reported_with_the_numbers_of_tc() -> None:
+def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
     for rate_bps, burst, verdict in (
-        (900_000, CONTAINERD_BURST, "wrapped"),
-        (15_000_000, CONTAINERD_BURST, "wrapped"),
-        (124_000_000, CRIO_BURST, "wrapped"),
+        (900_000, CONTAINERD_BURST, "burst-overflow"),
+        (15_000_000, CONTAINERD_BURST, "burst-overflow"),
+        (124_000_000, CRIO_BURST, "burst-overflow"),
         (16_000_000, CONTAINERD_BURST, "burst-too-large"),
         (126_000_000, CRIO_BURST, "burst-too-large"),
     ):
@@ -120,10 +120,10 @@ def test_a_wrapped_buffer_is_reported_with_the_numbers_of_tc() -> None:
             for direction in ("ingress", "egress"):
                 device = device_of(pod, direction)
                 shown, status = shown_by_tc(device), statuses[direction]
-                assert (status.verdict, status.device) == (verdict, device)
+                assert (status.verdict, status.device_name) == (verdict, device)
                 assert status.burst_bytes == pytest.approx(shown["burst"], rel=1e-3)
                 assert status.rate_bytes_per_s == shown["rate"]
-                assert verdict != "wrapped" or str(burst) in status.detail
+                assert verdict != "burst-overflow" or str(burst) in status.detail
 
 
 def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> None:
@@ -132,7 +132,7 @@ def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> N
         assert actions_on(plan(spec), pod) == ["LimitIngress", "LimitEgress"]
         assert actions_on(enforce(spec), pod) == []
         index = socket.if_nametoindex(pod.host_device)
-        params = [q.params for q in take_snapshot(spec).kernel.qdiscs if q.device == index and q.kind == "tbf"]
+        params = [q.params for q in take_snapshot(spec).tc_state.qdiscs if q.device_index == index and q.kind == "tbf"]
         assert params == [tbf.bounded_params(100 * 10**9, 1500)], "exact, with 64 bits"
         name = plugin_ifb_name(NETWORK, pod.container)
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]

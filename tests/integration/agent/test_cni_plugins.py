@@ -23,7 +23,7 @@ def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: 
     with plugged_pod(version, main, 60, requested, tmp_path) as pod:
         spec = pod.spec(ingress=str(RATE), egress=str(RATE))
         statuses = of_pod(plan(spec), pod)
-        found = {d: (j.verdict, j.device, j.rate_bytes_per_s) for d, j in statuses.items()}
+        found = {d: (j.verdict, j.device_name, j.rate_bytes_per_s) for d, j in statuses.items()}
         name = plugin_ifb_name(NETWORK, pod.container)
         assert found == {
             "ingress": ("enforced", pod.host_device, RATE // 8),

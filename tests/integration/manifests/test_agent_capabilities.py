@@ -21,29 +21,29 @@ SCRIPT = """
 import asyncio, json, subprocess, sys
 from pathlib import Path
 from agent.bandwidth import locate
-from agent.bandwidth.kernel import execute
+from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import LimitEgress, LimitIngress, RemoveLimit
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.traffic_control import read_kernel
+from agent.bandwidth.tc_reader import read_tc_state
 from netperf.probers.child import ChildLimits, start_confined
 
 async def main(pid, name):
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
-    state, numbers = await read_kernel({"uid": pid})
+    state, numbers = await read_tc_state({"uid": pid})
     device = next(d for d in state.devices if d.name == name)
     await execute(LimitIngress(device.index, name, params))
     await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_ingress_qdisc=True))
-    after, _ = await read_kernel({})
+    after, _ = await read_tc_state({})
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
         "same namespace": device.namespace_id == numbers["uid"],
         "own index": locate.eth0_index(Path("/proc"), pid) == device.peer,
-        "ingress": any(q.device == device.index and q.params == params for q in after.qdiscs),
-        "egress": any(q.device == through.index and q.params == params for q in after.qdiscs),
-        "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
+        "ingress": any(q.device_index == device.index and q.params == params for q in after.qdiscs),
+        "egress": any(q.device_index == through.index and q.params == params for q in after.qdiscs),
+        "redirect": any(f.device_index == device.index and f.redirects_to == through.index for f in after.filters),
     }))
     await execute(RemoveLimit(device.index, name, "ingress"))
-    ours = tuple(f.priority for f in after.filters if f.device == device.index)
+    ours = tuple(f.priority for f in after.filters if f.device_index == device.index)
     await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_ingress_qdisc=True))
     limits = ChildLimits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
     try:

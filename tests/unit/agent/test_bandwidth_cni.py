@@ -44,16 +44,16 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     cache = ResultCache(tmp_path)
     assert cache.read("eth0") == {
         UID: Attachment(
-            container="new",
+            container_id="new",
             network="cbr0",
             plugins=("bridge", "bandwidth"),
             requested={"ingressRate": 10000000, "ingressBurst": 2147483647},
         )
     }
     (tmp_path / "cbr0-new").unlink()
-    assert cache.read("eth0")[UID].container == "old"
+    assert cache.read("eth0")[UID].container_id == "old"
     write(tmp_path, "cbr0-old", entry(containerId="rewritten"), mtime=5000)
-    assert cache.read("eth0")[UID].container == "rewritten"
+    assert cache.read("eth0")[UID].container_id == "rewritten"
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:

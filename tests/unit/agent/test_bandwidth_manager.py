@@ -57,7 +57,9 @@ NEW = msgspec.structs.replace(POD, created="2999-01-01T00:00:00Z")
             ["BandwidthEnforced", "BandwidthExceeded"],
             id="one event per change, also after a time without a verdict",
         ),
-        pytest.param(POD, ["wrapped", "wrapped"], [10**7, 2 * 10**7], [], id="another limit with the same verdict"),
+        pytest.param(
+            POD, ["burst-overflow", "burst-overflow"], [10**7, 2 * 10**7], [], id="another limit with the same verdict"
+        ),
     ],
 )
 async def test_a_changed_verdict_is_one_event(
@@ -65,7 +67,7 @@ async def test_a_changed_verdict_is_one_event(
 ) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         events, pods = RecordedEvents(client), Reflector(client, PODS, Pod)
-        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods)
+        manager = BandwidthManager(AgentConfig(node="n1"), events, CollectorRegistry(), pods)
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
             manager.publish(BandwidthPlan(statuses=(status,) if status else ()), (pod,))

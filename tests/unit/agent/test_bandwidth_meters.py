@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.backoff import HELD_S, MAX_WAIT_S, RepairBackoff
+from agent.bandwidth.backoff import DISPUTE_WINDOW_S, MAX_WAIT_S, RepairBackoff
 from agent.bandwidth.counters import parse_device_count
-from agent.bandwidth.meters import HOLD_S, DeviceCount, KernelCount, TrafficMeters
+from agent.bandwidth.meters import EXCESS_SHOWN_S, DeviceCount, KernelCount, TrafficMeters
 from agent.bandwidth.rules import with_excess_or_dispute
 from agent.bandwidth.state import CounterSource, LimitEgress, LimitIngress, LimitStatus, RemoveDevice
 from agent.bandwidth.tbf import bounded_params
@@ -21,15 +21,18 @@ INTO = LimitStatus(
     pod=POD,
     direction="ingress",
     verdict="enforced",
-    device="veth1",
+    device_name="veth1",
     wanted_bps=RATE,
-    counter_source=CounterSource(pid=PID, device=VETH, bucket=VETH),
+    counter_source=CounterSource(pid=PID, host_device_index=VETH, bucket_device_index=VETH),
     is_measurable=True,
 )
 OUT = msgspec.structs.replace(
-    INTO, direction="egress", device="bwp1", counter_source=CounterSource(pid=PID, device=VETH, bucket=IFB)
+    INTO,
+    direction="egress",
+    device_name="bwp1",
+    counter_source=CounterSource(pid=PID, host_device_index=VETH, bucket_device_index=IFB),
 )
-BARE = msgspec.structs.replace(OUT, verdict="missing", counter_source=CounterSource(pid=PID, device=VETH))
+BARE = msgspec.structs.replace(OUT, verdict="missing", counter_source=CounterSource(pid=PID, host_device_index=VETH))
 
 
 def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCount]:
@@ -55,26 +58,26 @@ def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
     meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
         meters.add_readings([INTO], device(received=total), None, float(second))
-        assert meters.excess_of(INTO) == ""
+        assert INTO.key not in meters.excesses
         total += 4 * PER_S * 1.04
-    assert meters.by_limit["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
+    assert meters.traffic["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
 
 
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
     meters, total, seconds = TrafficMeters(), 0.0, 0
-    while not meters.excess_of(INTO):
+    while INTO.key not in meters.excesses:
         meters.add_readings([INTO], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
     meters = TrafficMeters()
     meters.add_readings([INTO], device(), None, 0.0)
     meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
-    assert meters.excess_of(INTO) == "32000000 bit/s went through for 4 s"
+    assert meters.excesses[INTO.key] == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
-    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
-    assert meters.excess_of(INTO)
-    meters.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
-    assert meters.excess_of(INTO) == ""
+    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + EXCESS_SHOWN_S)
+    assert INTO.key in meters.excesses
+    meters.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + EXCESS_SHOWN_S)
+    assert INTO.key not in meters.excesses
 
 
 def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
@@ -84,8 +87,8 @@ def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets)
         meters.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
-    assert meters.excess_of(OUT) == ""
-    assert meters.by_limit["u", "egress"].bytes_per_s == pytest.approx(PER_S)
+    assert OUT.key not in meters.excesses
+    assert meters.traffic["u", "egress"].bytes_per_s == pytest.approx(PER_S)
 
 
 def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
@@ -93,10 +96,10 @@ def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
     meters.add_readings([OUT], device(), None, 0.0)
     # Bucket and filter are read for the first time once the pod is busy; only the second reading has a difference.
     for number in (1, 2):
-        assert meters.excess_of(OUT) == ""
+        assert OUT.key not in meters.excesses
         counts = kernel(let_through=number * PER_S, redirected=number * PER_S)
         meters.add_readings([OUT], device(sent=20 * number * PER_S, packets=100 * number), counts, 4.0 * number)
-    assert "went through" in meters.excess_of(OUT)
+    assert "went through" in meters.excesses[OUT.key]
 
 
 def test_counters_of_buckets_are_needed_only_for_busy_pods() -> None:
@@ -111,23 +114,23 @@ def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> 
         status, meters = msgspec.structs.replace(BARE, is_measurable=is_measurable), TrafficMeters()
         meters.add_readings([status], device(), None, 0.0)
         meters.add_readings([status], device(sent=40 * PER_S), None, 4.0)
-        assert bool(meters.excess_of(status)) == is_measurable
-        assert meters.by_limit["u", "egress"].bytes_per_s == 10 * PER_S
+        assert (status.key in meters.excesses) == is_measurable
+        assert meters.traffic["u", "egress"].bytes_per_s == 10 * PER_S
 
 
 def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forgotten() -> None:
     meters = TrafficMeters()
     meters.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
     meters.add_readings([INTO], device(), None, 4.0)
-    assert meters.excess_of(INTO) == ""
+    assert INTO.key not in meters.excesses
     meters.add_readings([INTO], {}, None, 8.0)
-    assert meters.by_limit == {}
+    assert meters.traffic == {}
 
 
 def test_an_excess_overrules_the_verdict_on_the_configuration() -> None:
-    wrapped = msgspec.structs.replace(INTO, verdict="wrapped", detail="a burst")
-    status = with_excess_or_dispute(wrapped, "much went through", "")
-    assert (status.verdict, status.detail) == ("exceeded", "much went through; as set up: wrapped, a burst")
+    overflowed = msgspec.structs.replace(INTO, verdict="burst-overflow", detail="a burst")
+    status = with_excess_or_dispute(overflowed, "much went through", "")
+    assert (status.verdict, status.detail) == ("exceeded", "much went through; as set up: burst-overflow, a burst")
     assert with_excess_or_dispute(INTO, "", "set 3 times").verdict == "disputed"
     assert with_excess_or_dispute(INTO, "", "") is INTO
 
@@ -138,15 +141,15 @@ LIMIT = LimitIngress(VETH, "veth1", bounded_params(RATE, 1500))
 def test_a_limit_that_is_removed_again_and_again_is_disputed_and_repaired_less_often() -> None:
     backoff, repairs = RepairBackoff(), []
     for second in range(0, 3600, 6):
-        for action in backoff.due([LIMIT], float(second)):
-            backoff.record(action, float(second), done=True)
+        for action in backoff.due_actions([LIMIT], float(second)):
+            backoff.record_attempt(action, float(second), has_succeeded=True)
             repairs.append(second)
-        assert bool(backoff.disputed(float(second))) == (len(repairs) >= 3)
+        assert bool(backoff.disputes(float(second))) == (len(repairs) >= 3)
     assert len(repairs) < 20
     assert repairs[-1] - repairs[-2] >= MAX_WAIT_S
     # Left alone for ten minutes, it is forgotten.
-    assert backoff.disputed(repairs[-1] + HELD_S) == {}
-    assert backoff.due([LIMIT], repairs[-1] + HELD_S) == [LIMIT]
+    assert backoff.disputes(repairs[-1] + DISPUTE_WINDOW_S) == {}
+    assert backoff.due_actions([LIMIT], repairs[-1] + DISPUTE_WINDOW_S) == [LIMIT]
 
 
 def test_a_limit_is_disputed_whichever_part_of_it_is_removed() -> None:
@@ -155,17 +158,17 @@ def test_a_limit_is_disputed_whichever_part_of_it_is_removed() -> None:
     bucket_only = msgspec.structs.replace(with_filter, add_filter=False)
     backoff = RepairBackoff()
     for number, action in enumerate((with_filter, bucket_only, with_filter)):
-        assert backoff.due([action], 100.0 * number) == [action]
-        backoff.record(action, 100.0 * number, done=True)
-    assert ("LimitEgress", "veth1") in backoff.disputed(250.0)
+        assert backoff.due_actions([action], 100.0 * number) == [action]
+        backoff.record_attempt(action, 100.0 * number, has_succeeded=True)
+    assert (LimitEgress, "veth1") in backoff.disputes(250.0)
 
 
 def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> None:
     backoff = RepairBackoff()
-    waits = [backoff.record(LIMIT, 10.0 * number, done=False) for number in range(4)]
+    waits = [backoff.record_attempt(LIMIT, 10.0 * number, has_succeeded=False) for number in range(4)]
     assert waits == [5.0, 10.0, 20.0, 40.0]
-    assert backoff.disputed(40.0) == {}
-    assert backoff.due([LIMIT], 40.0) == []
+    assert backoff.disputes(40.0) == {}
+    assert backoff.due_actions([LIMIT], 40.0) == []
     other = msgspec.structs.replace(LIMIT, params=bounded_params(2 * RATE, 1500))
-    orphan = RemoveDevice(IFB, "bwp1")
-    assert backoff.due([other, orphan], 40.0) == [other, orphan]
+    orphan = RemoveDevice("bwp1")
+    assert backoff.due_actions([other, orphan], 40.0) == [other, orphan]

@@ -12,18 +12,18 @@ from agent.bandwidth import state as tc
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import TbfParams, bounded_params
-from agent.bandwidth.tc_index import devices_by_namespace
+from agent.bandwidth.tc_index import TcIndex
 from tests.support.plugin_bucket import plugin_shape
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
-SANDBOX = "a" * 64
+CONTAINER_ID = "a" * 64
 NETWORK = "k8s-pod-network"
-IFB = rules.plugin_ifb_name(NETWORK, SANDBOX)
+IFB = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
 VETH, IFB_INDEX, UPLINK = 20, 30, 2
 RATE = 10_000_000
 CONTAINERD_BURST = 536_870_911
 ENFORCE, REPAIR = rules.Policy(enforce=True), rules.Policy(enforce=True, repair_burst=True)
-LOCATION = tc.Location(pid=4242, sandbox=SANDBOX, namespace_id=7, eth0_index=3)
+POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, eth0_index=3)
 NODE = tc.Device(index=UPLINK, name="eth0")
 POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer=3)
 IFB_DEVICE = tc.Device(index=IFB_INDEX, name=IFB, kind="ifb")
@@ -36,7 +36,7 @@ def pod(ingress: int | None = None, egress: int | None = None, **changes: Any) -
 
 
 def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> tc.Qdisc:
-    return tc.Qdisc(device=device, kind="tbf", handle=handle, parent=tc.ROOT, params=params)
+    return tc.Qdisc(device_index=device, kind="tbf", handle=handle, parent=tc.ROOT, params=params)
 
 
 def ours(device: int, rate_bps: int = RATE) -> tc.Qdisc:
@@ -44,12 +44,12 @@ def ours(device: int, rate_bps: int = RATE) -> tc.Qdisc:
 
 
 def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
-    return tc.Qdisc(device=device, kind=kind, handle=handle, parent=tc.ROOT)
+    return tc.Qdisc(device_index=device, kind=kind, handle=handle, parent=tc.ROOT)
 
 
-HOOK = tc.Qdisc(device=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
-REDIRECT = tc.Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB_INDEX)
-FOREIGN = tc.Filter(device=VETH, kind="bpf", name="tc_cls_egress", priority=10)
+HOOK = tc.Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
+REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB_INDEX)
+FOREIGN = tc.Filter(device_index=VETH, kind="bpf", name="tc_cls_egress", priority=10)
 
 
 def plan(
@@ -57,7 +57,7 @@ def plan(
     device: tc.Device = POD_DEVICE,
     devices: tuple[tc.Device, ...] = (),
     qdiscs: tuple[tc.Qdisc, ...] = (),
-    location: tc.Location | None = LOCATION,
+    sandbox: tc.PodSandbox | None = POD_SANDBOX,
     policy: rules.Policy = ENFORCE,
     network: tuple[str, ...] = (),
     **kernel: Any,
@@ -66,8 +66,8 @@ def plan(
     state = tc.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
     snapshot = tc.BandwidthSnapshot(
         pods=pods,
-        locations={pods[0].uid: location} if location is not None else {},
-        kernel=state,
+        sandboxes={pods[0].uid: sandbox} if sandbox is not None else {},
+        tc_state=state,
         network=Network(NETWORK, network),
     )
     return rules.plan_limits(snapshot, policy)
@@ -102,7 +102,7 @@ FAST = 100_000_000
         (RATE, ours(VETH), "enforced", RATE // 8, None, None),
         # The annotation was changed.
         (5 * RATE, ours(VETH), "wrong-rate", RATE // 8, limit(5 * RATE), limit(5 * RATE)),
-        (RATE, shape(), "wrapped", RATE // 8, None, limit()),
+        (RATE, shape(), "burst-overflow", RATE // 8, None, limit()),
         (FAST, shape(FAST), "burst-too-large", FAST // 8, None, limit(FAST)),
         (RATE, TINY, "wrong-rate", 0, limit(), limit()),
     ],
@@ -118,7 +118,7 @@ def test_verdict_and_repair_of_a_root_qdisc(
     for policy, action in ((rules.Policy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
         found = plan(pod(rate_bps), qdiscs=(qdisc,), policy=policy)
         status = only(found)
-        assert (status.verdict, status.device, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
+        assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
         assert found.actions == ((action,) if action is not None else ())
 
 
@@ -138,7 +138,7 @@ def test_the_ifb_has_the_plugins_name() -> None:
     ],
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
-    inner = (tc.Qdisc(device=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
+    inner = (tc.Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
     found = plan(pod(RATE), qdiscs=(root(kind), HOOK, *inner))
     assert only(found).verdict == verdict
     assert bool(found.actions) is (verdict == "missing")
@@ -156,7 +156,7 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
     ] * 2
     assert found.actions == ()
     kept = only(plan(pod(RATE), device=device, devices=(HOST,), qdiscs=(ours(VETH),)))
-    assert (kept.verdict, kept.is_measurable, "may carry packets past it" in kept.detail) == ("enforced", True, True)
+    assert (kept.verdict, kept.is_measurable, "packets may bypass it" in kept.detail) == ("enforced", True, True)
     # Device names alone prove nothing.
     assert only(plan(pod(RATE), device=LXC)).verdict == "missing"
 
@@ -200,15 +200,17 @@ def test_a_stricter_limit_of_another_program_stays() -> None:
     assert "stricter" in only(found).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
     requested = Attachment(
-        container=SANDBOX, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2}
+        container_id=CONTAINER_ID, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2}
     )
-    assert len(plan(pod(RATE), qdiscs=(strict,), location=changed(LOCATION, attachment=requested)).actions) == 1
+    assert len(plan(pod(RATE), qdiscs=(strict,), sandbox=changed(POD_SANDBOX, attachment=requested)).actions) == 1
     assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
-    attachment = Attachment(container="b" * 64, network="delegate-net")
-    (action,) = plan(pod(egress=RATE), location=changed(LOCATION, sandbox="b" * 64, attachment=attachment)).actions
+    attachment = Attachment(container_id="b" * 64, network="delegate-net")
+    (action,) = plan(
+        pod(egress=RATE), sandbox=changed(POD_SANDBOX, container_id="b" * 64, attachment=attachment)
+    ).actions
     assert isinstance(action, tc.LimitEgress)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
@@ -237,29 +239,29 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 
 
 @pytest.mark.parametrize(
-    ("changes", "location", "verdict", "detail"),
+    ("changes", "sandbox", "verdict", "detail"),
     [
         ({"host_network": True}, None, "not-applicable", "the node's network"),
-        ({}, tc.Location(pid=1), "not-applicable", "macvlan"),
+        ({}, tc.PodSandbox(pid=1), "not-applicable", "macvlan"),
         # With Multus, a pod may have a veth pair that is not its eth0.
-        ({}, changed(LOCATION, eth0_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
+        ({}, changed(POD_SANDBOX, eth0_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
         # The node's own traffic does not count as the pod's.
-        ({}, tc.Location(pid=1, host_network=True), "not-applicable", "the node's network"),
-        ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, LOCATION, "invalid", TOO_SMALL),
-        ({"has_address": False}, LOCATION, "", "the pod has no address yet"),
+        ({}, tc.PodSandbox(pid=1, host_network=True), "not-applicable", "the node's network"),
+        ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, POD_SANDBOX, "invalid", TOO_SMALL),
+        ({"has_address": False}, POD_SANDBOX, "", "the pod has no address yet"),
         ({}, None, "", "none of its processes was found"),
     ],
 )
 def test_pods_that_cannot_be_limited(
-    changes: dict[str, Any], location: tc.Location | None, verdict: str, detail: str
+    changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    found = plan(pod(RATE, **changes), location=location, qdiscs=(ours(VETH),))
+    found = plan(pod(RATE, **changes), sandbox=sandbox, qdiscs=(ours(VETH),))
     assert found.actions == ()
     if not verdict:
         assert found == tc.BandwidthPlan(unlocated={"default/p": detail})
         return
     assert (only(found).verdict, detail in only(found).detail) == (verdict, True)
-    assert location is None or not location.host_network or only(found).counter_source is None
+    assert sandbox is None or not sandbox.host_network or only(found).counter_source is None
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
@@ -275,18 +277,19 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
     filters = (changed(REDIRECT, redirects_to=32),)
     found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(HOOK,))
-    assert found.actions == (tc.RemoveDevice(IFB_INDEX, IFB), tc.RemoveDevice(33, "bwp0000000000bb"))
+    assert found.actions == (tc.RemoveDevice(IFB), tc.RemoveDevice("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
     assert [type(action) for action in plan(pod(egress=RATE), devices=(MINE,)).actions] == [tc.LimitEgress]
     # The device of a pod without a known sandbox stays too.
-    assert plan(pod(egress=RATE), devices=(MINE,), location=None).actions == ()
+    assert plan(pod(egress=RATE), devices=(MINE,), sandbox=None).actions == ()
 
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:
     first, second = (changed(POD_DEVICE, index=40 + i, peer=peer) for i, peer in enumerate((5, 3)))
     elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer=5)
-    ends = devices_by_namespace((first, second, elsewhere, changed(IFB_DEVICE, namespace_id=9)))
+    devices = (first, second, elsewhere, changed(IFB_DEVICE, namespace_id=9))
+    index_of = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
-        assert rules.find_device(tc.Location(pid=1, namespace_id=namespace, eth0_index=index), ends) == device
+        assert index_of.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, eth0_index=index)) == device

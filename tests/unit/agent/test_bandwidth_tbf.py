@@ -16,8 +16,8 @@ from agent.bandwidth.tbf import (
     blocks_everything,
     bounded_params,
     has_excessive_burst_or_queue,
-    plugin_buffers,
-    wrapped_burst,
+    overflowed_burst_bytes,
+    plugin_buffer_ticks,
 )
 from tests.support.plugin_bucket import plugin_shape
 
@@ -41,18 +41,18 @@ def test_the_plugins_buffer_wraps_as_the_kernel_was_seen_to_take_it(rate_bps: in
 
 
 def test_a_saturated_buffer_is_recognised_as_well() -> None:
-    wrapped = plugin_shape(10_000_000, CONTAINERD_BURST)
-    _, saturated = plugin_buffers(wrapped.rate_bytes_per_s, CONTAINERD_BURST)
-    params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=wrapped.limit_bytes)
+    overflowed = plugin_shape(10_000_000, CONTAINERD_BURST)
+    _, saturated = plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST)
+    params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=overflowed.limit_bytes)
     assert saturated == UINT32_RANGE - 1
-    assert wrapped_burst(params) == CONTAINERD_BURST
+    assert overflowed_burst_bytes(params) == CONTAINERD_BURST
 
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
-def test_every_wrapped_burst_is_found_and_no_other_is_called_wrapped(rate_bps: int, burst: int) -> None:
+def test_every_overflowed_burst_is_found_and_no_other(rate_bps: int, burst: int) -> None:
     params = plugin_shape(rate_bps, burst)
     overflows = burst / params.rate_bytes_per_s * 15.625e6 >= UINT32_RANGE
-    assert (wrapped_burst(params) is not None) == overflows
+    assert (overflowed_burst_bytes(params) is not None) == overflows
 
 
 @given(st.integers(10**3, 10**12), st.sampled_from([576, 1450, 1500, 8950, 65535]))

@@ -24,10 +24,10 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
-from agent.bandwidth.kernel import execute
 from agent.bandwidth.state import ROOT, Device, LimitIngress, Qdisc
-from agent.bandwidth.traffic_control import parse_device, parse_qdisc
-from agent.capacity.kernel import parse_default_route, parse_link, parse_root
+from agent.bandwidth.tc_reader import parse_device, parse_qdisc
+from agent.bandwidth.tc_writer import execute
+from agent.capacity.link_reader import parse_default_route, parse_link, parse_root
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
@@ -52,9 +52,9 @@ def test_devices_have_kind_alias_and_the_namespace_at_their_other_end() -> None:
 
 def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
-    by_place = {(q.device, q.kind): q for q in qdiscs}
+    by_place = {(q.device_index, q.kind): q for q in qdiscs}
     limit = plugin_shape(10_000_000, 536_870_911)
-    assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, params=limit)
+    assert by_place[VETH, "tbf"] == Qdisc(device_index=VETH, kind="tbf", handle=0x10000, parent=ROOT, params=limit)
     assert by_place[IFB, "tbf"].params == tbf.TbfParams(
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
     )
@@ -205,7 +205,7 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
 
     async with stand_in(monkeypatch, refuse):
         with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
-            await execute(LimitIngress(device=7, name="x0", params=plugin_shape(10_000_000, 536_870_911)))
+            await execute(LimitIngress(device_index=7, device_name="x0", params=plugin_shape(10_000_000, 536_870_911)))
     assert refused.value.code == errno.EINVAL
 
 

@@ -25,7 +25,7 @@ from agent.bandwidth.state import (
     RemoveLimit,
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
-from agent.bandwidth.traffic_control import ALL_PROTOCOLS
+from agent.bandwidth.tc_reader import ALL_PROTOCOLS, PRIORITY_SHIFT
 from agent.rtnetlink import rtnetlink
 
 _FLOW_ID = 0x10001
@@ -60,46 +60,46 @@ plugins["tbf"] = SimpleNamespace(
 
 
 async def execute(action: Action) -> None:
-    """Execute one action, planned from a fresh snapshot. An action that fails leaves nothing behind that it created.
+    """Execute one action, planned from a fresh snapshot. If the action fails, what it created is removed.
 
     Raises:
-        KernelError: the kernel refused, because something changed since the snapshot or is not permitted.
+        KernelError: the kernel refused, for example because a device changed since the snapshot.
     """
-    async with rtnetlink(f"{type(action).__name__} on {action.name}") as netlink:
+    async with rtnetlink(f"{type(action).__name__} on {action.device_name}") as netlink:
         if isinstance(action, LimitIngress):
-            await _replace_tbf(netlink, action.device, action.params)
+            await _replace_tbf(netlink, action.device_index, action.params)
         elif isinstance(action, LimitEgress):
             await _limit_egress(netlink, action)
         elif isinstance(action, RemoveLimit):
             await _remove_limit(netlink, action)
         else:
-            await _delete_link(netlink, action.name)
+            await _delete_link(netlink, action.device_name)
 
 
-async def _replace_tbf(netlink: Any, device: int, params: TbfParams) -> None:
-    await netlink.tc("replace", "tbf", index=device, handle=OUR_HANDLE, params=params)
+async def _replace_tbf(netlink: Any, device_index: int, params: TbfParams) -> None:
+    await netlink.tc("replace", "tbf", index=device_index, handle=OUR_HANDLE, params=params)
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
     """Create the ifb, its bucket, and the filter that redirects to it; if a step fails, remove what was created."""
     created_ifb, added_qdisc = not await netlink.link_lookup(ifname=action.ifb_name), False
     try:
-        ifb = await _ensure_ifb(netlink, action)
+        ifb_index = await _ensure_ifb(netlink, action)
         # The bucket comes before the filter, so that no packet passes an unlimited ifb.
-        await _replace_tbf(netlink, ifb, action.params)
+        await _replace_tbf(netlink, ifb_index, action.params)
         if action.add_ingress_qdisc:
-            await netlink.tc("add", "ingress", index=action.device)
+            await netlink.tc("add", "ingress", index=action.device_index)
             added_qdisc = True
         for priority in action.stale_filters:
-            await _remove_filter(netlink, action.device, priority)
+            await _remove_filter(netlink, action.device_index, priority)
         if action.add_filter:
-            await _add_filter(netlink, action.device, ifb)
+            await _add_filter(netlink, action.device_index, ifb_index)
         if added_qdisc:
-            await netlink.link("set", index=ifb, ifalias=action.alias + INGRESS_QDISC_SUFFIX)
+            await netlink.link("set", index=ifb_index, ifalias=action.alias + INGRESS_QDISC_SUFFIX)
     except (NetlinkError, OSError, asyncio.CancelledError):
         with suppress(NetlinkError):  # The device may be gone.
             if added_qdisc:
-                await netlink.tc("del", "ingress", index=action.device)
+                await netlink.tc("del", "ingress", index=action.device_index)
         if created_ifb:
             await _delete_link(netlink, action.ifb_name)
         raise
@@ -118,33 +118,34 @@ async def _ensure_ifb(netlink: Any, action: LimitEgress) -> int:
     return int(indexes[0])
 
 
-async def _add_filter(netlink: Any, device: int, ifb: int) -> None:
+async def _add_filter(netlink: Any, device_index: int, ifb_index: int) -> None:
     """Add the redirect after all other filters, because a redirected packet skips those that follow."""
     await netlink.tc(
         "add-filter",
         "u32",
-        index=device,
+        index=device_index,
         parent=INGRESS_HOOK,
         protocol=ETH_P_ALL,
         prio=LAST_PRIORITY,
         target=_FLOW_ID,
         keys=["0x0/0x0+0"],
-        action={"kind": "mirred", "direction": "egress", "ifindex": ifb, "action": "redirect"},
+        action={"kind": "mirred", "direction": "egress", "ifindex": ifb_index, "action": "redirect"},
     )
 
 
-async def _remove_filter(netlink: Any, device: int, priority: int) -> None:
-    await netlink.tc("del-filter", index=device, parent=INGRESS_HOOK, info=priority << 16 | ALL_PROTOCOLS)
+async def _remove_filter(netlink: Any, device_index: int, priority: int) -> None:
+    info = priority << PRIORITY_SHIFT | ALL_PROTOCOLS
+    await netlink.tc("del-filter", index=device_index, parent=INGRESS_HOOK, info=info)
 
 
 async def _remove_limit(netlink: Any, action: RemoveLimit) -> None:
     if action.direction == "ingress":
-        await netlink.tc("del", index=action.device, handle=OUR_HANDLE, parent=ROOT)
+        await netlink.tc("del", index=action.device_index, handle=OUR_HANDLE, parent=ROOT)
         return
     for priority in action.filters:
-        await _remove_filter(netlink, action.device, priority)
+        await _remove_filter(netlink, action.device_index, priority)
     if action.remove_ingress_qdisc:
-        await netlink.tc("del", "ingress", index=action.device)
+        await netlink.tc("del", "ingress", index=action.device_index)
     await _delete_link(netlink, action.ifb_name)
 
 

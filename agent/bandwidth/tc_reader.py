@@ -18,6 +18,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from agent.bandwidth.state import (
     EGRESS_HOOK,
+    ETHERNET_MTU,
     INGRESS_HOOK,
     Device,
     Filter,
@@ -26,37 +27,55 @@ from agent.bandwidth.state import (
     TcState,
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
-from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_number, read_text, rtnetlink, tc_request
+from agent.rtnetlink import (
+    IFINFO,
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINK,
+    IFLA_LINK_NETNSID,
+    IFLA_LINKINFO,
+    TC,
+    TCA_KIND,
+    TCA_OPTIONS,
+    Spans,
+    attributes,
+    dump,
+    nested,
+    read_number,
+    read_tbf,
+    read_text,
+    rtnetlink,
+    tc_request,
+)
 
-_IFNAME, _MTU, _LINK, _LINKINFO, _IFALIAS, _LINK_NETNSID = 3, 4, 5, 18, 20, 37
-_INFO_KIND = 1
-_KIND, _OPTIONS, _CHAIN = 1, 2, 11
-_TBF_PARMS, _TBF_RATE64 = 1, 4
-_TBF = struct.Struct("=8xI8xIIII")
-"""struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
-_U32_SEL, _U32_ACT, _U32_INDEV, _MATCHALL_ACT = 5, 7, 8, 2
-_FLAGS = {"u32": 11, "matchall": 3}
+_IFLA_MTU, _IFLA_IFALIAS = 4, 20
+_TCA_CHAIN = 11
+_TCA_U32_SEL, _TCA_U32_INDEV, _TCA_BPF_NAME = 5, 8, 7
+_TCA_ACT_BY_KIND, _TCA_FLAGS_BY_KIND = {"u32": 7, "matchall": 2}, {"u32": 11, "matchall": 3}
 _SKIP_SW = 2
 """TCA_CLS_FLAGS_SKIP_SW: the filter is offloaded, and software packets never match (linux/pkt_cls.h)."""
-_SEL_BYTES, _KEY_BYTES = 16, 16
-_ACT_KIND, _ACT_OPTIONS = 1, 2
-_MIRRED_PARMS = 2
+_U32_SEL_BYTES, _U32_KEY_BYTES, _U32_MASK_BYTES = 16, 16, 4
+"""Sizes of struct tc_u32_sel without keys, of struct tc_u32_key, and of the mask at its begin."""
+_TCA_ACT_KIND, _TCA_ACT_OPTIONS = 1, 2
+_TCA_MIRRED_PARMS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
+"""struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex."""
 _EGRESS_REDIRECT = 1
 """TCA_EGRESS_REDIR (linux/tc_act/tc_mirred.h); TCA_EGRESS_MIRROR only copies."""
 _FINAL_VERDICTS = frozenset({2, 4, 5, 8})
 """Verdicts after which a packet is not processed further: TC_ACT_SHOT, STOLEN, QUEUED, TRAP (linux/pkt_cls.h)."""
+PRIORITY_SHIFT, _PROTOCOL_MASK = 16, 0xFFFF
+"""tcm_info of a filter: priority in the upper half, protocol in the lower (TC_H_MAKE)."""
 ALL_PROTOCOLS = 0x0300
 """ETH_P_ALL in network byte order, as in tcm_info."""
-_BPF_NAME = 7
 _NAMESPACE_NOT_ASSIGNED = frozenset({-1, UINT32_RANGE - 1})
 """NETNSA_NSID_NOT_ASSIGNED (linux/net_namespace.h), signed or not."""
 DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 """The kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
 
 
-async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
-    """Read traffic control, and the namespace id of each process.
+async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
+    """Read devices, qdiscs and filters; and the network namespace's id of each process, by pod uid.
 
     Args:
         pids: process by pod uid.
@@ -68,9 +87,9 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
         devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
         qdiscs = await dump(netlink, tc_request, RTM_GETQDISC, parse_qdisc)
         filters: list[Filter] = []
-        for index in sorted({q.device for q in qdiscs if q.kind in {"ingress", "clsact"}}):
+        for index in sorted({q.device_index for q in qdiscs if q.kind in {"ingress", "clsact"}}):
             filters += await read_filters(netlink, index, "ingress")
-        for index in sorted({q.device for q in qdiscs if q.kind == "clsact"}):
+        for index in sorted({q.device_index for q in qdiscs if q.kind == "clsact"}):
             filters += await read_filters(netlink, index, "egress")
         namespace_ids: dict[str, int] = {}
         for uid, pid in pids.items():
@@ -81,7 +100,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
 
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
-    """The filters at one of a device's hooks; none when the device is gone."""
+    """Read the filters at one of a device's hooks; none if the device is gone."""
     request = partial(tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
     try:
         return await dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
@@ -95,7 +114,7 @@ async def _namespace_id(netlink: Any, pid: int) -> int | None:
     try:
         answer = await netlink.get_netnsid(pid=pid)
     except NetlinkError:
-        return None  # the process ended meanwhile
+        return None  # The process has ended.
     namespace_id = answer["nsid"] if answer else None
     return None if namespace_id is None or namespace_id in _NAMESPACE_NOT_ASSIGNED else int(namespace_id)
 
@@ -106,12 +125,12 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
     spans = attributes(data, begin + IFINFO.size, end)
     return Device(
         index=index,
-        name=read_text(data, spans, _IFNAME),
-        kind=read_text(data, nested(data, spans, _LINKINFO), _INFO_KIND),
-        mtu=read_number(data, spans, _MTU) or 1500,
-        alias=read_text(data, spans, _IFALIAS),
-        namespace_id=read_number(data, spans, _LINK_NETNSID),
-        peer=read_number(data, spans, _LINK) or None,
+        name=read_text(data, spans, IFLA_IFNAME),
+        kind=read_text(data, nested(data, spans, IFLA_LINKINFO), IFLA_INFO_KIND),
+        mtu=read_number(data, spans, _IFLA_MTU) or ETHERNET_MTU,
+        alias=read_text(data, spans, _IFLA_IFALIAS),
+        namespace_id=read_number(data, spans, IFLA_LINK_NETNSID),
+        peer=read_number(data, spans, IFLA_LINK) or None,
         up=bool(flags & IFF_UP),
     )
 
@@ -120,45 +139,40 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     """Parse an RTM_NEWQDISC message: struct tcmsg and TCA_* attributes."""
     _, index, handle, parent, _ = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
-    kind = read_text(data, spans, _KIND)
-    params = _tbf_params(data, nested(data, spans, _OPTIONS)) if kind == "tbf" else None
-    return Qdisc(device=index, kind=kind, handle=handle, parent=parent, params=params)
-
-
-def _tbf_params(data: bytes, options: Spans) -> TbfParams | None:
-    span = options.get(_TBF_PARMS)
-    if span is None or span[1] - span[0] < _TBF.size:
-        return None
-    rate, _, limit, buffer, _ = _TBF.unpack_from(data, span[0])
-    rate64 = read_number(data, options, _TBF_RATE64)
-    return TbfParams(rate_bytes_per_s=rate64 or rate, buffer_ticks=buffer, limit_bytes=limit)
+    kind = read_text(data, spans, TCA_KIND)
+    tbf = read_tbf(data, nested(data, spans, TCA_OPTIONS)) if kind == "tbf" else None
+    params = None
+    if tbf is not None:
+        rate, buffer, limit = tbf
+        params = TbfParams(rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=limit)
+    return Qdisc(device_index=index, kind=kind, handle=handle, parent=parent, params=params)
 
 
 def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> Filter | None:
     """Parse an RTM_NEWTFILTER message: struct tcmsg and TCA_* attributes. None for u32's hash tables, which match nothing."""
     _, index, _, _, info = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
-    kind = read_text(data, spans, _KIND)
-    options = nested(data, spans, _OPTIONS)
-    if kind == "u32" and _U32_SEL not in options:
+    kind = read_text(data, spans, TCA_KIND)
+    options = nested(data, spans, TCA_OPTIONS)
+    if kind == "u32" and _TCA_U32_SEL not in options:
         return None
-    matches_all = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_U32_SEL]))
-    is_offloaded = (read_number(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
-    if read_number(data, spans, _CHAIN) or is_offloaded or _U32_INDEV in options:
-        matches_all = False  # it does not see every packet
+    matches_all = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_TCA_U32_SEL]))
+    is_offloaded = (read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
+    if read_number(data, spans, _TCA_CHAIN) or is_offloaded or _TCA_U32_INDEV in options:
+        matches_all = False  # The filter does not see every packet.
     target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):
-        polices = polices or read_text(data, action, _ACT_KIND) == "police"
+        polices = polices or read_text(data, action, _TCA_ACT_KIND) == "police"
         redirect = _redirect(data, action)
         if redirect is not None and target is None:
             target, loses_packets = redirect
     return Filter(
-        device=index,
+        device_index=index,
         kind=kind,
         hook=hook,
-        priority=info >> 16,
-        name=read_text(data, options, _BPF_NAME) if kind == "bpf" else "",
-        matches_all=matches_all and info & 0xFFFF == ALL_PROTOCOLS,
+        priority=info >> PRIORITY_SHIFT,
+        name=read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
+        matches_all=matches_all and info & _PROTOCOL_MASK == ALL_PROTOCOLS,
         redirects_to=target,
         polices=polices,
         loses_packets=loses_packets,
@@ -168,26 +182,26 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
 def each_action(data: bytes, begin: int, end: int) -> Iterator[tuple[Spans, bool]]:
     """Yields the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
     spans = attributes(data, begin + TC.size, end)
-    for action in _actions(data, read_text(data, spans, _KIND), nested(data, spans, _OPTIONS)):
+    for action in _actions(data, read_text(data, spans, TCA_KIND), nested(data, spans, TCA_OPTIONS)):
         yield action, _redirect(data, action) is not None
 
 
 def _actions(data: bytes, kind: str, options: Spans) -> list[Spans]:
-    by_order = nested(data, options, {"u32": _U32_ACT, "matchall": _MATCHALL_ACT}.get(kind, -1))
+    by_order = nested(data, options, _TCA_ACT_BY_KIND.get(kind, -1))
     return [attributes(data, *span) for span in by_order.values()]
 
 
 def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
-    """Whether all masks of a u32 selector are zero: struct tc_u32_sel with its keys."""
-    keys = data[begin + _SEL_BYTES : end]
-    return not any(any(keys[i : i + 4]) for i in range(0, len(keys), _KEY_BYTES))
+    """Whether the masks of all keys of a u32 selector are zero."""
+    keys = data[begin + _U32_SEL_BYTES : end]
+    return not any(any(keys[i : i + _U32_MASK_BYTES]) for i in range(0, len(keys), _U32_KEY_BYTES))
 
 
 def _redirect(data: bytes, action: Spans) -> tuple[int, bool] | None:
     """The device that a mirred action redirects to (0 if it is gone), and whether packets are lost once it is gone."""
-    if read_text(data, action, _ACT_KIND) != "mirred":
+    if read_text(data, action, _TCA_ACT_KIND) != "mirred":
         return None
-    span = nested(data, action, _ACT_OPTIONS).get(_MIRRED_PARMS)
+    span = nested(data, action, _TCA_ACT_OPTIONS).get(_TCA_MIRRED_PARMS)
     if span is None or span[1] - span[0] < _MIRRED.size:
         return None
     _, _, verdict, _, _, mirred_action, target = _MIRRED.unpack_from(data, span[0])

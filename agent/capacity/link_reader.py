@@ -1,11 +1,11 @@
 """Reads the link snapshot: links and routes over rtnetlink, speeds from sysfs or psutil.
 
-Most links are those of pods (veth, ifb), which are no capacity of the node. Of these only what one netlink message holds is read,
-without sysfs or bond options.
+Most links belong to pods (veth, ifb) and add nothing to the node's capacity, so sysfs and bond options are not read for them.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections.abc import Mapping
@@ -19,39 +19,47 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.capacity.links import Link, LinkSnapshot, Route
 from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
+from agent.netlink import aligned
 from agent.rtnetlink import (
     IFINFO,
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINK,
+    IFLA_LINK_NETNSID,
+    IFLA_LINKINFO,
     TC,
+    TCA_KIND,
+    TCA_OPTIONS,
     Spans,
     attributes,
     dump,
     nested,
     read_number,
+    read_tbf,
     read_text,
     rtnetlink,
     tc_request,
 )
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_CARRIER, _IFLA_LINK_NETNSID = 3, 5, 10, 18, 33, 37
-_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
+"""struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags."""
+_IFLA_MASTER, _IFLA_CARRIER = 10, 33
+_IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 2, 4, 5
 _IFLA_BOND_MODE, _IFLA_BOND_ACTIVE_SLAVE, _IFLA_BOND_AD_INFO, _IFLA_BOND_AD_INFO_AGGREGATOR = 1, 2, 23, 1
 _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID = 6
 _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
-_TC_H_ROOT, _TCA_KIND, _TCA_OPTIONS = 0xFFFFFFFF, 1, 2
-_TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
-_TBF = struct.Struct("=8xI")
-"""The begin of struct tc_tbf_qopt: tc_ratespec, whose rate comes last."""
+_TC_H_ROOT = 0xFFFFFFFF
 _NEXT_HOP = struct.Struct("=HBBi")
+"""struct rtnexthop: length, flags, hops, device."""
 _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
-_FAMILIES = {2: 4, 10: 6}
+_IP_VERSIONS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
-ROUTES_S = 50.0
-"""Routes are read again after this time, which is shorter than the interval of reading links."""
+ROUTES_INTERVAL_S = 50.0
+"""Shortest time between reads of routes; less than the publisher's interval of reading links."""
 
 
 class LinkReader:
-    """Reads links each time, and routes less often, because there may be tens of thousands.
+    """Reads links every time, and routes less often, because a node may have tens of thousands of them.
 
     Args:
         sys: the host's sys file system.
@@ -61,10 +69,10 @@ class LinkReader:
     def __init__(self, sys: Path, proc: Path) -> None:
         self._sys, self._proc = sys, proc
         self._routes: tuple[Route, ...] = ()
-        self._read_at_s = -ROUTES_S
+        self._routes_read_at_s = -ROUTES_INTERVAL_S
 
     async def read(self) -> LinkSnapshot:
-        """The node's links now.
+        """Read the node's links, routes and machine.
 
         Raises:
             KernelError: netlink did not answer.
@@ -73,10 +81,10 @@ class LinkReader:
         async with rtnetlink("cannot read links") as netlink:
             links = await dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
             roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
-            if time.monotonic() - self._read_at_s >= ROUTES_S:
+            if time.monotonic() - self._routes_read_at_s >= ROUTES_INTERVAL_S:
                 dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(route for hops in dumped for route in hops)
-                self._read_at_s = time.monotonic()
+                self._routes_read_at_s = time.monotonic()
         links = _with_speeds([_with_root(link, roots) for link in links], directory)
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
 
@@ -94,42 +102,40 @@ def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int |
     if parent != _TC_H_ROOT:
         return None
     spans = attributes(data, begin + TC.size, end)
-    kind, options = read_text(data, spans, _TCA_KIND), nested(data, spans, _TCA_OPTIONS)
-    if kind != "tbf" or _TCA_TBF_PARMS not in options:
-        return index, (kind, None)
-    rate = read_number(data, options, _TCA_TBF_RATE64) or _TBF.unpack_from(data, options[_TCA_TBF_PARMS][0])[0]
-    return index, (kind, rate * 8 // 1_000_000)
+    kind = read_text(data, spans, TCA_KIND)
+    tbf = read_tbf(data, nested(data, spans, TCA_OPTIONS)) if kind == "tbf" else None
+    return index, (kind, None if tbf is None else tbf[0] * 8 // 1_000_000)
 
 
 def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
     """Parse an RTM_NEWLINK message (struct ifinfomsg, IFLA_* attributes), and add sysfs' attributes of hardware."""
     _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
     spans = attributes(data, begin + IFINFO.size, end)
-    name, info = read_text(data, spans, _IFLA_IFNAME), nested(data, spans, _IFLA_LINKINFO)
-    kind = read_text(data, info, _IFLA_INFO_KIND)
+    name, info = read_text(data, spans, IFLA_IFNAME), nested(data, spans, IFLA_LINKINFO)
+    kind = read_text(data, info, IFLA_INFO_KIND)
     link = Link(
         index=index,
         name=name,
         kind=kind,
         up=bool(flags & IFF_UP) and read_number(data, spans, _IFLA_CARRIER) != 0,
-        parent=read_number(data, spans, _IFLA_LINK),
-        parent_elsewhere=_IFLA_LINK_NETNSID in spans,
+        parent=read_number(data, spans, IFLA_LINK),
+        parent_elsewhere=IFLA_LINK_NETNSID in spans,
         master=read_number(data, spans, _IFLA_MASTER),
     )
     if kind in _POD_LINK_KINDS:
         return link
     options, port = nested(data, info, _IFLA_INFO_DATA), nested(data, info, _IFLA_INFO_SLAVE_DATA)
     port_kind = read_text(data, info, _IFLA_INFO_SLAVE_KIND)
-    bond, physical = kind == "bond", directory.is_physical(name)
+    is_bond, is_physical = kind == "bond", directory.is_physical(name)
     return msgspec.structs.replace(
         link,
-        physical=physical,
-        driver=directory.driver(name) if physical else "",
+        physical=is_physical,
+        driver=directory.driver(name) if is_physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
-        bond_mode=read_number(data, options, _IFLA_BOND_MODE) if bond else None,
-        active_slave=read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if bond else None,
-        aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
-        virtual_function=physical and directory.is_virtual_function(name),
+        bond_mode=read_number(data, options, _IFLA_BOND_MODE) if is_bond else None,
+        active_slave=read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if is_bond else None,
+        aggregator=_aggregator(data, options if is_bond else {}, port if port_kind == "bond" else {}),
+        virtual_function=is_physical and directory.is_virtual_function(name),
     )
 
 
@@ -142,7 +148,7 @@ def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
 def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None:
     """Parse an RTM_NEWROUTE message: a route per next hop; None unless it is a unicast default route of the main table."""
     family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(data, begin)
-    if length or kind != _RTN_UNICAST or family not in _FAMILIES:
+    if length or kind != _RTN_UNICAST or family not in _IP_VERSIONS:
         return None
     spans = attributes(data, begin + _ROUTE.size, end)
     if (read_number(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
@@ -150,11 +156,11 @@ def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None
     device = read_number(data, spans, _RTA_OIF)
     hops = [device] if device is not None else _next_hops(data, spans.get(_RTA_MULTIPATH))
     metric = read_number(data, spans, _RTA_PRIORITY) or 0
-    return [Route(device=hop, metric=metric, family=_FAMILIES[family], multipath=len(hops) > 1) for hop in hops]
+    return [Route(device=hop, metric=metric, family=_IP_VERSIONS[family], multipath=len(hops) > 1) for hop in hops]
 
 
 def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
-    """Devices of a multipath route: struct rtnexthop, each with attributes of its own."""
+    """Devices of the hops of a multipath route."""
     hops: list[int] = []
     begin, end = span or (0, 0)
     while begin + _NEXT_HOP.size <= end:
@@ -162,12 +168,12 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
         if length < _NEXT_HOP.size:
             break
         hops.append(device)
-        begin += (length + 3) & ~3
+        begin += aligned(length)
     return hops
 
 
 def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
-    """Adds speeds to physical devices, and to links without a kind that are not loopback."""
+    """The links, with speeds of physical devices, and of devices without a kind that are not loopback."""
     by_psutil: dict[str, int] | None = None
     with_speeds: list[Link] = []
     for link in links:

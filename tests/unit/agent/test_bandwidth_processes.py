@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.cni import Network, read_network
-from agent.bandwidth.locate import eth0_index, find_processes, parse_cgroup, shares_our_network
+from agent.bandwidth.processes import eth0_index, find_processes, parse_cgroup, shares_our_network
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
 PLAIN = UID.replace("-", "")
@@ -57,7 +57,7 @@ def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
     found = find_processes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
-    assert {uid: (process.pid, process.sandbox) for uid, process in found.items()} == {UID: (40000, pause)}
+    assert {uid: (process.pid, process.container_id) for uid, process in found.items()} == {UID: (40000, pause)}
 
 
 def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Finds each pod's processes: /proc names a process's cgroup, whose path contains the pod's uid and the container's id.
+"""Finds each pod's oldest process by its cgroup, whose path contains the pod's uid and the container's id.
 
 Works for cgroup v1 and v2, for kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind,
-nested kubelets), and inside a cgroup namespace, where paths of others begin with ``/..``. Needs no container runtime.
+nested kubelets), and inside a cgroup namespace, where paths of other namespaces begin with ``/..``. Needs no container runtime.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from agent.bandwidth.state import Location
+from agent.bandwidth.state import PodSandbox
 
 _UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
-# CRI-O's monitors run in the pod's slice but in the node's network namespace.
-_MONITOR = "conmon"
-INTERFACE = "eth0"
+_CRIO_MONITOR = "conmon"
+"""CRI-O's monitors run in the pod's slice but in the node's network namespace."""
+POD_INTERFACE = "eth0"
+"""Name of a pod's device in its own network namespace."""
 
 
 def parse_cgroup(text: str) -> tuple[str, str] | None:
-    """Pod uid, without dashes, and container id of a process, from its ``/proc/<pid>/cgroup``; None outside of pods."""
+    """Parse ``/proc/<pid>/cgroup``: pod uid, without dashes, and container id ("" if unknown); None outside of pods."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
         match = _UID.search(path)
-        if match is None or _MONITOR in path:
+        if match is None or _CRIO_MONITOR in path:
             continue
         container = _CONTAINER.search(path, match.end())
-        return _plain(match[1]), container[1] if container else ""
+        return _without_dashes(match[1]), container[1] if container else ""
     return None
 
 
-def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
-    """The oldest process of each pod, and its container, by the uid as given. Reads all of ``/proc`` once."""
-    wanted = {_plain(uid): uid for uid in uids}
-    oldest: dict[str, tuple[int, Location]] = {}
+def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
+    """The oldest process of each pod and its container, by the uid as given. Reads all of ``/proc``."""
+    wanted = {_without_dashes(uid): uid for uid in uids}
+    oldest: dict[str, tuple[int, PodSandbox]] = {}  # with the start time
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()):
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
@@ -42,15 +43,15 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
             continue  # The process has ended.
         if owner is None or owner[0] not in wanted:
             continue
-        started = _started_at(directory)
+        started_ticks = _read_start_ticks(directory)
         uid = wanted[owner[0]]
-        if started is not None and (uid not in oldest or started < oldest[uid][0]):
-            oldest[uid] = (started, Location(pid=int(directory.name), sandbox=owner[1]))
-    return {uid: process for uid, (_, process) in oldest.items()}
+        if started_ticks is not None and (uid not in oldest or started_ticks < oldest[uid][0]):
+            oldest[uid] = (started_ticks, PodSandbox(pid=int(directory.name), container_id=owner[1]))
+    return {uid: sandbox for uid, (_, sandbox) in oldest.items()}
 
 
 def eth0_index(proc: Path, pid: int) -> int | None:
-    """Index of eth0 in a process's network namespace, or None.
+    """Index of eth0 in a process's network namespace; None if unknown.
 
     ``/proc/<pid>/net/igmp`` lists indexes and names of devices, so the namespace need not be entered.
     """
@@ -60,25 +61,25 @@ def eth0_index(proc: Path, pid: int) -> int | None:
         return None
     for line in lines:
         words = line.split()
-        if len(words) > 1 and words[0].isdigit() and words[1].rstrip(":") == INTERFACE:
+        if len(words) > 1 and words[0].isdigit() and words[1].rstrip(":") == POD_INTERFACE:
             return int(words[0])
     return None
 
 
 def shares_our_network(proc: Path, pid: int) -> bool:
-    """Whether a process is in our network namespace: ``/proc/<pid>/net/dev`` then has the inode of our own."""
+    """Whether a process is in our network namespace: its ``/proc/<pid>/net/dev`` has the inode of ours."""
     try:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
     except OSError:
         return False
 
 
-def _plain(uid: str) -> str:
+def _without_dashes(uid: str) -> str:
     """A uid without dashes and underscores."""
     return uid.replace("-", "").replace("_", "")
 
 
-def _started_at(directory: Path) -> int | None:
+def _read_start_ticks(directory: Path) -> int | None:
     """Start time in clock ticks since boot, field 22 of ``/proc/<pid>/stat`` (proc(5)); names may hold blanks."""
     try:
         return int((directory / "stat").read_text().rpartition(")")[2].split()[19])
