@@ -1,7 +1,7 @@
-"""The demo's application: the Online Boutique of manifests/examples, sized to need two zones.
+"""The demo's application: the Online Boutique of manifests/examples.
 
-Taken from the shipped example, so that the demo shows what a user would apply. Only size, scheduler and algorithm are the
-demo's own: ReverseKahn, dependencies first, because in KahnSort order a first replica sees no cost (docs/adr/0006).
+Only requests, scheduler and algorithm differ from the example. The algorithm is ReverseKahn, dependencies first, because in KahnSort
+order a first replica sees no cost (docs/adr/0006).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALGORITHM = "ReverseKahn"
 
 @dataclass(frozen=True)
 class Dependency:
-    """``origin`` calls ``destination``; names of workloads."""
+    """Workload ``origin`` calls workload ``destination``."""
 
     origin: str
     destination: str
@@ -33,8 +33,9 @@ class Application:
 
     Attributes:
         group: the AppGroup.
-        deployments, services: by workload name, which is the Service's too.
-        dependencies: edges of the group, in the order of its spec.
+        deployments: name of the workload -> Deployment.
+        services: name of the workload -> Service.
+        dependencies: dependencies of the group, in the order of its spec.
     """
 
     group: dict[str, Any]
@@ -48,7 +49,7 @@ def load(*, scheduler: str, cpu: str) -> Application:
 
     Args:
         scheduler: schedulerName of every pod.
-        cpu: request of every pod; limits, probes and images stay the example's, because kwok ignores them.
+        cpu: CPU request of every pod.
     """
     documents = [d for path in sorted(EXAMPLE.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
     group = next(d for d in documents if d.get("kind") == "AppGroup")
@@ -60,15 +61,15 @@ def load(*, scheduler: str, cpu: str) -> Application:
     }
     services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
     dependencies = tuple(
-        Dependency(entry["workload"]["name"], needed["workload"]["name"], int(needed.get("maxNetworkCost", 0)))
+        Dependency(entry["workload"]["name"], callee["workload"]["name"], int(callee.get("maxNetworkCost", 0)))
         for entry in group["spec"]["workloads"]
-        for needed in entry.get("dependencies", ())
+        for callee in entry.get("dependencies", ())
     )
     return Application(group, deployments, services, dependencies)
 
 
 def with_real_containers(application: Application, image: str) -> Application:
-    """The graph with containers of ``lab/app``, which answer after calling their dependencies through Services."""
+    """The application with containers of ``lab/app``, which call their dependencies through Services before they answer."""
     deployments = {}
     for name, original in application.deployments.items():
         deployment = copy.deepcopy(original)
@@ -88,16 +89,16 @@ def with_real_containers(application: Application, image: str) -> Application:
 
 
 def shuffled(application: Application, seed: int) -> Application:
-    """The objects in another order, by ``seed``."""
+    """The application with its Deployments in a random order."""
     names = sorted(application.deployments)
     random.Random(seed).shuffle(names)
     return replace(application, deployments={name: application.deployments[name] for name in names})
 
 
 def _with_scheduler_and_requests(deployment: dict[str, Any], scheduler: str, cpu: str) -> dict[str, Any]:
-    sized = copy.deepcopy(deployment)
-    spec = sized["spec"]["template"]["spec"]
+    changed = copy.deepcopy(deployment)
+    spec = changed["spec"]["template"]["spec"]
     spec["schedulerName"] = scheduler
     for container in spec["containers"]:
         container["resources"] = {"requests": {"cpu": cpu, "memory": "64Mi"}}
-    return sized
+    return changed

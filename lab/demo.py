@@ -1,11 +1,10 @@
-"""The demo: measures the network, prices it, places an application, and measures the gain.
+"""The demo: measures the network, computes costs, places an application, and measures the gain.
 
-A lab is booted, agents measure every zone pair with netperf, and the Online Boutique is deployed twice, with the default
-scheduler and with ours. Each dependency is then measured between the nodes where its two pods landed. The pods are sized so
-that no zone holds them all: putting everything on one node would prove nothing.
+Agents measure every zone pair of a lab with netperf. The Online Boutique is deployed twice, with the default scheduler and with
+ours. Then each dependency is measured between the nodes of its two pods. The pods are too large for one zone.
 
-On real nodes the shipped overlay is applied as it is, so that containers measure and place; the application runs, and requests to
-its frontend say what its users feel.
+On real nodes our programs run as the shipped overlay's pods. The application runs too, and the latency of requests to its frontend
+is measured.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ from netperf.results import decode_results
 from netperf.sample import Measurement, Place, Sample
 
 OVERLAYS = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
-"""Overlay by way of placing."""
+"""Way of placing -> overlay."""
 # Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
-# The same on a real node, which has the machine's processors at most, and some of our own pods.
+# The same as a share of a real node, which has at most the machine's processors, and also runs our pods.
 _REAL_POD_SHARE = 0.21
 _LOAD_RATE, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
 SERVICES = Resource("", "v1", "services", "Service")
-MIN_READINGS = 3
-"""Readings for each pair of zones, between any of their nodes."""
+MIN_SAMPLES = 3
+"""Samples that a pair of zones needs, between any of their nodes."""
 _POLL_S = 0.2
 _MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
 _PLACE_DEADLINE_S = 60.0
@@ -74,8 +73,14 @@ _PLACE_DEADLINE_S = 60.0
 class Demo:
     """One run of the demo in a lab that is up.
 
-    ``seed`` gives the order in which Deployments are created and, on real nodes, when users come; without one the order is
-    the example's and users come evenly.
+    Attributes:
+        lab: the lab.
+        installation: our programs in the lab.
+        client: client of the lab's API server.
+        topology: the lab's topology.
+        say: prints a line of progress.
+        seed: seed of the order in which Deployments are created and, on real nodes, of the times of requests. None for the
+            example's order, and requests at equal intervals.
     """
 
     lab: Lab
@@ -86,69 +91,65 @@ class Demo:
     seed: int | None = None
 
     @property
-    def is_real(self) -> bool:
-        """Whether kubelets run what is placed."""
+    def has_real_nodes(self) -> bool:
+        """Whether real kubelets run the placed pods."""
         return bool(self.lab.real_nodes.nodes)
 
     async def wait_until_measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
-        """Wait until every zone pair has a cost that rests on enough readings: one is no measurement, and must not place pods.
+        """Wait until every zone pair has a cost and `MIN_SAMPLES` samples.
 
         Returns:
-            The object with the costs, and the reading in the middle of each pair's newest ones.
+            The NetworkTopology with the costs, and by directed pair of zones the median of its newest measurements.
         """
         zones = list(self.topology.zones)
         wanted = len(zones) * (len(zones) - 1)
-        timeout_s = _SHIPPED_MEASURE_DEADLINE_S if self.is_real else _MEASURE_DEADLINE_S
+        timeout_s = _SHIPPED_MEASURE_DEADLINE_S if self.has_real_nodes else _MEASURE_DEADLINE_S
         deadline, reported = time.monotonic() + timeout_s + 2 * len(zones), -1
-        readings: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
+        seen: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
         while True:
             self.installation.check()
             network = await self.client.get(
                 NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE
             )
-            newest = await self._samples(network)
-            for zones_of, found in newest.items():
-                readings[zones_of] |= {(s.origin.node, s.destination.node, s.sequence) for s in found}
-            samples = _median_readings({z: found for z, found in newest.items() if len(readings[z]) >= MIN_READINGS})
-            measured = conditions.find_condition(network.status.conditions, "Measured")
-            priced = (
-                written_costs(network.weight(NETPERF_COSTS))
-                if measured is not None and measured.status == "True"
-                else {}
-            )
-            if len(samples) // 2 != reported:
-                reported = len(samples) // 2
+            newest = await self._newest_samples(network)
+            for pair, samples in newest.items():
+                seen[pair] |= {(s.origin.node, s.destination.node, s.sequence) for s in samples}
+            medians = _median_measurements({p: samples for p, samples in newest.items() if len(seen[p]) >= MIN_SAMPLES})
+            condition = conditions.find_condition(network.status.conditions, "Measured")
+            is_measured = condition is not None and condition.status == "True"
+            costs = written_costs(network.weight(NETPERF_COSTS)) if is_measured else {}
+            if len(medians) // 2 != reported:
+                reported = len(medians) // 2
                 self.say(f"measured {reported} of {wanted // 2} zone pairs")
-            if len(samples) == wanted == len(priced):
-                return network, samples
+            if len(medians) == wanted == len(costs):
+                return network, medians
             if time.monotonic() > deadline:
-                msg = (
-                    f"of {wanted // 2} zone pairs {len(samples) // 2} were measured, and {len(priced) // 2} have a cost"
+                reason = f": {condition.message}" if condition is not None and not is_measured else ""
+                raise LabError(
+                    f"of {wanted // 2} zone pairs {len(medians) // 2} were measured, and {len(costs) // 2} have a cost{reason}"
                 )
-                if measured is not None and measured.status != "True":
-                    msg += f": {measured.message}"
-                raise LabError(msg)
             await asyncio.sleep(_POLL_S)
 
-    async def _samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
-        """Newest sample of each pair of nodes, by the zones that it joins."""
+    async def _newest_samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
+        """Pair of zones -> newest sample of each of its node pairs."""
         places = {n.node.name: Place(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
-        found: dict[frozenset[str], list[Sample]] = defaultdict(list)
+        samples: dict[frozenset[str], list[Sample]] = defaultdict(list)
         for item in await result_maps(self.client, network.spec.configmap_name):
             for sample in decode_results(item.data or {}, places).samples.values():
                 if sample.measurement.test != "TCP_STREAM" and sample.cost_measurement.p90_us is not None:
-                    found[frozenset(sample.zones)].append(sample)
-        return found
+                    samples[frozenset(sample.zones)].append(sample)
+        return samples
 
     async def deploy_and_measure(
         self, scheduler: str, namespace: str, labels: Mapping[str, str] | None = None
     ) -> tuple[dict[str, str], report.RequestLatency | None]:
-        """Deploy the application in a namespace with these labels, wait until every pod is bound, take it away again.
+        """Deploy the application in a namespace with these labels, wait until every pod is bound, and delete it.
 
-        Returns: node of each workload; on real nodes also request latency, once every pod was ready.
+        Returns:
+            Workload -> node; on real nodes also the latency of requests, else None.
         """
         application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
-        if self.is_real:
+        if self.has_real_nodes:
             application = boutique.with_real_containers(application, APP_IMAGE)
         if self.seed is not None:
             application = boutique.shuffled(application, self.seed)
@@ -164,21 +165,21 @@ class Demo:
         await self._wait_until(lambda: self._is_placed(namespace, wanted), f"{wanted} pods to be placed")
         pods = await self.client.list(PODS, Pod, namespace=namespace)
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
-        placed = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
-        latency = await self._request_latency(namespace, placed[FRONTEND]) if self.is_real else None
+        nodes = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
+        latency = await self._request_latency(namespace, nodes[FRONTEND]) if self.has_real_nodes else None
         await self.client.delete(NAMESPACES, namespace)
         await self._wait_until(lambda: self._is_gone(namespace), "the pods to go")
-        return placed, latency
+        return nodes, latency
 
     async def _request_latency(self, namespace: str, node: str) -> report.RequestLatency:
-        """Send requests to the frontend's Service at a set rate, from the frontend's own node; what came of it."""
+        """Send requests to the frontend's Service at a fixed rate from the frontend's node; returns their latency."""
         await await_rollout(self.lab, namespace)
         path = SERVICES.path(namespace, FRONTEND)
         service = msgspec.json.decode(await self.client.request("GET", path))
         address = service["spec"]["clusterIP"]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
-        real = self.lab.real_nodes.nodes[node]
-        command: list[str | Path] = [*namespaces.enter_command(real.network.netns), real.binaries.app, "load"]
+        real_node = self.lab.real_nodes.nodes[node]
+        command: list[str | Path] = [*namespaces.enter_command(real_node.network.netns), real_node.binaries.app, "load"]
         command += [
             f"--url=http://{address}/",
             f"--rate={_LOAD_RATE}",
@@ -190,7 +191,7 @@ class Demo:
         return msgspec.json.decode(output, type=report.RequestLatency)
 
     async def measure_edges(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
-        """Median round trip, µs, of each pair of nodes that some dependency uses; the same node is measured too."""
+        """Pair of nodes -> median round trip, µs, for all dependencies; both nodes of a pair may be the same."""
         dependencies = boutique.load(scheduler="", cpu=POD_CPU).dependencies
         pairs = {(p[d.origin], p[d.destination]) for p in placements for d in dependencies}
         self.say(f"measuring dependency latency between {len(pairs)} pairs of nodes")
@@ -212,29 +213,29 @@ class Demo:
         return not await self.client.list(PODS, Pod, namespace=namespace)
 
 
-def _median_readings(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[tuple[str, str], Measurement]:
-    """The reading with the median p90 by directed pair of zones; a round trip counts for both directions."""
-    found: dict[tuple[str, str], Measurement] = {}
-    for zones, readings in samples.items():
-        ranked = sorted((s.cost_measurement for s in readings), key=lambda m: m.p90_us or 0.0)
+def _median_measurements(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[tuple[str, str], Measurement]:
+    """Directed pair of zones -> measurement with the median p90, the same for both directions."""
+    medians: dict[tuple[str, str], Measurement] = {}
+    for zones, of_pair in samples.items():
+        ranked = sorted((s.cost_measurement for s in of_pair), key=lambda m: m.p90_us or 0.0)
         a, b = sorted(zones)
-        found[a, b] = found[b, a] = ranked[(len(ranked) - 1) // 2]
-    return found
+        medians[a, b] = medians[b, a] = ranked[(len(ranked) - 1) // 2]
+    return medians
 
 
 def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int) -> bool:
-    """Whether a dependency costs more than its maximum, by the scheduler's own rule."""
+    """Whether a dependency costs more than its ``limit``, by the scheduler's rule."""
     if origin.node == destination.node:
         return False
-    here, there = (Location(place.region, place.zone) for place in (origin, destination))
-    return costs.check_limit(here, there, limit)[0] == "violated"
+    from_location, to_location = (Location(place.region, place.zone) for place in (origin, destination))
+    return costs.check_limit(from_location, to_location, limit)[0] == "violated"
 
 
 def pod_cpu(lab: Lab) -> str:
     """CPU request of each pod of the application."""
     if not lab.real_nodes.nodes:
         return POD_CPU
-    sizes = [quantity.parse_milli(real.network.node.cpu) for real in lab.real_nodes.nodes.values()]
+    sizes = [quantity.parse_milli(node.network.node.cpu) for node in lab.real_nodes.nodes.values()]
     return f"{int(min(*sizes, (os.cpu_count() or 1) * 1000) * _REAL_POD_SHARE)}m"
 
 
@@ -247,18 +248,18 @@ async def run_demo(
     images: Mapping[str, Path] | None = None,
     seed: int | None = None,
 ) -> report.DemoReport:
-    """Run the whole demo in a lab of its own and clean up.
+    """Run the demo in a new lab and remove the lab.
 
     Args:
-        topology: of the lab.
-        name: of the lab.
-        placement: a key of OVERLAYS.
-        say: progress callback.
-        images: OCI layouts of ours by name, when the topology's nodes are real.
-        seed: see Demo.
+        topology: topology of the lab.
+        name: name of the lab.
+        placement: a key of `OVERLAYS`.
+        say: prints a line of progress.
+        images: image name -> OCI layout, if the topology's nodes are real.
+        seed: see `Demo`.
 
     Raises:
-        LabError: something did not come up, or pods were not placed; alone or in an ExceptionGroup.
+        LabError: a program did not start, or pods were not placed; alone or in an ExceptionGroup.
     """
     started = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
@@ -286,7 +287,7 @@ async def run_demo(
             after, latency_after = await demo.deploy_and_measure(*ours)
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
-        found = _report(
+        result = _report(
             demo,
             network,
             samples=samples,
@@ -297,13 +298,13 @@ async def run_demo(
         )
         if images and latency_before and latency_after:
             names = {layout.name.split("-")[1]: image for image, layout in images.items()}
-            found = msgspec.structs.replace(
-                found,
+            result = msgspec.structs.replace(
+                result,
                 nodes_kind=REAL,
                 images=names,
                 application=report.ApplicationReport(latency_before, latency_after),
             )
-        return found
+        return result
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""Measures pairs of a lab's nodes for the demo, with a server on each destination and a probe from each origin."""
+"""Measures round trips between pairs of a lab's nodes, with a server on each destination and a probe from each origin."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lab.programs import pythonpath_env, run_to_end
 from netperf.sample import Measurement
 
 _PROBE_S, _DEADLINE_S = 1.0, 120.0
-# A run of netperf keeps a core busy at either end.
-_AT_ONCE = 2
+# A run of netperf occupies a core at each end.
+_MAX_CONCURRENT = 2
 
 
 async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
-    """Median round trip, µs, by origin and destination. Raises BootError."""
+    """(Origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
     lab, prober = installation.lab, ["--prober", installation.prober]
     env = {**installation.environment, measure.SECRET_VARIABLE: installation.secret, **pythonpath_env()}
     origins: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
         origins.setdefault(destination, []).append(origin)
-    found: dict[tuple[str, str], float] = {}
-    at_once = asyncio.Semaphore(_AT_ONCE)
+    medians_us: dict[tuple[str, str], float] = {}
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def probe(origin: str, destination: str) -> float:
         argv = [*namespaces.enter_command(lab.node(origin).netns), sys.executable, "-m", "lab.measure", "probe"]
@@ -40,18 +40,18 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
         return median
 
     async def probe_all_to(destination: str) -> None:
-        """One after the other, since the port for netperf's data is one."""
-        async with at_once:
+        """One probe after the other, because all use the same data port."""
+        async with semaphore:
             argv = [sys.executable, "-m", "lab.measure", "serve", lab.node(destination).address, *prober]
             name, netns = f"measure-{destination}", lab.node(destination).netns
             server = lab.programs.start(name, argv, netns=netns, env=env, essential=False)
             try:
                 for origin in origins[destination]:
-                    found[origin, destination] = await probe(origin, destination)
+                    medians_us[origin, destination] = await probe(origin, destination)
             finally:
                 await lab.programs.stop(server)
 
     async with asyncio.TaskGroup() as group:
         for destination in origins:
             group.create_task(probe_all_to(destination))
-    return found
+    return medians_us

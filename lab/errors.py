@@ -10,7 +10,7 @@ class LabError(KubekitError):
 
 
 class BuildError(LabError):
-    """The control plane's binaries are neither found nor buildable."""
+    """Programs cannot be built, or Go cannot be installed."""
 
 
 class BootError(LabError):
@@ -18,11 +18,11 @@ class BootError(LabError):
 
 
 class UnsupportedError(LabError):
-    """The machine lacks something the lab needs; the text says what is missing and what still works."""
+    """The machine lacks something that the lab needs; the message says what is missing and what works without it."""
 
 
 class InsufficientCapacityError(UnsupportedError):
-    """The machine has what the lab needs, but others use it at the moment; the text says what and how much."""
+    """Other programs currently use too much of what the lab needs; the message says how much is missing."""
 
 
 class WanError(LabError):

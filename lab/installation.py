@@ -1,8 +1,7 @@
-"""Our own programs in a lab, installed as an operator would: the shipped manifests, then agents, controller and extender.
+"""Installs our programs in a lab without real kubelets: the shipped manifests, then agents, controller and extender.
 
-kwok plays the kubelet, so the DaemonSet's and Deployments' pods run nothing; the lab runs the real programs beside them, each
-agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies. On
-real nodes, `lab.shipped` installs them as pods.
+kwok simulates the kubelets, so the manifests' pods run nothing. The lab runs the programs on the host, each agent in its node's
+namespace, with tokens bound to these pods, so that the shipped RBAC and policies apply. On real nodes, `lab.shipped` installs pods.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ OVERLAY = MANIFESTS / "overlays" / "default"
 AGENT_PORT = 9850
 TOPOLOGY_NAME = "nt-default"
 """Name of the NetworkTopology that the controller creates by its shipped configuration."""
-# A lab should show a change of the network within seconds; a cluster has a minute.
+# Shorter than in a cluster, so that a lab shows changes of the network within seconds.
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 180.0
 _POLL_S = 0.1
 
 
 CENTRAL = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
-"""Our programs that run once: what they are called, their service account, and their verb of ``python -m controller``."""
+"""Our programs that run once: name in the lab, service account, and verb of ``python -m controller``."""
 
 
 @dataclass
@@ -51,11 +50,13 @@ class Installation:
     """Our programs in a lab.
 
     Attributes:
-        prober: ``netperf``, or ``datagrams`` where netperf cannot be had.
-        netperf: where netperf is, ``None`` where it cannot be had.
+        lab: the lab.
+        netperf: paths of netperf; None if it is not available.
+        secret: the passphrase of probes.
         extender_url: base URL of the extender.
-        controller_url: where the controller serves metrics, health and the page.
-        agent_urls: likewise for each agent, by node.
+        controller_url: base URL of the controller's metrics, health checks and page.
+        agent_urls: node -> base URL of its agent's metrics and health checks.
+        agents: the agents, one for each node.
     """
 
     lab: Lab
@@ -72,7 +73,7 @@ class Installation:
         return self.lab.paths.state_dir / "controller.yaml"
 
     def check(self) -> None:
-        """Raise BootError, with the end of its log, when a program of the lab or an agent ended by itself."""
+        """Raise BootError, with the end of its log, if a program of the lab or an agent ended unexpectedly."""
         self.lab.programs.check()
         for agent in self.agents:
             if agent.failed:
@@ -80,12 +81,12 @@ class Installation:
 
     @property
     def prober(self) -> str:
-        """Name of the prober that the agents use."""
+        """The prober that the agents use: ``netperf``, or ``datagrams`` if netperf is not available."""
         return "datagrams" if self.netperf is None else "netperf"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which our programs find netperf."""
+        """Variables with which our programs find netperf."""
         if self.netperf is None:
             return {}
         search = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
@@ -98,15 +99,15 @@ async def install(
     controller_config: Mapping[str, Any] | None = None,
     overlay: Path = OVERLAY,
 ) -> Installation:
-    """Apply the manifests and start every program; returns when all are ready.
+    """Apply the manifests, start all programs, and wait until they are ready.
 
     Args:
-        lab: a lab without a scheduler; this starts one that asks our extender.
-        controller_config: sections of the ControllerConfiguration to change, deeply merged over the lab's own.
-        overlay: which kustomization to apply.
+        lab: a lab without a scheduler; a scheduler with our extender is started.
+        controller_config: sections of the ControllerConfiguration that override the lab's own, deeply merged.
+        overlay: folder of the kustomization to apply.
 
     Raises:
-        BootError: something did not start; the text holds the end of its log.
+        BootError: a program did not start; the message has the end of its log.
     """
     netperf = await asyncio.to_thread(find_if_available)
     installation = Installation(lab, netperf, secrets.token_hex(16))
@@ -114,7 +115,7 @@ async def install(
     manager_port, extender_port = free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
-    # The pods that stand for our programs are scheduled before the extender answers: the scheduler may ignore it.
+    # The pods that represent our programs are scheduled before the extender answers, which the scheduler may ignore.
     await lab.control_plane.start_scheduler(extender_url=installation.extender_url)
     async with Client(lab.client_config) as client:
         await _prepare(client, installation)
@@ -123,7 +124,7 @@ async def install(
         await _start_agents(client, installation)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _wait_until_ready(installation, urls)
-        # Replicas are ready before one of them leads, and only a leader creates what is missing.
+        # A replica is ready before it leads, and only a leader creates the NetworkTopology.
         topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
         await _wait_until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
@@ -132,7 +133,7 @@ async def install(
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
-    """Create the probe secret and set each node's capacity from the topology file."""
+    """Create the probe secret and annotate each node with its capacity from the topology file."""
     body = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -148,15 +149,15 @@ async def _prepare(client: Client, installation: Installation) -> None:
 def _write_config(file: Path, changes: Mapping[str, Any]) -> None:
     base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
     probing = {"intervalS": ROUND_S, "slotS": SLOT_S, "durationS": PROBE_S}
-    document = _merged(base, {"topology": {"probing": probing}, "page": {"auth": "none"}})
-    file.write_text(yaml.safe_dump(_merged(document, changes), sort_keys=False))
+    document = _merge(base, {"topology": {"probing": probing}, "page": {"auth": "none"}})
+    file.write_text(yaml.safe_dump(_merge(document, changes), sort_keys=False))
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        result[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
     return result
 
 
@@ -179,12 +180,12 @@ def spawn_central(
     """Start one of the controller's programs on the host.
 
     Args:
-        programs: of the lab; they end with it.
-        name: of the program, and of its pod as it knows it.
-        verb: of ``python -m controller``.
-        url: where it listens.
+        programs: programs of the lab.
+        name: name of the program, which it takes for its pod's name.
+        verb: verb of ``python -m controller``.
+        url: URL at which it listens.
         kubeconfig: its credentials.
-        config: of the controller.
+        config: file of the controller's configuration.
     """
     argv = [sys.executable, "-m", "controller", verb]
     argv += [f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
@@ -215,18 +216,18 @@ async def _start_agents(client: Client, installation: Installation) -> None:
 
 
 async def bound_kubeconfig(
-    client: Client, plane: ControlPlane, account: str, file_name: str, wanted: Callable[[Pod], bool] = bool
+    client: Client, plane: ControlPlane, account: str, file_name: str, matches: Callable[[Pod], bool] = bool
 ) -> Path:
-    """A kubeconfig with the service account's token, bound to the pod that represents the program."""
-    found: list[Pod] = []
+    """Write a kubeconfig with the service account's token, bound to the first of its pods that is scheduled and matches."""
+    pods: list[Pod] = []
 
-    async def look() -> bool:
-        pods = await client.list(PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
-        found[:] = [p for p in pods if p.spec.node_name and wanted(p)]
-        return bool(found)
+    async def has_pod() -> bool:
+        listed = await client.list(PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
+        pods[:] = [pod for pod in listed if pod.spec.node_name and matches(pod)]
+        return bool(pods)
 
-    await _wait_until(look, f"a pod of {account}")
-    pod = found[0].metadata
+    await _wait_until(has_pod, f"a pod of {account}")
+    pod = pods[0].metadata
     return await plane.write_token_kubeconfig(
         HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
@@ -238,13 +239,13 @@ async def _wait_until_ready(installation: Installation, urls: list[str]) -> None
 
 
 async def result_maps(client: Client, base: str) -> list[ConfigMap]:
-    """The ConfigMaps of results: one of this name, and its shards."""
+    """The ConfigMaps of results: the one named ``base``, and its shards."""
     maps = await client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
-    return [found for found in maps if found.metadata.name == base or found.metadata.name.startswith(f"{base}-")]
+    return [item for item in maps if item.metadata.name == base or item.metadata.name.startswith(f"{base}-")]
 
 
 async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Callable[[], object] = bool) -> None:
-    async def holds() -> bool:
+    async def check_or_retry() -> bool:
         try:
             return await check()
         except ApiError as error:
@@ -252,4 +253,4 @@ async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry:
                 raise
             return False
 
-    await poll_until(holds, what, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError)
+    await poll_until(check_or_retry, what, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError)

@@ -1,7 +1,6 @@
-"""``python -m lab.measure``: measures between two lab nodes, for the demo's before and after.
+"""``python -m lab.measure``: measures the path between two lab nodes, inside a node's namespace.
 
-Runs inside a node's namespace. It uses the same probers as the agents, but a server and a port of its own, so that what the
-demo reports does not come out of the numbers that placed the pods.
+It uses the agents' probers with a port of its own, so that the demo's figures do not come from the measurements that placed the pods.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from netperf.sample import Measurement
 SECRET_VARIABLE = "NETAWARE_LAB_SECRET"
 PORT = 22865
 DATAGRAMS_S = 10.0
-"""Datagrams go four times a second at most: enough for a p90 of 20."""
+"""With at most four datagrams a second, enough for a p90."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,13 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prober", choices=("netperf", "datagrams"), default="netperf")
     parser.add_argument("--duration-s", type=float, default=1.0)
     parser.add_argument(
-        "--attempts", type=int, default=3, help="a probe that fails is repeated, since links lose packets"
+        "--attempts", type=int, default=3, help="number of tries of a probe, because links lose packets"
     )
     return parser
 
 
 async def serve(address: str, prober: str, secret: bytes) -> None:
-    """Answer probes until cancelled."""
+    """Serve probes until cancelled."""
     if prober == "datagrams":
         await DatagramResponder(address, PORT, secret).run()
         return
@@ -78,7 +77,7 @@ async def exchange_datagrams(address: str, secret: bytes) -> Measurement:
     """Measure the path by datagrams for `DATAGRAMS_S`.
 
     Raises:
-        ProbeFailedError: fewer than two came back.
+        ProbeFailedError: fewer than two answers arrived.
     """
     target = DatagramTarget(address, PORT)
     stream = DatagramStream("::" if ":" in address else "0.0.0.0", secret)
@@ -89,7 +88,7 @@ async def exchange_datagrams(address: str, secret: bytes) -> Measurement:
     window = stream.close_window(target)
     measurement = window.measurement(time.monotonic()) if window is not None else None
     if measurement is None:
-        raise ProbeFailedError("timeout", "datagrams do not come back")
+        raise ProbeFailedError("timeout", "datagrams are not answered")
     return measurement
 
 

@@ -14,7 +14,7 @@ from lab.debian import find_or_unpack
 from lab.errors import UnsupportedError
 from lab.progress import Progress
 
-# Of Debian and Ubuntu; apt skips components that an archive does not have.
+# Components of Debian's and Ubuntu's archives; apt skips those that an archive does not have.
 _COMPONENTS = ("main", "contrib", "non-free", "universe", "multiverse")
 
 
@@ -25,7 +25,7 @@ class Netperf:
     Attributes:
         netperf: the client.
         netserver: the server.
-        env: variables that both need, for example LD_LIBRARY_PATH when a library came with them; usually empty.
+        env: variables that both need, such as LD_LIBRARY_PATH for an unpacked library; usually empty.
     """
 
     netperf: Path
@@ -42,7 +42,7 @@ def find_or_fetch() -> Netperf:
     """Return netperf from PATH, from the cache, or from the distribution's mirror, in this order.
 
     Raises:
-        UnsupportedError: it cannot be had here; says why.
+        UnsupportedError: it is not available; says why.
     """
     client, server = (shutil.which(name) for name in ("netperf", "netserver"))
     if client and server:
@@ -53,7 +53,7 @@ def find_or_fetch() -> Netperf:
 
 
 def find_if_available() -> Netperf | None:
-    """As `find_or_fetch`, but ``None``, with the reason on stderr, where netperf cannot be had."""
+    """As `find_or_fetch`, but returns None and prints the reason on stderr if netperf is not available."""
     try:
         return find_or_fetch()
     except UnsupportedError as error:

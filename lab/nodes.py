@@ -1,4 +1,4 @@
-"""Node objects for the lab's namespaces. No kubelet runs there: the lab writes what a kubelet would, kwok keeps it alive."""
+"""Creates Node objects for nodes without a kubelet; kwok then keeps them Ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_S = 0.1
 
 
 def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
-    """The Node object: topology labels, capacity and the same allocatable, and the address in the wide-area network."""
+    """The Node object as a kubelet would register it; allocatable equals capacity."""
     node = network.node
     labels = {
         "kubernetes.io/hostname": node.name,
@@ -51,23 +51,23 @@ async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab:
 
 
 async def await_usable(client: Client) -> None:
-    """Wait until all nodes are Ready and without initial taints.
+    """Wait until all nodes are usable.
 
     Raises:
-        BootError: some are not after 30 s.
+        BootError: some are not usable after 30 s.
     """
-    waiting: list[str] = []
+    unusable: list[str] = []
 
     async def are_usable() -> bool:
-        waiting[:] = [node.metadata.name for node in await client.list(NODES, Node) if not is_usable(node)]
-        return not waiting
+        unusable[:] = [node.metadata.name for node in await client.list(NODES, Node) if not is_usable(node)]
+        return not unusable
 
     def what() -> str:
-        return f"nodes to be Ready: {', '.join(waiting)}"
+        return f"nodes to be Ready: {', '.join(unusable)}"
 
     await poll_until(are_usable, what, _READY_TIMEOUT_S, every_s=_POLL_S, error=BootError)
 
 
 def is_usable(node: Node) -> bool:
-    """Ready, and free of the node.kubernetes.io taints by which the node controller keeps pods away."""
+    """Whether a node is Ready and has none of the node controller's taints."""
     return node.ready and not [t for t in node.spec.taints or () if t.key.startswith("node.kubernetes.io/")]

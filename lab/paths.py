@@ -13,24 +13,24 @@ LOGS = "logs"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that others read meanwhile as it was, or as it is to be; its folder is made."""
+    """Write a file by renaming a complete one, so that no reader sees a part of it. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(data)
     draft.rename(path)
 
 
-def _base(variable: str, fallback: str) -> Path:
+def _xdg_folder(variable: str, fallback: str) -> Path:
     given = os.environ.get(variable, "")
-    # The XDG rules say that a relative path is to be ignored.
+    # XDG's rules: ignore a relative path.
     return Path(given) if Path(given).is_absolute() else Path.home() / fallback
 
 
 def cache_dir() -> Path:
     """Directory of built and downloaded programs; safe to delete at any time."""
-    return _base("XDG_CACHE_HOME", ".cache") / "netaware"
+    return _xdg_folder("XDG_CACHE_HOME", ".cache") / "netaware"
 
 
 def labs_dir() -> Path:
     """Directory that holds one state directory per lab."""
-    return _base("XDG_STATE_HOME", ".local/state") / "netaware" / "labs"
+    return _xdg_folder("XDG_STATE_HOME", ".local/state") / "netaware" / "labs"

@@ -1,4 +1,4 @@
-"""Finds the processes of a lab, also after the lab itself has ended: each has the lab's state directory in its environment."""
+"""Finds the processes of a lab, also of a killed one, by `LAB_VARIABLE` in their environment."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 LAB_VARIABLE = "NETAWARE_LAB"
+"""Environment variable with the lab's state directory."""
 _POLL_S, _KILL_TIMEOUT_S = 0.02, 5.0
 
 
@@ -23,10 +24,10 @@ def find_processes(state_dir: Path) -> list[psutil.Process]:
 
 
 def kill_processes(state_dir: Path) -> int:
-    """SIGKILL all processes of a lab, wait for up to 5 s until they are gone, and return how many there were."""
+    """Send SIGKILL to all processes of a lab, wait for up to 5 s until they ended, and return their number."""
     killed: set[psutil.Process] = set()
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    # A process that is replacing its program has no environment for a moment: the next round finds it.
+    # A process has no environment for a moment during execve; the next iteration finds it.
     while (found := find_processes(state_dir)) or any(map(_is_running, killed)):
         for process in found:
             with suppress(psutil.NoSuchProcess):

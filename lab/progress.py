@@ -1,7 +1,4 @@
-"""Progress on stderr: a line that is rewritten on a terminal, a line now and then in a log.
-
-The first build takes minutes, so its progress is shown.
-"""
+"""Prints the progress of long steps to stderr: a rewritten line on a terminal, a line every 15 s in a log."""
 
 from __future__ import annotations
 
@@ -16,14 +13,10 @@ _BAR = 20
 
 
 class Progress:
-    """Prints the progress of long steps.
-
-    Args:
-        stream: where to; a terminal gets a bar.
-    """
+    """Prints the progress of long steps to ``stream``; a terminal gets a bar."""
 
     REPEAT_S = 15.0
-    """Between two lines of one step in a log."""
+    """Time between two lines of a step in a log."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -32,17 +25,17 @@ class Progress:
         self._started = self._printed = 0.0
 
     def begin(self, what: str) -> None:
-        """A step starts."""
+        """Begin a step."""
         self._what = what
         self._started = self._printed = time.monotonic()
         self.note(f"{what} ...")
 
     def tick(self, detail: str = "", share: float | None = None) -> None:
-        """The current step goes on; called about twice per second.
+        """Show that the current step goes on; to be called about twice per second.
 
         Args:
-            detail: what happens.
-            share: how much of the step is done, 0 to 1, where that is known.
+            detail: text about the state of the step.
+            share: done share of the step, 0 to 1, if known.
         """
         now = time.monotonic()
         if not self._is_terminal and now - self._printed < self.REPEAT_S:
@@ -58,7 +51,7 @@ class Progress:
         self._stream.flush()
 
     def end(self) -> None:
-        """The current step is done."""
+        """End the current step."""
         self.note(f"{self._what}: done in {time.monotonic() - self._started:.0f} s")
 
     def note(self, text: str) -> None:

@@ -10,14 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NEAR, _FAR, _BAD = "green", "yellow", "bold red"
+_LOW_STYLE, _MEDIUM_STYLE, _HIGH_STYLE, _FAULT_STYLE = "green", "yellow", "red", "bold red"
 
 
 class MatrixEntry(msgspec.Struct, frozen=True):
-    """One directed zone pair: set delay, percentiles in microseconds as the prober read them, and the cost made of them.
-
-    A p99 of fewer than 100 transactions, as a second on a link of more than 10 ms gives, is little else than their maximum.
-    """
+    """A directed zone pair: configured round trip, measured percentiles and the cost. A percentile is None with too few transactions."""
 
     origin: str
     destination: str
@@ -29,7 +26,7 @@ class MatrixEntry(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True, rename={"origin": "from", "destination": "to"}):
-    """One dependency, measured between the nodes where the two workloads landed in each run."""
+    """A dependency, with its round trip between the nodes of the two workloads under each scheduler."""
 
     origin: str
     destination: str
@@ -41,7 +38,7 @@ class Edge(msgspec.Struct, frozen=True, rename={"origin": "from", "destination":
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Sums over all edges: latency (median round trips) and dependencies whose cost is above their maximum."""
+    """Sums over all edges: median round trips, and dependencies whose cost is above their maximum."""
 
     default_total_us: float
     network_aware_total_us: float
@@ -57,14 +54,14 @@ class ControlPlaneInfo(msgspec.Struct, frozen=True):
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """Node of each workload, by scheduler."""
+    """Workload -> node, by scheduler."""
 
     default: dict[str, str]
     network_aware: dict[str, str]
 
 
 class RequestLatency(msgspec.Struct, frozen=True):
-    """Latency of requests to the application's frontend at a set rate. Percentiles of answered ones, ms."""
+    """Latency of requests to the application's frontend, sent at a fixed rate; percentiles are of answered requests."""
 
     p50_ms: float
     p99_ms: float
@@ -73,16 +70,20 @@ class RequestLatency(msgspec.Struct, frozen=True):
 
 
 class ApplicationReport(msgspec.Struct, frozen=True):
-    """The running application, by scheduler."""
+    """Latency of the running application, by scheduler."""
 
     default: RequestLatency
     network_aware: RequestLatency
 
 
 class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that the demo found. ``prober`` is ``netperf``, or ``datagrams`` where netperf could not be had.
+    """The result of the demo.
 
-    ``nodes_kind`` is ``real``, or ``namespace`` for nodes without a kubelet; then there is neither ``images`` nor ``application``.
+    Attributes:
+        prober: ``netperf``, or ``datagrams`` if netperf is not available.
+        placement: ``extender`` or ``affinity``.
+        nodes_kind: ``real``, or ``namespace`` for nodes without a kubelet, which have neither ``images`` nor ``application``.
+        images: program -> image that ran.
     """
 
     control_plane: ControlPlaneInfo
@@ -104,25 +105,25 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def summarise(edges: Iterable[Edge]) -> Summary:
-    """Add up the edges of both runs."""
+    """Add up the edges."""
     rows = list(edges)
-    before, after = sum(e.default_p50_us for e in rows), sum(e.network_aware_p50_us for e in rows)
+    before, after = sum(edge.default_p50_us for edge in rows), sum(edge.network_aware_p50_us for edge in rows)
     return Summary(
         default_total_us=round(before, 1),
         network_aware_total_us=round(after, 1),
         reduction_percent=round(100 * (1 - after / before), 1) if before else 0.0,
-        default_violations=sum(e.default_violated for e in rows),
-        network_aware_violations=sum(e.network_aware_violated for e in rows),
+        default_violations=sum(edge.default_violated for edge in rows),
+        network_aware_violations=sum(edge.network_aware_violated for edge in rows),
     )
 
 
 def encode(report: DemoReport) -> str:
-    """The JSON object of ``make demo ARGS=--json``."""
+    """The report as JSON, for ``make demo ARGS=--json``."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
 def print_matrix(console: Console, entries: Iterable[MatrixEntry]) -> None:
-    """Print measured against configured latency, and the cost matrix as a heat map."""
+    """Print a table of configured and measured latency, and the cost matrix as a heat map."""
     rows = list(entries)
     table = _table(console, "Latency between zones, configured and measured (round trip, ms)")
     table.add_column("zones")
@@ -157,7 +158,7 @@ def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
 
 
 def print_placements(console: Console, report: DemoReport, zone_of: dict[str, str]) -> None:
-    """Print where each workload landed, and each dependency's latency in both runs."""
+    """Print the node of each workload and the latency of each dependency, for both schedulers."""
     table = _table(console, "Placement of the Online Boutique")
     for heading in ("workload", "default", "netaware"):
         table.add_column(heading)
@@ -181,16 +182,16 @@ def print_placements(console: Console, report: DemoReport, zone_of: dict[str, st
 
 
 def print_summary(console: Console, report: DemoReport) -> None:
-    """Print what was gained, in three lines."""
-    s = report.summary
+    """Print the gain in latency, the violations and the measurement, a line each."""
+    summary = report.summary
     console.print(
-        f"Total dependency latency: [bold]{s.default_total_us / 1e3:.1f} ms[/] with the default scheduler, "
-        f"[bold green]{s.network_aware_total_us / 1e3:.1f} ms[/] network-aware: "
-        f"[bold]{s.reduction_percent:.0f} % {'less' if s.reduction_percent >= 0 else 'MORE'}[/]."
+        f"Total dependency latency: [bold]{summary.default_total_us / 1e3:.1f} ms[/] with the default scheduler, "
+        f"[bold green]{summary.network_aware_total_us / 1e3:.1f} ms[/] network-aware: "
+        f"[bold]{summary.reduction_percent:.0f} % {'less' if summary.reduction_percent >= 0 else 'MORE'}[/]."
     )
     console.print(
-        f"Dependencies above their maxNetworkCost: [bold]{s.default_violations}[/] before, "
-        f"[bold]{s.network_aware_violations}[/] after, of {len(report.edges)}."
+        f"Dependencies above their maxNetworkCost: [bold]{summary.default_violations}[/] before, "
+        f"[bold]{summary.network_aware_violations}[/] after, of {len(report.edges)}."
     )
     console.print(
         f"{report.pairs_probed} of {report.pairs_planned} zone pairs measured with {report.prober} on Kubernetes "
@@ -200,21 +201,21 @@ def print_summary(console: Console, report: DemoReport) -> None:
     )
 
 
-def print_application(console: Console, found: ApplicationReport, images: dict[str, str]) -> None:
-    """Print what a user of the running application feels."""
+def print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
+    """Print the latency of requests to the running application."""
     table = _table(console, "A request to the application's frontend, through Services (ms)")
     table.add_column("scheduler")
     for heading in ("p50", "p99", "requests", "failed"):
         table.add_column(heading, justify="right")
-    for name, latency in (("default", found.default), ("netaware", found.network_aware)):
-        failed = Text(str(latency.errors), _BAD if latency.errors else "")
+    for name, latency in (("default", application.default), ("netaware", application.network_aware)):
+        failed = Text(str(latency.errors), _FAULT_STYLE if latency.errors else "")
         table.add_row(name, f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}", str(latency.requests), failed)
     console.print(table)
     console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 
 
 def _table(console: Console, title: str) -> Table:
-    # The title is a line of its own, since rich wraps a table's title to the table's width.
+    # Rich would wrap a table's own title to the table's width.
     console.print(f"\n[bold]{title}[/]")
     return Table(box=SIMPLE_HEAD, pad_edge=False)
 
@@ -227,9 +228,10 @@ def _cost(cost: int | None, rows: list[MatrixEntry]) -> Text:
     if cost is None:
         return Text("-", "dim")
     highest = max((r.cost or 0 for r in rows), default=1)
-    style = _NEAR if cost <= highest / 3 else _FAR if cost <= 2 * highest / 3 else "red"
-    return Text(str(cost), style)
+    if cost <= highest / 3:
+        return Text(str(cost), _LOW_STYLE)
+    return Text(str(cost), _MEDIUM_STYLE if cost <= 2 * highest / 3 else _HIGH_STYLE)
 
 
 def _verdict(us: float, *, violated: bool) -> Text:
-    return Text(_ms(us) + (" ✗" if violated else "  "), _BAD if violated else "")
+    return Text(_ms(us) + (" ✗" if violated else "  "), _FAULT_STYLE if violated else "")

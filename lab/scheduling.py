@@ -1,7 +1,7 @@
-"""Configurations of kube-scheduler: the stock profile, and beside it the profile that asks our extender.
+"""Configurations of kube-scheduler with the default profile and ours.
 
-Extenders belong to the kube-scheduler process, not to a profile (the extender wire format in docs/contracts), so both
-profiles' pods are sent; our extender answers neutrally for pods that belong to no AppGroup.
+Extenders belong to the kube-scheduler process, not to a profile (docs/contracts, section 7), so pods of both profiles are sent; our
+extender has no opinion about pods without an AppGroup.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ def build_config(
     """A KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 
     Args:
-        extender_url: base of the extender's ``/filter`` and ``/prioritize``; ``None`` for no extender.
-        extender_timeout_s: deadline of one request to it, seconds.
-        percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose
-            sampled nodes are all refused stays Pending although others would do.
-        profiles: names by which pods choose it; two schedulers of one name place the same pods, each by its own rules.
+        extender_url: base URL of the extender; None for no extender.
+        extender_timeout_s: deadline of a request to the extender, seconds.
+        percentage_of_nodes_to_score: 100, because the extender sees only sampled nodes; if it refuses them all, the pod stays Pending.
+        profiles: scheduler names; no other running scheduler may have one of them.
     """
     config: dict[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",

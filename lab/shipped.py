@@ -1,7 +1,4 @@
-"""Installs our product in a lab of real nodes: images from the Dockerfiles, and an overlay.
-
-Nothing of it runs beside its pods: the kubelets start what the overlay says, from images that the lab's registry serves.
-"""
+"""Installs our programs as pods in a lab of real nodes: an overlay, with images built from the Dockerfiles."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from lab.installation import OVERLAY
 from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
-_ROLLOUT_TIMEOUT_S = 240.0
+_ROLLOUT_TIMEOUT_S, _SHOWN_CHARS = 240.0, 4000
 
 
 def build_images() -> dict[str, Path]:
-    """OCI layouts of the agent's and the controller's image, by name with its tag; from the cache or built. Blocks.
+    """Image name with tag -> OCI layout, for agent and controller; from the cache or built. Blocks.
 
     Raises:
         BuildError, UnsupportedError: as `find_or_build_image`.
@@ -34,21 +31,21 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
 
     Args:
         lab: with real nodes, and with a default scheduler.
-        images: OCI layouts by name, as `build_images` gives them.
-        overlay: which kustomization.
+        images: result of `build_images`.
+        overlay: folder of the kustomization to apply.
 
     Raises:
-        BootError: it could not be applied, or a pod is not ready after four minutes; says why.
+        BootError: it cannot be applied, or a pod is not ready after four minutes; says why.
     """
     assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():
         await asyncio.to_thread(lab.real_nodes.images.add_layout, name, layout)
     for network in lab.nodes:
-        # The agent believes no TUN device's speed; on such a node, its operator gives the card's.
+        # The agent does not use the speed of TUN devices.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
-    # Report a node's program that ended, instead of pods that are not ready minutes later.
+    # Fail at once if a node's program ends, and not after the timeout of the rollout.
     rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.programs.watch())
     try:
         await asyncio.wait({rollout, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -57,14 +54,14 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
         rollout.cancel()
         failure.cancel()
         await asyncio.gather(rollout, failure, return_exceptions=True)
-    # A pod's address, which the host reaches; a Service's works on nodes alone.
+    # The pod's address, because a Service's address only works on nodes.
     label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
-    words = ("-n", HOME_NAMESPACE, "get", "pods", "-l", label, "-o", path)
-    lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*words)}:9851"
+    arguments = ("-n", HOME_NAMESPACE, "get", "pods", "-l", label, "-o", path)
+    lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*arguments)}:9851"
 
 
 async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
-    """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with what its pods say."""
+    """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with a description of its pods."""
     deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
     listed = await lab.control_plane.run_kubectl("-n", namespace, "get", "daemonsets,deployments", "-o", "name")
     for name in listed.split():
@@ -74,5 +71,5 @@ async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
                 "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
             )
         except BootError as error:
-            described = await lab.control_plane.run_kubectl("-n", namespace, "describe", "pods")
-            raise BootError(f"{error}\n{described[-4000:]}") from error
+            description = await lab.control_plane.run_kubectl("-n", namespace, "describe", "pods")
+            raise BootError(f"{error}\n{description[-_SHOWN_CHARS:]}") from error
