@@ -1,7 +1,7 @@
-"""Named network namespaces, as `ip netns` keeps them, made by threads of this process and without forking.
+"""Named network namespaces, as `ip netns` creates them, without a child process.
 
-pyroute2 forks for this and ends its child with SIGTERM; a child that shares the event loop's wake-up descriptor then tells
-the parent that the parent got the signal, and the lab would stop while it starts.
+pyroute2 forks a child and ends it with SIGTERM. The child shares the event loop's wake-up descriptor, so this process would take the
+signal for its own and stop.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Move the calling thread into a namespace for the length of the block; other threads stay where they are.
+    """Move the calling thread, and no other, into a namespace for the duration of the block.
 
     Raises:
-        OSError: there is no such namespace, or this process may not.
+        OSError: there is no such namespace, or this process lacks privileges.
     """
-    with _return_to_namespace():
-        there = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
+    with _restore_namespace():
+        target_fd = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _check(_libc.setns(there, _CLONE_NEWNET), "setns")
+            _check(_libc.setns(target_fd, _CLONE_NEWNET), "setns")
         finally:
-            os.close(there)
+            os.close(target_fd)
         yield
 
 
 def enter_command(name: str) -> list[str]:
-    """Words that, put before a command, run it in a namespace."""
+    """The command prefix that runs a command in a namespace."""
     return ["nsenter", f"--net={FOLDER / name}"]
 
 
 def create(name: str) -> None:
-    """Make a namespace and keep it by a name under /run/netns.
+    """Create a namespace with a name under /run/netns.
 
     Raises:
-        OSError: the name is taken, or this process may not.
+        OSError: the name is taken, or this process lacks privileges.
     """
     _prepare_folder()
     target = FOLDER / name
     os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
     try:
-        with _return_to_namespace():
+        with _restore_namespace():
             _check(_libc.unshare(_CLONE_NEWNET), "unshare")
             _check(_mount("/proc/thread-self/ns/net", target, _MS_BIND), "mount")
     except OSError:
@@ -59,7 +59,7 @@ def create(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Take the name away; the namespace goes with its last process. A name that is gone already is fine."""
+    """Remove a name, if it exists; the namespace ends with its last process."""
     target = FOLDER / name
     _libc.umount2(str(target).encode(), _MNT_DETACH)
     target.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def names() -> list[str]:
 
 
 def _prepare_folder() -> None:
-    """Make a shared mount as `ip netns add` does, so that other mount namespaces see namespaces made here."""
+    """Create a shared mount as `ip netns add` does, so that other mount namespaces see the names."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     if _mount("none", FOLDER, _MS_SHARED | _MS_REC) != 0:
         _check(_mount(FOLDER, FOLDER, _MS_BIND | _MS_REC), "mount")
@@ -79,16 +79,16 @@ def _prepare_folder() -> None:
 
 
 @contextmanager
-def _return_to_namespace() -> Iterator[None]:
-    """Return the calling thread to the namespace it was in."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+def _restore_namespace() -> Iterator[None]:
+    """Return the calling thread to its network namespace at the end of the block."""
+    original_fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield
     finally:
         try:
-            _check(_libc.setns(home, _CLONE_NEWNET), "setns")
+            _check(_libc.setns(original_fd, _CLONE_NEWNET), "setns")
         finally:
-            os.close(home)
+            os.close(original_fd)
 
 
 def _mount(source: str | Path, target: Path, flags: int) -> int:

@@ -1,9 +1,8 @@
-"""The lab's network devices: one namespace per node, a management bridge to the API server, a TUN device to the WAN.
+"""The lab's network devices: a namespace for each node, a management bridge to the API server, TUN devices to the emulated WAN.
 
-Every name derives from a slot number that one lab holds at a time. The slot is the bridge: the kernel refuses a second one
-of the same name, and its alias says which lab owns it, so that labs of different users and state directories never take or
-remove each other's devices. Nodes' addresses come from the ranges reserved for benchmarks (RFC 2544), which no real host has,
-and pods' from the range shared by carriers (RFC 6598), which few have.
+Names and addresses derive from the lab's slot, a number. The bridge reserves the slot, because the kernel refuses a second one of
+the same name; its alias is the state directory of the owner, so that no lab removes devices of another. Nodes' addresses are from
+the range for benchmarks (RFC 2544), which no real host has, and pods' from the range shared by carriers (RFC 6598), which few have.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ _FIRST_HOST = 10
 _POD_BASE, _SLOT_BITS, POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
-_MUTEX = "\0netaware-lab-slots"
-_MUTEX_TIMEOUT_S = 10.0
+_LOCK_NAME = "\0netaware-lab-slots"
+_LOCK_TIMEOUT_S = 10.0
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
 @dataclass(frozen=True)
 class NodeNetwork:
-    """The network side of one node.
+    """The network of a node.
 
     Attributes:
-        node: as the topology has it.
+        node: the node of the topology.
         netns: name of its namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
-        management_address: its address on the bridge, by which the host reaches it without delay.
-        pod_ranges: addresses of its pods in CIDR notation, when its kubelet is real.
+        management_address: its address on the bridge, at which the host reaches it without delay.
+        pod_ranges: addresses of its pods in CIDR notation; empty without a real kubelet.
     """
 
     node: LabNode
@@ -56,19 +55,19 @@ class NodeNetwork:
     pod_ranges: tuple[str, ...] = ()
 
     @property
-    def pod_addresses(self) -> int:
-        """Number of addresses for pods, less those of network, bridge and broadcast."""
+    def pod_address_count(self) -> int:
+        """Number of addresses that pods can have: all but those of network, bridge and broadcast."""
         return int(2**POD_BITS - 3)
 
 
 @dataclass(frozen=True)
 class LabNetwork:
-    """All devices of one lab.
+    """The network of a lab.
 
     Attributes:
-        slot: the number that this lab holds.
-        gateway: address of the bridge on the host, where the API server listens.
-        nodes: in the order of the topology.
+        slot: the lab's slot.
+        gateway: address of the bridge on the host, at which the API server listens.
+        nodes: networks of the nodes, in the order of the topology.
     """
 
     slot: int
@@ -79,6 +78,10 @@ class LabNetwork:
 def bridge_name(slot: int) -> str:
     """Name of a slot's bridge."""
     return f"nalab{slot}"
+
+
+def _host_device(slot: int, number: int | str = "") -> str:
+    return f"nav{slot}-{number}"
 
 
 def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
@@ -103,22 +106,19 @@ def pod_ranges(slot: int) -> tuple[str, ...]:
 
 def missing_privileges() -> list[str]:
     """Privileges that this process lacks to create namespaces and TUN devices; empty if none."""
-    missing = []
-    effective = _effective_capabilities()
-    if not effective >> _CAP_NET_ADMIN & 1 or not effective >> _CAP_SYS_ADMIN & 1:
-        missing.append("the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)")
-    elif not tun_is_accessible():
-        missing.append(f"access to {_TUN}, which this user or container does not have")
-    return missing
+    needed = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
+    if _effective_capabilities() & needed != needed:
+        return ["the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"]
+    return [] if tun_is_accessible() else [f"access to {_TUN}, which this user or container does not have"]
 
 
 def tun_is_accessible() -> bool:
-    """Whether this process may open the device that makes TUN devices."""
+    """Whether this process may create TUN devices."""
     return os.access(_TUN, os.R_OK | os.W_OK)
 
 
 def require_privileges() -> None:
-    """Raise UnsupportedError, saying what is missing and what still works, unless namespaces and TUN devices can be made."""
+    """Raise UnsupportedError if this process cannot create namespaces and TUN devices."""
     missing = missing_privileges()
     if missing:
         msg = f"nodes need {missing[0]}; without it `--topology none` still runs the control plane alone"
@@ -133,27 +133,27 @@ def _effective_capabilities() -> int:
 
 
 def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
-    """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
+    """Reserve a free slot and create its devices. Blocks for about 25 ms per node.
 
     Args:
-        nodes: the nodes to be.
-        state_dir: of the lab; remembers the slot.
+        nodes: nodes of the topology.
+        state_dir: the lab's state directory, in which the slot is written.
 
     Raises:
-        UnsupportedError: this process may not.
-        LabError: no slot is free, or the kernel refused; what was made is removed again.
+        UnsupportedError: this process lacks privileges.
+        LabError: no slot is free, or the kernel refused; created devices are removed.
     """
     require_privileges()
     try:
         with IPRoute() as host:
-            # Loopback is down in a network namespace that is new, as it is for a lab without root.
+            # Loopback is down in a new network namespace, which a lab without root has.
             host.link("set", index=index_of(host, "lo"), state="up")
             network = plan_network(_take_slot(host, state_dir), nodes)
             bridge = index_of(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.nodes):
-                _create_node(host, bridge, f"nav{network.slot}-{number}", node)
+                _create_node(host, bridge, _host_device(network.slot, number), node)
                 _create_wan_device(node)
             _route_pods(host, network)
     except (NetlinkError, OSError) as error:
@@ -179,68 +179,68 @@ def _create_wan_device(node: NodeNetwork) -> None:
         wan = index_of(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
         inside.link("set", index=wan, mtu=_MTU, state="up")
-        # A node's default route leads to the wide-area network, as on a real node; nothing answers beyond the lab.
+        # The agent finds a node's uplink by its default route.
         inside.route("add", dst="0.0.0.0/0", oif=wan)
 
 
 def _route_pods(host: IPRoute, network: LabNetwork) -> None:
-    """Pods of real nodes are reached from other nodes by the wide-area network, from the host (the API server) without delay."""
-    real = [node for node in network.nodes if node.pod_ranges]
+    """Add routes to pods of real nodes: over the wide-area network from other nodes, and without delay from the host."""
+    real_nodes = [node for node in network.nodes if node.pod_ranges]
     bridge = index_of(host, bridge_name(network.slot))
-    for node in real:
+    for node in real_nodes:
         for destination in (f"{node.address}/32", node.pod_ranges[0]):
             host.route("add", dst=destination, gateway=node.management_address, oif=bridge)
-    for node in network.nodes if real else ():
+    for node in network.nodes if real_nodes else ():
         with namespaces.entered(node.netns), IPRoute() as inside:
             wan = index_of(inside, WAN_DEVICE)
-            for other in real:
+            for other in real_nodes:
                 if other is not node:
                     inside.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
 
 
 def _take_slot(host: IPRoute, state_dir: Path) -> int:
-    """Make the bridge of the first free slot and note the slot in the state directory before it exists."""
-    with _machine_wide_mutex():
+    """Write the first free slot into the state directory, then create its bridge."""
+    with _lock_slots():
         taken = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
         slot = next((n for n in range(_SLOTS) if bridge_name(n) not in taken), None)
         if slot is None:
             raise LabError(f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`")
-        _slot_file(state_dir).write_text(f"{slot} {_own_network()}")
+        _slot_file(state_dir).write_text(f"{slot} {_network_namespace_id()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
         host.link("set", index=index_of(host, bridge_name(slot)), ifalias=_alias(state_dir))
         return slot
 
 
 def remove_network(state_dir: Path) -> None:
-    """Remove every device of the lab at ``state_dir``, also of one that was killed; nothing of any other lab.
+    """Remove all devices of the lab with this state directory.
 
-    Processes inside the namespaces must have ended, or the namespaces live on without a name.
+    Processes inside the namespaces must have ended, because otherwise the namespaces remain, without a name.
     """
     try:
-        slot, network = (int(word) for word in _slot_file(state_dir).read_text().split())
+        slot, namespace_id = (int(word) for word in _slot_file(state_dir).read_text().split())
     except (OSError, ValueError):
         return
-    if network != _own_network():
-        # The lab lived in a user namespace and took its devices with it; the same names here belong to others.
+    if namespace_id != _network_namespace_id():
+        # The lab was in a user namespace, and its devices ended with it; devices of these names are of other labs.
         return
-    with _machine_wide_mutex(), IPRoute() as host:
-        found = host.link_lookup(ifname=bridge_name(slot))
-        if found:
-            alias = host.get_links(found[0])[0].get_attr("IFLA_IFALIAS") or ""
-            # A bridge without an alias was made a moment before its lab was killed; another alias is another lab.
+    with _lock_slots(), IPRoute() as host:
+        bridges = host.link_lookup(ifname=bridge_name(slot))
+        if bridges:
+            alias = host.get_links(bridges[0])[0].get_attr("IFLA_IFALIAS") or ""
+            # Without an alias: the lab was killed just after it had created the bridge. Another alias: the bridge of another lab.
             if alias not in {"", _alias(state_dir)}:
                 return
         prefix = f"netaware-{slot}-"
         cgroups.remove(f"{prefix}*")
         for name in [name for name in namespaces.names() if name.startswith(prefix)]:
             namespaces.remove(name)
-        # Removing a namespace removes its end of a veth only after a while; the next lab must not meet the name.
+        # The kernel removes the veth pairs of a namespace later; the next lab would find the names taken.
         for link in host.get_links():
-            if str(link.get_attr("IFLA_IFNAME")).startswith(f"nav{slot}-"):
+            if str(link.get_attr("IFLA_IFNAME")).startswith(_host_device(slot)):
                 with contextlib.suppress(NetlinkError):
                     host.link("del", index=link["index"])
-        if found:
-            host.link("del", index=found[0])
+        if bridges:
+            host.link("del", index=bridges[0])
     _slot_file(state_dir).unlink(missing_ok=True)
 
 
@@ -248,32 +248,32 @@ def _slot_file(state_dir: Path) -> Path:
     return state_dir / "network-slot"
 
 
-def _own_network() -> int:
-    """Identity of the network namespace that this process is in."""
+def _network_namespace_id() -> int:
+    """Inode of this process's network namespace."""
     return Path("/proc/self/ns/net").stat().st_ino
 
 
 def _alias(state_dir: Path) -> str:
-    # The kernel keeps 255 bytes of an alias; the end of a path distinguishes labs better than its beginning.
+    # The kernel keeps 255 bytes of an alias; paths differ at their ends.
     return str(state_dir)[-255:]
 
 
 def index_of(routes: IPRoute, name: str) -> int:
-    """The number of a device by its name. Raises OSError when there is none."""
-    found = routes.link_lookup(ifname=name)
-    if not found:
-        raise OSError(f"device {name} is gone")
-    return int(found[0])
+    """Index of the device of this name. Raises OSError if there is none."""
+    indexes = routes.link_lookup(ifname=name)
+    if not indexes:
+        raise OSError(f"there is no device {name}")
+    return int(indexes[0])
 
 
 @contextlib.contextmanager
-def _machine_wide_mutex() -> Iterator[None]:
-    """One lab at a time changes slots. An abstract socket: no file to leave behind, free again when its holder dies."""
-    deadline = time.monotonic() + _MUTEX_TIMEOUT_S
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
+def _lock_slots() -> Iterator[None]:
+    """Let one lab at a time change slots, by an abstract socket, which the kernel frees when its owner ends."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while True:
             try:
-                mutex.bind(_MUTEX)
+                lock.bind(_LOCK_NAME)
                 break
             except OSError:
                 if time.monotonic() > deadline:

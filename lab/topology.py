@@ -1,7 +1,7 @@
-"""Topology files: which regions, zones and nodes a lab has, and how far apart its zones are.
+"""Reads topology files: the regions, zones and nodes of a lab, and the links between its zones.
 
-Reading is strict, since a misspelt field that is silently ignored gives a lab that measures something else than its owner
-believes: every error names the file and the field, and nothing is started.
+Reading is strict, because a lab with an ignored, misspelt field would measure something else than its user expects. Every error names
+the file and the field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KWOK, REAL = KUBELETS = ("kwok", "real")
 SHIPPED = Path(__file__).parent / "topologies"
 DEFAULT = "four-zones"
 MAX_NODES = 200
-# Names become object names, network namespaces and log files: RFC 1123 labels fit them all.
+# RFC 1123 labels, because names become names of objects, network namespaces and log files.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
 _MAX_RTT_S = 10.0
@@ -29,11 +29,11 @@ _MAX_RTT_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """Delay, jitter and loss between two places, the same in both directions.
+    """Delay, jitter and loss between two zones or inside a zone, the same in both directions.
 
     Attributes:
-        rtt_us: shortest round trip in microseconds; each direction takes half.
-        jitter_us: round trips take up to this much longer, evenly spread, as queues on the way would have it, microseconds.
+        rtt_us: shortest round trip, microseconds; half of it in each direction.
+        jitter_us: range of the uniformly distributed time that is added to round trips, microseconds.
         loss: share of packets lost in each direction, 0 to 1.
     """
 
@@ -42,22 +42,22 @@ class Link:
     loss: float = 0.0
 
     @property
-    def jitters_too_much(self) -> bool:
-        """Whether the jitter exceeds the round trip, which a link refuses."""
+    def has_excessive_jitter(self) -> bool:
+        """Whether the jitter exceeds the round trip, which is an error."""
         return self.jitter_us > self.rtt_us
 
 
 @dataclass(frozen=True)
 class LabNode:
-    """One node to be.
+    """A node of a topology.
 
     Attributes:
-        name: of the Node object.
+        name: name of the Node object.
         region: label ``topology.kubernetes.io/region``.
         zone: label ``topology.kubernetes.io/zone``.
         cpu, memory, pods: its capacity, as quantities.
-        nic_bps: nominal speed of its network card, bits per second.
-        kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
+        nic_bps: speed of its network card, bits per second.
+        kubelet: ``real``, or ``kwok`` for a simulated one.
     """
 
     name: str
@@ -75,10 +75,10 @@ class Topology:
     """A valid topology.
 
     Attributes:
-        name: of the topology, not of the lab.
+        name: name of the topology, not of the lab.
         nodes: in the order of the file.
-        same_zone: between two nodes of one zone.
-        links: between two zones, by their names in bytewise order.
+        same_zone: link between two nodes of a zone.
+        links: two zones in bytewise order -> link between them.
     """
 
     name: str
@@ -97,16 +97,16 @@ class Topology:
         return tuple(node for node in self.nodes if node.kubelet == REAL)
 
     def with_kubelets(self, kubelet: str) -> Topology:
-        """The topology with kubelets of one kind on all nodes."""
+        """The topology with this kind of kubelet on all nodes."""
         return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
     def link(self, zone: str, other: str) -> Link:
-        """The link between two zones; between a zone and itself the one inside it."""
+        """The link between two zones, or for the same zone twice the link inside it."""
         return self.same_zone if zone == other else self.links[site_pair(zone, other)]
 
 
 def site_pair(site: str, other: str) -> tuple[str, str]:
-    """The key of a pair of sites: both names in bytewise order."""
+    """The key of a pair of sites (zones): both names in bytewise order."""
     return (site, other) if site <= other else (other, site)
 
 
@@ -174,7 +174,7 @@ def load(name_or_file: str) -> Topology:
 
 
 def parse(text: str, file: str) -> Topology:
-    """Read a topology from YAML; ``file`` is its name in errors.
+    """Read a topology from YAML; errors name ``file``.
 
     Raises:
         ConfigError: it is not valid; names the file and the field.
@@ -189,51 +189,51 @@ def parse(text: str, file: str) -> Topology:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Turns the file's structs into a Topology; methods take the field's path for the error."""
+    """Turns the file's structs into a Topology; ``path`` is the path of a field, for errors."""
 
     file: str
     content: _TopologyFile
 
     def read(self) -> Topology:
-        """Check everything that the structs' types do not say."""
+        """Check the content and convert it."""
         content = self.content
-        self._name("name", content.name)
-        nodes = self._zone_nodes()
+        self._check_name("name", content.name)
+        nodes = self._read_nodes()
         if len(nodes) > MAX_NODES:
-            raise self._error("regions", f"{len(nodes)} nodes, a lab holds up to {MAX_NODES}")
-        self._unique("node", [(f"node {node.name}", node.name) for node in nodes])
-        links = self._links(list(dict.fromkeys(node.zone for node in nodes)))
-        same_zone = self._link("sameZone", content.same_zone)
+            raise self._error("regions", f"{len(nodes)} nodes", f"a lab can have {MAX_NODES}")
+        self._check_unique("node", [(f"node {node.name}", node.name) for node in nodes])
+        links = self._read_links(list(dict.fromkeys(node.zone for node in nodes)))
+        same_zone = self._read_link("sameZone", content.same_zone)
         return Topology(content.name, tuple(nodes), same_zone, links)
 
-    def _zone_nodes(self) -> list[LabNode]:
+    def _read_nodes(self) -> list[LabNode]:
         regions = self.content.regions
         if not regions:
             raise self._error("regions", "is empty", "a topology needs a region with a zone with a node")
-        self._unique("region", [(f"regions[{i}].name", region.name) for i, region in enumerate(regions)])
+        self._check_unique("region", [(f"regions[{i}].name", region.name) for i, region in enumerate(regions)])
         nodes: list[LabNode] = []
         zone_names: list[tuple[str, str]] = []
         for i, region in enumerate(regions):
-            self._name(f"regions[{i}].name", region.name)
+            self._check_name(f"regions[{i}].name", region.name)
             if not region.zones:
                 raise self._error(f"regions[{i}].zones", f"region {region.name} has no zone")
             for j, zone in enumerate(region.zones):
                 path = f"regions[{i}].zones[{j}]"
-                self._name(f"{path}.name", zone.name)
+                self._check_name(f"{path}.name", zone.name)
                 zone_names.append((f"{path}.name", zone.name))
                 if not zone.nodes:
                     raise self._error(f"{path}.nodes", f"zone {zone.name} has no node", "add one, or remove the zone")
                 for k, node in enumerate(zone.nodes):
-                    nodes.append(self._node(f"{path}.nodes[{k}]", node, region.name, zone.name))
-        self._unique("zone", zone_names)
+                    nodes.append(self._read_node(f"{path}.nodes[{k}]", node, region.name, zone.name))
+        self._check_unique("zone", zone_names)
         return nodes
 
-    def _node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
-        self._name(f"{path}.name", node.name)
-        amounts = {n: self._quantity(*self._given(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
-        where, kubelet = self._given(path, node, "kubelet")
+    def _read_node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
+        self._check_name(f"{path}.name", node.name)
+        amounts = {n: self._read_quantity(*self._setting_of(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
+        field, kubelet = self._setting_of(path, node, "kubelet")
         if kubelet not in KUBELETS:
-            raise self._error(where, f"{kubelet!r} is not known", f"write one of {', '.join(KUBELETS)}")
+            raise self._error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELETS)}")
         return LabNode(
             node.name,
             region,
@@ -245,14 +245,14 @@ class _Reader:
             kubelet=str(kubelet),
         )
 
-    def _given(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
-        """The field and the value of a node's own setting, or of the default."""
-        own = getattr(node, name)
-        if own is not None:
-            return f"{path}.{name}", own
+    def _setting_of(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
+        """Path and value of a node's setting, or of its default."""
+        value = getattr(node, name)
+        if value is not None:
+            return f"{path}.{name}", value
         return f"nodeDefaults.{name}", getattr(self.content.node_defaults, name)
 
-    def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
+    def _read_links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
         links: dict[tuple[str, str], Link] = {}
         for i, entry in enumerate(self.content.links):
             path = f"links[{i}]"
@@ -264,25 +264,25 @@ class _Reader:
                 raise self._error(f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones")
             if key in links:
                 raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
-            links[key] = self._link(path, entry)
+            links[key] = self._read_link(path, entry)
         for pair in itertools.combinations(sorted(zones), 2):
             if pair not in links:
                 raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
         return links
 
-    def _link(self, path: str, given: _LinkFile) -> Link:
-        rtt_us = self._duration(f"{path}.rtt", given.rtt)
-        jitter_us = self._duration(f"{path}.jitter", given.jitter)
+    def _read_link(self, path: str, given: _LinkFile) -> Link:
+        rtt_us = self._read_duration_us(f"{path}.rtt", given.rtt)
+        jitter_us = self._read_duration_us(f"{path}.jitter", given.jitter)
         loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
         link = Link(rtt_us, jitter_us, loss)
-        if link.jitters_too_much:
-            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
+        if link.has_excessive_jitter:
+            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip, {given.rtt}")
         return link
 
-    def _duration(self, path: str, value: str | float) -> float:
+    def _read_duration_us(self, path: str, value: str | float) -> float:
         return parse_duration_us(value, f"{self.file}: {path}")
 
-    def _quantity(self, path: str, value: str | int) -> str:
+    def _read_quantity(self, path: str, value: str | int) -> str:
         try:
             amount = quantity.parse(value)
         except QuantityError as error:
@@ -291,12 +291,12 @@ class _Reader:
             raise self._error(path, f"{value} is not above 0")
         return str(value)
 
-    def _name(self, path: str, value: str) -> None:
+    def _check_name(self, path: str, value: str) -> None:
         if not _NAME.match(value):
             fix = "lower-case letters, digits and -, up to 63, starting and ending with a letter or digit"
-            raise self._error(path, f"{value!r} is no usable name", fix)
+            raise self._error(path, f"{value!r} is not a valid name", fix)
 
-    def _unique(self, what: str, named: list[tuple[str, str]]) -> None:
+    def _check_unique(self, what: str, named: list[tuple[str, str]]) -> None:
         seen: set[str] = set()
         for path, name in named:
             if name in seen:
@@ -311,7 +311,7 @@ def parse_duration_us(value: str | float, field: str) -> float:
     """Read a delay as microseconds; 0 needs no unit.
 
     Raises:
-        ConfigError: it is none, has no unit, or is longer than 10 s; names ``field``.
+        ConfigError: it is not a duration with a unit, or is longer than 10 s; names ``field``.
     """
     return 0.0 if value in {0, "0"} else round(parse_duration(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
@@ -320,11 +320,11 @@ def parse_loss(value: str | float, field: str) -> float:
     """Read ``0.1%`` as 0.001; 0 needs no unit.
 
     Raises:
-        ConfigError: it is no percentage between 0 and 100; names ``field``.
+        ConfigError: it is not a percentage from 0 to 100; names ``field``.
     """
     match = _PERCENT.match(str(value).strip())
     if match and float(match["number"]) <= 100:
         return float(match["number"]) / 100
     if value in {0, "0"}:
         return 0.0
-    raise ConfigError(field, f"{value!r} is no loss: write a percentage, such as 0.1%")
+    raise ConfigError(field, f"{value!r} is not a percentage from 0 to 100", "write it as 0.1%")

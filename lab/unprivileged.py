@@ -1,7 +1,7 @@
-"""A lab without root: its process runs again inside user, network and mount namespaces of its own.
+"""Runs a lab without root, inside new user, network and mount namespaces.
 
-Inside, it is root over its own network and can make bridges, namespaces and TUN devices as everywhere else. What it cannot
-do is touch the host's network; so a listening socket made outside is carried in, and relays the host to the API server.
+Inside, the lab may create bridges, namespaces and TUN devices, but cannot use the host's network. So it inherits a socket that listens
+on the host, and relays connections from there to the API server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.network import missing_privileges, tun_is_accessible
 
 _RELAY_VARIABLE = "NETAWARE_LAB_RELAY_FD"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
-# A /run of its own for names of namespaces, since the host's belongs to root.
+# Names of network namespaces are below /run, which is root's on the host.
 _MOUNT_RUN = 'mount -t tmpfs netaware-lab /run && exec "$@"'
 _CHUNK = 65536
 
@@ -31,9 +31,9 @@ class Launch:
     """A command that starts the process of a lab.
 
     Attributes:
-        argv: the command, wrapped when it needs namespaces of its own.
+        argv: the command, wrapped by unshare if it needs new namespaces.
         env: its whole environment.
-        relay: the socket that it must inherit, ``None`` when it runs on the host's own network.
+        relay: the socket that it must inherit; None if it runs in the host's network.
     """
 
     argv: list[str]
@@ -46,7 +46,7 @@ class Launch:
         return () if self.relay is None else (self.relay.fileno(),)
 
     def exec_if_wrapped(self) -> None:
-        """Replace this process by the wrapped command, which has no Internet: fetch what is needed before. Returns if it is not wrapped."""
+        """Replace this process by the command if it is wrapped, else return. The wrapped command has no access to the Internet."""
         if self.relay is None:
             return
         for descriptor in self.pass_fds:
@@ -60,47 +60,45 @@ def plan_this_command(module: str = "lab") -> Launch:
 
 
 def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:
-    """Run ``argv`` as it is when this process may make devices, else inside a user namespace.
+    """Plan to run ``argv``, inside a user namespace if this process may not create devices.
 
     Raises:
-        UnsupportedError: neither is possible; says what is missing and what still works.
+        UnsupportedError: neither is possible; says what is missing and what works without it.
     """
-    lacking = missing_privileges()
-    if not lacking:
+    missing = missing_privileges()
+    if not missing:
         return Launch(list(argv), env)
-    reasons = [*lacking, *_missing_for_user_namespaces()]
-    if len(reasons) > len(lacking):
-        msg = f"nodes need {'; nor '.join(reasons)}. `--topology none` still runs the control plane alone"
-        raise UnsupportedError(msg)
+    if problem := _user_namespace_problem():
+        reason = f"nodes need {missing[0]}, or a user namespace, but {problem}"
+        raise UnsupportedError(f"{reason}. `--topology none` still runs the control plane alone")
     relay = socket.create_server(("127.0.0.1", 0))
     wrapped = [*_UNSHARE, "sh", "-c", _MOUNT_RUN, "sh", *argv]
     return Launch(wrapped, {**env, _RELAY_VARIABLE: str(relay.fileno())}, relay)
 
 
-def _missing_for_user_namespaces() -> list[str]:
+def _user_namespace_problem() -> str:
+    """The reason why a lab cannot run in a user namespace; empty if it can."""
     if shutil.which("unshare") is None:
-        return ["is there an unshare command (util-linux) to get it in a user namespace"]
+        return "the command unshare (util-linux) is missing"
     done = subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()[-1:] or ["it failed"]
-        return [f"are user namespaces allowed here ({said[0]})"]
-    if not tun_is_accessible():
-        return ["is /dev/net/tun open to this user (mode 0666 would do)"]
-    return []
+        lines = done.stderr.strip().splitlines()
+        return f"user namespaces are not allowed here ({lines[-1] if lines else 'unshare failed'})"
+    return "" if tun_is_accessible() else "this user may not open /dev/net/tun (mode 0666 permits it)"
 
 
 def relay_socket() -> socket.socket | None:
-    """The socket that was carried into this process, ``None`` when it runs on the host's network."""
+    """The socket that this process inherited; None if it runs in the host's network."""
     number = os.environ.get(_RELAY_VARIABLE, "")
     return socket.socket(fileno=os.dup(int(number))) if number.isdecimal() else None
 
 
 @asynccontextmanager
 async def relay(listener: socket.socket, host: str, port: int) -> AsyncIterator[str]:
-    """Carry connections from ``listener`` to ``host:port``; yields ``https://`` and the listener's address."""
+    """Relay connections of ``listener`` to ``host:port``; yields the listener's address as an https URL."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def relay_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is not None:
             tasks.add(task)
@@ -114,7 +112,7 @@ async def relay(listener: socket.socket, host: str, port: int) -> AsyncIterator[
             stack.callback(inner_writer.close)
             await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
 
-    server = await asyncio.start_server(carry, sock=listener)
+    server = await asyncio.start_server(relay_connection, sock=listener)
     try:
         yield "https://{}:{}".format(*listener.getsockname()[:2])
     finally:

@@ -186,7 +186,7 @@ class RealNode:
         node = self.network.node
         return files.kubelet_config(
             dns=SERVICE_DNS,
-            max_pods=min(quantity.parse_int(node.pods), self.network.pod_addresses),
+            max_pods=min(quantity.parse_int(node.pods), self.network.pod_address_count),
             reserved=reserved(node.cpu, node.memory),
         )
 

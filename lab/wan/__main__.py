@@ -1,4 +1,4 @@
-"""``python -m lab.wan PLAN SOCKET``: the process behind the emulated network. The lab starts it; people use ``python -m lab wan``."""
+"""``python -m lab.wan PLAN SOCKET``: the process that emulates the network. The lab starts it; users call ``python -m lab wan``."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ from lab.wan.server import Control, listen
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM; 2 on wrong usage."""
+    """Run until SIGTERM; return 2 on wrong usage."""
     if len(argv) != 2:
         print("usage: python -m lab.wan PLAN.json CONTROL.sock", file=sys.stderr)
         return 2
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     listener = listen(draft)
     forwarder = Forwarder(plan)
     set_exact_timing()
-    # The socket exists only once the network carries packets.
+    # The lab waits for the socket, so it appears when the network carries packets.
     draft.rename(socket_path)
     forwarder.run(Control(listener, plan, forwarder.change, forwarder.counters))
     return 0

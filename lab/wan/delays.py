@@ -1,7 +1,7 @@
-"""When a packet of the emulated network arrives, or that it is lost. Pure.
+"""Decides when a packet of the emulated network arrives, or that it is lost. Pure.
 
-The model: half the round trip each way, prolonged evenly by up to the jitter, in order per pair of nodes (jitter does not
-reorder, as it would in netem); loss per packet and direction.
+A packet takes half of the round trip, plus a uniformly distributed time up to half of the jitter. Packets of a pair of nodes stay in
+order, unlike in netem.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-# A queue that holds more packets than this drops its newest packet.
+# A full queue drops new packets.
 MAX_PACKETS = 20_000
 
 
 @dataclass(frozen=True)
 class OneWay:
-    """One direction of a link: ``delay_s`` to ``delay_s + jitter_s`` seconds, ``loss`` 0 to 1."""
+    """One direction of a link: a packet takes ``delay_s`` to ``delay_s + jitter_s``; ``loss`` is the share of lost packets."""
 
     delay_s: float
     jitter_s: float = 0.0
@@ -26,7 +26,7 @@ class OneWay:
 
 @dataclass
 class Counters:
-    """Counts of packets. ``late_s`` is the longest delay of a release after its time."""
+    """Counts of packets. ``late_s`` is the longest time by which a packet left the queue after its due time."""
 
     forwarded: int = 0
     lost: int = 0
@@ -51,11 +51,11 @@ class DelayQueue:
         self.counters = Counters()
 
     def set_link(self, origin: str, destination: str, link: OneWay) -> None:
-        """Change one direction; packets under way keep the time they have."""
+        """Change one direction; packets under way keep their delay."""
         self._links[origin, destination] = link
 
-    def accept(self, now_s: float, source: int, target: int, packet: bytes) -> bool:
-        """Take a packet that ``source`` sent to ``target``; ``False`` when it is lost or dropped."""
+    def enqueue(self, now_s: float, source: int, target: int, packet: bytes) -> bool:
+        """Add a packet from node ``source`` to node ``target``; returns False if it is lost or dropped."""
         sites = self._sites[source], self._sites[target]
         link = self._links[sites]
         if link.loss and self._rng.random() < link.loss:
@@ -75,11 +75,11 @@ class DelayQueue:
         return True
 
     def next_due_s(self) -> float | None:
-        """When the next packet is due, ``None`` when none is under way."""
+        """When the next packet is due; None if no packet is under way."""
         return self._due[0][0] if self._due else None
 
-    def release(self, now_s: float) -> list[tuple[int, bytes]]:
-        """Take out what is due: (target node, packet) in the order of arrival."""
+    def pop_due(self, now_s: float) -> list[tuple[int, bytes]]:
+        """Remove and return the due packets as (target node, packet), in the order of arrival."""
         released: list[tuple[int, bytes]] = []
         due = self._due
         if due and due[0][0] <= now_s:

@@ -1,8 +1,7 @@
-"""The emulated network in user space: carries packets between the nodes' TUN devices when they are due.
+"""Forwards packets between the nodes' TUN devices when they are due.
 
-Accuracy comes from three things: select() waits in microseconds where epoll rounds to milliseconds, the timer slack is
-set to its minimum, and a real-time priority, where allowed, lets it run the moment a packet is due even on a busy machine.
-It sleeps whenever no packet is under way.
+For exact delays, it waits with select(), which counts microseconds where epoll counts milliseconds, and sets the smallest timer slack
+and, if allowed, a real-time priority.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from random import Random
 
 from lab import namespaces
 from lab.wan.delays import DelayQueue
-from lab.wan.plan import Answer, WanLink, WanPlan
+from lab.wan.plan import Reply, WanLink, WanPlan
 from lab.wan.server import Control
 
-# linux/if_tun.h, prctl.h and sockios.h
+# linux/if_tun.h, prctl.h, sockios.h and ethtool.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _PR_SET_TIMERSLACK = 29
-_SIOCETHTOOL = 0x8946
+_SIOCETHTOOL, _ETHTOOL_SSET = 0x8946, 2
 _READ_BYTES = 2048
 _BATCH = 64
 _IDLE_S = 60.0
@@ -35,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forwarder:
-    """Devices and packets under way, in one loop. Raises OSError when a device cannot be opened."""
+    """Forwards packets by a plan. Raises OSError if a device cannot be opened."""
 
     def __init__(self, plan: WanPlan) -> None:
         links = {direction: link.one_way() for link in plan.links for direction in link.directions}
@@ -48,32 +47,32 @@ class Forwarder:
             self._poll.register(fd, select.EPOLLIN)
 
     def change(self, link: WanLink) -> None:
-        """Replace a link; packets under way keep their time."""
+        """Replace a link; packets under way keep their delay."""
         for origin, destination in link.directions:
             self._queue.set_link(origin, destination, link.one_way())
 
-    def counters(self) -> Answer:
+    def counters(self) -> Reply:
         """Packets since the start, and the worst lateness since the last call."""
         counters = self._queue.counters
         late_us, counters.late_s = counters.late_s * 1e6, 0.0
-        return Answer(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
+        return Reply(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
 
     def run(self, control: Control) -> None:
         """Forward until the process is stopped."""
         self._poll.register(control.fileno(), select.EPOLLIN)
         queue, clock, poll = self._queue, time.monotonic, self._poll
         while True:
-            self._deliver(queue.release(clock()))
+            self._deliver(queue.pop_due(clock()))
             due_s = queue.next_due_s()
             wait_s = _IDLE_S if due_s is None else max(0.0, due_s - clock())
-            # Waiting on the epoll descriptor with select() keeps microseconds and works for any number of devices.
+            # select() on the epoll descriptor has no limit for the number of devices.
             readable, _, _ = select.select([poll.fileno()], [], [], wait_s)
             if readable:
                 for fd, _ in poll.poll(0):
                     if fd in self._node_of_device:
                         self._collect(fd)
                     else:
-                        control.serve()
+                        control.serve_client()
 
     def _collect(self, fd: int) -> None:
         source, now_s = self._node_of_device[fd], time.monotonic()
@@ -82,17 +81,16 @@ class Forwarder:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            # What is not for a node or its pods has no way to go.
             target = self._routes.find(packet)
             if target is not None:
-                self._queue.accept(now_s, source, target, packet)
+                self._queue.enqueue(now_s, source, target, packet)
 
     def _deliver(self, due: list[tuple[int, bytes]]) -> None:
         for target, packet in due:
             try:
                 os.write(self._devices[target], packet)
             except OSError:
-                # A full queue or a device that is down drops the packet, as a real card would.
+                # The device's queue is full, or the device is down.
                 self._queue.counters.dropped += 1
 
 
@@ -100,33 +98,31 @@ class Routes:
     """Finds the node that a packet is for.
 
     Args:
-        ranges: of each node by its index: its addresses and those that are reached through it, single or in CIDR notation.
+        ranges: for each node, its addresses and those of its pods, single or in CIDR notation.
     """
 
     def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
-        # By number of bits that are left out at the end: the rest of the address gives the node.
+        # Number of host bits -> network part of the address -> index of the node.
         self._nodes: dict[int, dict[int, int]] = {0: {}}
         for index, texts in enumerate(ranges):
             for network in map(ipaddress.IPv4Network, texts):
-                left_out = network.max_prefixlen - network.prefixlen
-                self._nodes.setdefault(left_out, {})[int(network.network_address) >> left_out] = index
+                host_bits = network.max_prefixlen - network.prefixlen
+                self._nodes.setdefault(host_bits, {})[int(network.network_address) >> host_bits] = index
 
     def find(self, packet: bytes) -> int | None:
-        """The index of the node that an IPv4 packet is for; ``None`` if it has no receiver."""
+        """Index of the node that an IPv4 packet is for; None if there is no such node."""
         if packet[0] >> 4 != 4:
             return None
         address = int.from_bytes(packet[16:20], "big")
-        found = (nodes.get(address >> left_out) for left_out, nodes in self._nodes.items())
+        found = (nodes.get(address >> host_bits) for host_bits, nodes in self._nodes.items())
         return next((node for node in found if node is not None), None)
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:
-    """Open the TUN device of a namespace; the descriptor keeps working after this process left the namespace.
-
-    The device is told to report ``nic_bps`` as its speed, so that programs that read a card's speed find the topology's.
+    """Open the TUN device of a namespace and set its speed; returns a descriptor that works outside the namespace.
 
     Raises:
-        OSError: the namespace or the device is not there, or this process may not.
+        OSError: there is no such namespace or device, or this process lacks privileges.
     """
     with namespaces.entered(netns):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -136,20 +132,21 @@ def open_device(netns: str, device: str, nic_bps: int) -> int:
 
 
 def _set_speed(device: str, speed_mbps: int) -> None:
-    """ETHTOOL_SSET of ethtool(8)'s ioctl, whose struct ethtool_cmd carries the speed in two halves."""
-    command = struct.pack("=IIIHBBBBBBIIHBBIII", 2, 0, 0, speed_mbps & 0xFFFF, 1, *[0] * 7, speed_mbps >> 16, *[0] * 5)
+    """Set the speed that the device reports, by ETHTOOL_SSET with struct ethtool_cmd, which has the speed in two halves."""
+    low, high = speed_mbps & 0xFFFF, speed_mbps >> 16
+    command = struct.pack("=IIIHBBBBBBIIHBBIII", _ETHTOOL_SSET, 0, 0, low, 1, *[0] * 7, high, *[0] * 5)
     buffer = ctypes.create_string_buffer(command)
     request = struct.pack("16sP", device.encode(), ctypes.addressof(buffer))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, request.ljust(40, b"\0"))
+            fcntl.ioctl(sock, _SIOCETHTOOL, request.ljust(40, b"\0"))
         except OSError as error:
-            # Kernels before 5.1 cannot; the card then reports the driver's own idea.
+            # Kernels before 5.1.
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
 
 
 def set_exact_timing() -> None:
-    """Ask the kernel for exact timers and high priority; a refusal costs only accuracy."""
+    """Request exact timers and a real-time priority; prints a note if the kernel refuses."""
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

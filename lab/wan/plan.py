@@ -1,4 +1,4 @@
-"""The forwarder's configuration as JSON: nodes, links between sites, live changes."""
+"""JSON structs of the emulated network: its configuration, and the messages of its control socket."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from lab.wan.delays import OneWay
 
 
 class WanNode(msgspec.Struct, frozen=True):
-    """A node of the network: its site, the namespace that holds its device, its IPv4 address, its card's nominal speed, and
-    further addresses that are reached through it, its pods', in CIDR notation.
+    """A node of the network.
+
+    Attributes:
+        site: its zone.
+        netns: the namespace with its device.
+        address: its IPv4 address.
+        nic_bps: speed of its network card, bits per second.
+        routed_ranges: addresses of its pods, in CIDR notation.
     """
 
     site: str
@@ -29,17 +35,17 @@ class WanLink(msgspec.Struct, frozen=True):
 
     @property
     def directions(self) -> set[tuple[str, str]]:
-        """Both ways between its ends; one inside a site."""
+        """(From, to) for both directions; a single one for a link inside a site."""
         return {(self.origin, self.destination), (self.destination, self.origin)}
 
     def one_way(self) -> OneWay:
-        """Each direction gets half of the round trip and half of its jitter."""
+        """One direction of the link, with half of the round trip and of the jitter."""
         link = self.link
         return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss)
 
 
 class WanPlan(msgspec.Struct, frozen=True):
-    """Configuration of the network's process. ``device`` is the device's name in every node's namespace."""
+    """Configuration of the forwarder. ``device`` is the name of the TUN device in every node's namespace."""
 
     device: str
     seed: int
@@ -54,8 +60,8 @@ class Command(msgspec.Struct, frozen=True):
     link: WanLink | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The reply to a Command; ``error`` is empty when it worked."""
+class Reply(msgspec.Struct, frozen=True):
+    """The reply to a Command; ``error`` is empty after success, ``late_us`` is as in `Counters`."""
 
     error: str = ""
     links: list[WanLink] = []
@@ -66,11 +72,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def to_wan_link(origin: str, destination: str, link: Link) -> WanLink:
-    """Name the ends of a link, in bytewise order."""
+    """A link with the names of its two sites, in bytewise order."""
     return WanLink(*site_pair(origin, destination), link)
 
 
 def links_of(topology: Topology) -> list[WanLink]:
-    """All links of a topology, also those inside the sites."""
+    """All links of a topology, also those inside sites."""
     between = [to_wan_link(a, b, link) for (a, b), link in sorted(topology.links.items())]
     return between + [to_wan_link(zone, zone, topology.same_zone) for zone in topology.zones]

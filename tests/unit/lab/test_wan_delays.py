@@ -25,11 +25,11 @@ def test_jitter_never_reorders_packets_between_two_nodes(gaps: list[float], jitt
     now = 0.0
     for index, gap in enumerate(gaps):
         now += gap
-        queue.accept(now, A, B, bytes([index]))
-    assert [packet for _, packet in queue.release(now + 1.0)] == [bytes([i]) for i in range(len(gaps))]
+        queue.enqueue(now, A, B, bytes([index]))
+    assert [packet for _, packet in queue.pop_due(now + 1.0)] == [bytes([i]) for i in range(len(gaps))]
 
 
 def test_packets_under_way_are_bounded() -> None:
     queue = queue_of(OneWay(1.0))
-    assert sum(queue.accept(0.0, A, B, b"") for _ in range(MAX_PACKETS + 5)) == MAX_PACKETS
+    assert sum(queue.enqueue(0.0, A, B, b"") for _ in range(MAX_PACKETS + 5)) == MAX_PACKETS
     assert queue.counters.dropped == 5
