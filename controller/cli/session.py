@@ -31,7 +31,7 @@ from controller.config import ControllerConfiguration, parse_config
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.prometheus import PrometheusClient, PrometheusError
-from controller.topology.results import ObjectName, results_of
+from controller.topology.results import ObjectName, result_names
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, UnreachableError
 from kubekit.wire import (
@@ -149,7 +149,7 @@ class Session:
             self._plans(),
             self.list_objects(SERVICES, Service, is_needed=groups),
         )
-        names = results_of(topologies, plans, self.home, len(build_zone_map(nodes).zones))
+        names = result_names(topologies, plans, self.home, len(build_zone_map(nodes).zones))
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
             self._app_groups(is_needed=groups),
             self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, is_needed=groups),

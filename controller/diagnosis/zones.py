@@ -14,7 +14,7 @@ from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
-from controller.topology.results import results_of
+from controller.topology.results import result_names
 from controller.topology.status import group_pairs
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -46,7 +46,7 @@ def _results_for(
 ) -> dict[str, Mapping[str, str]]:
     """The results for a topology: those of agents, then those in the ConfigMaps that it names."""
     topologies = () if topology is None else (topology,)
-    names = results_of(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
+    names = result_names(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
     return {str(name): snapshot.results.get(str(name), {}) for name in names}
 
 

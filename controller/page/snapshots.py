@@ -13,7 +13,7 @@ from controller.cluster.caches import Caches
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import results_of
+from controller.topology.results import result_names
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
 from netperf.errors import PlanRefusedError
@@ -83,7 +83,7 @@ class SnapshotReader:
 
     def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""
-        names = map(str, results_of(self._caches.topologies, plans, self._namespace, len(self._caches.plans)))
+        names = map(str, result_names(self._caches.topologies, plans, self._namespace, len(self._caches.plans)))
         config_maps = {name: self._caches.results.get(name) for name in names}
         return {name: found.data or {} for name, found in config_maps.items() if found is not None}
 

@@ -1,8 +1,7 @@
-"""Bandwidth between zones: allocated by placed pods, and the capacities that users wrote.
+"""Bandwidth between zones: allocations of placed pods, and the capacities that users wrote.
 
-Each placed pod of a workload asks ``minBandwidth`` of each dependency in total, spread evenly over the dependency's placed
-pods, as a Service spreads its calls. The sum over all groups is computed again from the caches
-instead of being updated by events, so it is right after restarts and repeated or reordered events.
+Each placed pod needs ``minBandwidth`` for each dependency, spread evenly over the dependency's placed pods, as a Service spreads
+calls. The sum over all groups is computed from the stores, not updated by events, so it is right after restarts and lost events.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fractions import Fraction
 from controller.cluster.costs import entries_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import NetworkTopology
+from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -25,62 +24,62 @@ from netperf.sample import Place
 Quantity = str | int
 
 
-def allocated_bps(membership: Membership, pods: Iterable[GroupPod], places: Mapping[str, Place]) -> dict[ZonePair, int]:
-    """Directed pair of zones -> bits per second that placed pods have asked of it, rounded up.
+def compute_allocations(
+    membership: Membership, pods: Iterable[GroupPod], places: Mapping[str, Place]
+) -> dict[ZonePair, int]:
+    """Directed pair of zones -> bits per second that placed pods need, rounded up.
 
     Args:
-        membership: every AppGroup, and which pods belong to it.
-        pods: of AppGroups; those on nodes that are gone, or that have no zone, do not count.
+        membership: AppGroups, and the group of each pod.
+        pods: pods of AppGroups; those on deleted nodes, or on nodes without a zone, do not count.
         places: node name -> place.
     """
-    members: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    zones_of: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # (group, workload) -> zone -> pods there.
     for pod in pods:
         place = places.get(pod.spec.node_name)
         if place is not None and place.zone and pod.is_bound:
-            members[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][place.zone] += 1
-    # Grouped by the number of replicas, so that fractions are added once for each number.
+            zones_of[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][place.zone] += 1
+    # By the callee's replicas, the denominator, so that each denominator is divided once.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
         graph = membership.graph(key)
         for edge in graph.edges:
-            callers, called = (members.get((key, graph.selectors[end])) for end in (edge.dependant, edge.dependency))
-            if not edge.min_bandwidth_bps or not callers or not called:
+            callers, callees = (zones_of.get((key, graph.selectors[end])) for end in (edge.dependant, edge.dependency))
+            if not edge.min_bandwidth_bps or not callers or not callees:
                 continue
-            replicas = called.total()
-            for origin, callers_there in callers.items():
-                for destination, called_there in called.items():
+            replicas = callees.total()
+            for origin, caller_count in callers.items():
+                for destination, callee_count in callees.items():
                     if origin != destination:
-                        total[origin, destination][replicas] += edge.min_bandwidth_bps * callers_there * called_there
+                        total[origin, destination][replicas] += edge.min_bandwidth_bps * caller_count * callee_count
     return {
         pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in parts.items()), Fraction()))
         for pair, parts in sorted(total.items())
     }
 
 
-def between_regions(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
-    """Sums between regions, over their zone pairs."""
+def sum_by_regions(by_zone: Mapping[ZonePair, int], region_of: Mapping[str, str]) -> dict[ZonePair, int]:
+    """Directed pair of regions -> sum over their zone pairs."""
     total: dict[ZonePair, int] = defaultdict(int)
     for (origin, destination), rate_bps in by_zone.items():
-        regions = zones.get(origin, ""), zones.get(destination, "")
+        regions = region_of.get(origin, ""), region_of.get(destination, "")
         if all(regions) and regions[0] != regions[1]:
             total[regions] += rate_bps
     return dict(sorted(total.items()))
 
 
-def declared_capacities(
-    topology: NetworkTopology, ours: str
-) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
-    """Capacities that the user wrote into any weight but ``ours``, by zone pair and by region pair, spelled as written.
+def read_user_capacities(topology: NetworkTopology) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
+    """Capacities by zone pair and by region pair, as users wrote them into weights other than NetperfCosts.
 
-    Invalid quantities are omitted, because the API server would refuse them.
+    Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """
-    found: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
+    by_level: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
     for weight in topology.spec.weights or ():
-        for level, capacities in found.items() if weight.name != ours else ():
+        for level, capacities in by_level.items() if weight.name != NETPERF_COSTS else ():
             for pair, entry in entries_of(weight, level).items():
                 if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
                     capacities.setdefault(pair, entry.bandwidth_capacity)
-    return found[ZONE_LABEL], found[REGION_LABEL]
+    return by_level[ZONE_LABEL], by_level[REGION_LABEL]
 
 
 def _is_quantity(value: Quantity) -> bool:

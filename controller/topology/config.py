@@ -24,11 +24,11 @@ class TopologyConfig(Section, frozen=True):
     cost_policy: dict[str, Any] = {}
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when the cost policy makes no sense."""
+        """Raise ConfigError if a field of the cost policy is unknown or out of range."""
         self.policy(field)
 
     def policy(self, field: str = "topology") -> CostPolicy:
-        """The default policy.
+        """The controller's cost policy; ``field`` is the section's name for errors.
 
         Raises:
             ConfigError: a field is unknown or out of range.

@@ -24,10 +24,13 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     """All inputs of a decision about a NetworkTopology.
 
     Attributes:
-        results: data of its results ConfigMaps by ``namespace/name``; of a key in several the last counts.
-        missing: names of those that do not exist.
-        allocated: bits per second by zone pair, from the AppGroups' placed pods.
-        expected: planned keys; None without a plan.
+        topology: the object.
+        zone_map: zones and nodes of the cluster.
+        results: data of its results ConfigMaps by ``namespace/name``; the last one wins if several have a key.
+        missing: its own results ConfigMap, if no results could be read.
+        allocated: bits per second by zone pair, from placed pods of AppGroups.
+        interval_s: length of a probing round.
+        expected: keys of planned results; None without a plan.
     """
 
     topology: NetworkTopology
@@ -43,9 +46,14 @@ class TopologyDecision(msgspec.Struct, frozen=True):
     """Costs, bandwidths and status computed from a snapshot.
 
     Attributes:
-        latencies: to be written with the costs.
-        counts: what the costs rest on.
-        state: for the next decision.
+        latencies: of the costs, for the annotation.
+        table: costs between zones and between regions.
+        counts: zone pairs by the basis of their cost.
+        state: input of the next decision.
+        policy: the policy that was applied.
+        results: decoded samples, failures and refused keys.
+        bandwidths: capacities and allocations.
+        faults: faults of the inputs, for the conditions.
     """
 
     latencies: Latencies
@@ -67,19 +75,19 @@ def decide(
     wall_s: float,
     earlier: CostState | None = None,
 ) -> TopologyDecision:
-    """Price one NetworkTopology. Pure.
+    """Compute costs, bandwidths and faults of a NetworkTopology. Pure.
 
     Args:
-        snapshot: what was read.
-        state: from the last decision; None after a restart, and when a leadership begins.
-        defaults: the controller's policy, which the object's own overrides field by field.
+        snapshot: the inputs.
+        state: of the last decision; None for the first one of a leadership.
+        defaults: the controller's policy; fields of the object's costPolicy override it.
         now_s: monotonic clock.
         wall_s: wall clock, seconds since 1970.
-        earlier: if ``state`` is None, the state of an earlier leadership of this process, by the same clock.
+        earlier: the state of an earlier leadership of this process, by the same clock; used without ``state``.
     """
     topology, zones = snapshot.topology, snapshot.zone_map.zones
-    policy, policy_fault = policy_of(topology, defaults)
-    data = {key: value for found in snapshot.results.values() for key, value in found.items()}
+    policy, policy_fault = read_policy(topology, defaults)
+    data = {key: value for shard in snapshot.results.values() for key, value in shard.items()}
     results = decode_results(data, snapshot.zone_map.places, snapshot.expected, now_s=wall_s)
     weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
@@ -109,12 +117,12 @@ def decide(
 
 
 def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
-    zone_capacity, region_capacity = bandwidth.declared_capacities(snapshot.topology, NETPERF_COSTS)
+    zone_capacity, region_capacity = bandwidth.read_user_capacities(snapshot.topology)
     return Bandwidths(
         zone_capacity=zone_capacity,
         region_capacity=region_capacity,
         zone_allocated=snapshot.allocated,
-        region_allocated=bandwidth.between_regions(snapshot.allocated, snapshot.zone_map.zones),
+        region_allocated=bandwidth.sum_by_regions(snapshot.allocated, snapshot.zone_map.zones),
     )
 
 
@@ -134,8 +142,8 @@ def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) 
     )
 
 
-def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
-    """The object's policy over the defaults; if it is invalid, the defaults and the error."""
+def read_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
+    """The object's policy over the defaults, and its error; if it is invalid, the defaults alone."""
     fields = topology.spec.cost_policy
     if fields is None:
         return defaults, ""
@@ -148,7 +156,7 @@ def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPoli
 
 
 def _writers(results: Results) -> dict[str, tuple[str, ...]]:
-    """The nodes whose keys were refused, by reason."""
+    """Reason -> nodes whose keys were refused for it, sorted."""
     writers: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
         if refusal.source:

@@ -1,6 +1,6 @@
 """Metrics of costs, computed from the last decision at each scrape.
 
-Cardinality: a handful of series per topology, and some for each directed pair of zones.
+Cardinality: about five series for each directed pair of zones of a NetworkTopology.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubekit import quantity
 from netperf.latencies import ZonePair
 
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""Further labels, and the value."""
+"""Values of the labels after ``topology``, and the value of the metric."""
 
 
 def _costs(decision: TopologyDecision) -> Values:
@@ -54,7 +54,7 @@ def _allocations(decision: TopologyDecision) -> Values:
 
 
 def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
-    """Convert bits per second, as in objects, to bytes, Prometheus' base unit."""
+    """Convert bits per second to bytes per second, the base unit of Prometheus."""
     return (((level, *pair), float(quantity.parse(value)) / 8) for pair, value in rates.items())
 
 
@@ -63,22 +63,32 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
     ("netaware_network_cost", "Cost as written to NetperfCosts; level: zone, region.", ("level", *_ZONES), _costs),
     (
         "netaware_zone_latency_seconds",
-        "Smoothed latency of the cost, with the effect of loss.",
+        "Smoothed latency behind a cost, with the effect of loss; basis as for netaware_zone_pairs.",
         (*_ZONES, "basis"),
         _latencies,
     ),
     ("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", _ZONES, _ages),
-    ("netaware_zone_pairs", "Directed pairs of zones, by the basis of their cost.", ("basis",), _pairs),
-    ("netaware_results_refused_keys", "Keys of results that could not be used.", ("reason",), _refused),
+    (
+        "netaware_zone_pairs",
+        "Directed pairs of zones; basis of the cost: measured, mirrored, stale, inferred, unreachable, absent.",
+        ("basis",),
+        _pairs,
+    ),
+    (
+        "netaware_results_refused_keys",
+        "Keys in results ConfigMaps that were refused; the condition InputValid explains them.",
+        ("reason",),
+        _refused,
+    ),
     (
         "netaware_bandwidth_capacity_bytes_per_second",
-        "Capacity of a path, as users wrote it.",
+        "Capacity of a path, from users' weights; level: zone, region.",
         ("level", *_ZONES),
         _capacities,
     ),
     (
         "netaware_bandwidth_allocated_bytes_per_second",
-        "minBandwidth of placed pods on a path.",
+        "minBandwidth of placed pods on a path; level: zone, region.",
         ("level", *_ZONES),
         _allocations,
     ),
@@ -86,7 +96,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
 
 
 class TopologyMetrics(Collector):
-    """Gauges of all topologies, and a counter of what was written: ``weights`` or ``status``."""
+    """Gauges of all NetworkTopologies, and a counter of writes by ``what``: weights, status."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._decisions: dict[str, TopologyDecision] = {}
@@ -96,23 +106,23 @@ class TopologyMetrics(Collector):
         registry.register(self)
 
     def show(self, key: str, decision: TopologyDecision) -> None:
-        """Set the values of ``namespace/name``."""
+        """Set the values of the NetworkTopology ``namespace/name``."""
         self._decisions[key] = decision
 
     def drop(self, key: str) -> None:
-        """Remove the values of ``namespace/name``."""
+        """Remove the values of the NetworkTopology ``namespace/name``."""
         self._decisions.pop(key, None)
 
     def clear(self) -> None:
-        """Remove all values, because this replica does not lead."""
+        """Remove all values; only the leader has any."""
         self._decisions.clear()
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all topologies."""
         decisions = tuple(self._decisions.items())  # A copy, because metrics are collected in a thread.
-        for name, text, labels, values_of in _FAMILIES:
-            family = GaugeMetricFamily(name, text, labels=["topology", *labels])
-            for key, found in decisions:
-                for values, value in values_of(found):
-                    family.add_metric([key, *values], value)
+        for name, help_text, label_names, values_of in _FAMILIES:
+            family = GaugeMetricFamily(name, help_text, labels=["topology", *label_names])
+            for key, decision in decisions:
+                for labels, value in values_of(decision):
+                    family.add_metric([key, *labels], value)
             yield family

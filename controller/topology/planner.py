@@ -1,4 +1,4 @@
-"""Writes the probe plan: one ConfigMap per origin zone, only when its part changes."""
+"""Writes the probe plan: one ConfigMap per origin zone, when the zone's part changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from controller.cluster.caches import Caches
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER, NetworkTopology
-from controller.cluster.zones import agent_pods_by_node, has_same_probe_node, to_probe_node
+from controller.cluster.zones import SHOWN_NODES, agent_pods_by_node, has_same_probe_node, to_probe_node
 from controller.topology.config import TopologyConfig
-from controller.topology.results import ObjectName, results_of
+from controller.topology.results import ObjectName, result_names
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
@@ -29,16 +29,17 @@ from netperf.results import keys_to_remove, planned_keys, removal_patch
 log = logs.get("controller.topology.planner")
 
 PLAN = "plan"
+"""The only key of the queue."""
 REPLAN_S = 60.0
 DEBOUNCE_S = 1.0
-"""Least time between plans, because nodes change in bursts."""
+"""Delay of a plan after a change, because nodes change in bursts."""
 
 
 class ProbePlanner:
-    """Plans probes from the node store and writes the plan; removes results of pairs that are not planned any more.
+    """Plans probes from the node store, writes the plan, and removes results of pairs that are no longer planned.
 
     Attributes:
-        interval_s: length of a round of the current plan.
+        interval_s: length of a probing round of the current plan.
         zone_count: number of zones with nodes; 0 before the first plan.
     """
 
@@ -58,7 +59,7 @@ class ProbePlanner:
         self._queue = WorkQueue()
         self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
-        self._expected: dict[str, float] | None = None
+        self._expected_until: dict[str, float] | None = None
         self._zone_pairs = Gauge(
             "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
@@ -76,30 +77,30 @@ class ProbePlanner:
             registry=registry,
         )
         caches.nodes.subscribe(self._node_changed)
-        caches.agent_pods.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
-        caches.plans.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
+        for store in (caches.agent_pods, caches.plans):
+            store.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
 
     def result_objects(self, *topologies: NetworkTopology) -> list[ObjectName]:
-        """Names of the ConfigMaps that our agents write, then of those that these topologies name."""
-        return results_of(topologies, self._plans.values(), self._namespace, self.zone_count)
+        """Names of the ConfigMaps that agents write, then of those that these topologies name."""
+        return result_names(topologies, self._plans.values(), self._namespace, self.zone_count)
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not has_same_probe_node(old, new):
             self._queue.add_after(PLAN, DEBOUNCE_S)
 
     async def run(self) -> None:
-        """Keep the plan until cancelled."""
-        self._expected = None
+        """Write the plan until cancelled."""
+        self._expected_until = None
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
 
     @property
     def expected_keys(self) -> Collection[str] | None:
-        """Planned keys, for a while also those of the previous plan; None before the first plan."""
-        return self._expected.keys() if self._expected is not None else None
+        """Keys of results of the current plan and, for two more rounds, of the previous one; None before the first plan."""
+        return self._expected_until.keys() if self._expected_until is not None else None
 
     async def _reconcile(self, _: str) -> float:
-        objects = {found.metadata.name: found for found in self._caches.plans}
+        objects = {plan_object.metadata.name: plan_object for plan_object in self._caches.plans}
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
         # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
         previous, plan, keys, self.zone_count = await asyncio.to_thread(
@@ -114,7 +115,7 @@ class ProbePlanner:
                 continue
             try:
                 await self._write(name, zone_plan, objects.get(name))
-            except TooLargeError as error:  # The other zones' plans are written nevertheless.
+            except TooLargeError as error:  # Plans of other zones are still written.
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
         for name in sorted(objects.keys() - wanted.keys()):
@@ -126,7 +127,7 @@ class ProbePlanner:
         return min(REPLAN_S, self.interval_s)
 
     async def _create_results(self, results: ObjectName) -> None:
-        """Create a planned results ConfigMap if it does not exist, because agents may only update it."""
+        """Create a results ConfigMap if it does not exist, because agents may only update it."""
         if self._caches.results.get(str(results)) is not None:
             return
         metadata = {"name": results.name, "labels": PART_OF}
@@ -138,7 +139,7 @@ class ProbePlanner:
                 raise
             return
         self._writes.labels("results-made").inc()
-        log.info("results made", object=results)
+        log.info("results ConfigMap created", object=results)
 
     def _evaluate(
         self,
@@ -147,18 +148,19 @@ class ProbePlanner:
         pods: Sequence[PodInfo],
         wall_s: float,
     ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
-        """The previous plans, the new one, the keys of both (a former leader planned the previous one), and how many zones have nodes."""
-        previous, agents = _decode(objects), agent_pods_by_node(pods)
-        facts = [to_probe_node(node, agents) for node in nodes]
-        plan = plan_pairs(facts, self._config.probing, previous, wall_s)
+        """The previous plans by zone, the new plan, the keys of both, and the number of zones with nodes."""
+        previous, agents = _decode_plans(objects), agent_pods_by_node(pods)
+        probe_nodes = [to_probe_node(node, agents) for node in nodes]
+        plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
+        # Another leader may have made the previous plan, so its keys may not be expected yet.
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
-        return previous, plan, keys, len({fact.zone for fact in facts} - {""})
+        return previous, plan, keys, len({node.zone for node in probe_nodes} - {""})
 
     def _expect_keys(self, keys: Collection[str]) -> None:
-        """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
+        """Expect these keys until two rounds after they are no longer planned, because agents read a new plan late."""
         now_s = self._clock()
-        unexpired = {key: until for key, until in (self._expected or {}).items() if until > now_s}
-        self._expected = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
+        unexpired = {key: until for key, until in (self._expected_until or {}).items() if until > now_s}
+        self._expected_until = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
 
     async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
         body = {
@@ -183,26 +185,27 @@ class ProbePlanner:
         self._left_out.clear()
         for reason in sorted(set(reasons)):
             self._left_out.labels(reason).set(reasons.count(reason))
-        shown = ", ".join(f"{r.key} ({r.reason})" for r in plan.left_out[:5])
+        shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.left_out[:SHOWN_NODES])
         log.change(
             "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), some=shown
         )
 
     async def _remove_obsolete_results(self) -> None:
-        """Remove unreadable keys, and keys of pairs that are gone, so that objects do not grow for ever."""
+        """Remove unreadable keys and keys of pairs that are no longer planned, so that objects do not grow without limit."""
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
         for name in self.result_objects():
-            found = self._caches.results.get(str(name))
-            obsolete = await asyncio.to_thread(keys_to_remove, found.data or {}, planned) if found is not None else ()
+            results = self._caches.results.get(str(name))
+            if results is None:
+                continue
+            obsolete = await asyncio.to_thread(keys_to_remove, results.data or {}, planned)
             if not obsolete:
                 continue
-            patch = removal_patch(obsolete)
             try:
                 await self._client.patch(
                     CONFIGMAPS,
                     name.name,
-                    patch,
+                    removal_patch(obsolete),
                     Object,
                     kind=MERGE_PATCH,
                     namespace=name.namespace,
@@ -212,17 +215,17 @@ class ProbePlanner:
                 if not error.is_not_found:
                     raise
             self._writes.labels("results-keys-removed").inc(len(obsolete))
-            log.info("results removed that are not planned or cannot be read", object=name, keys=len(obsolete))
+            log.info("results removed that are not planned or are unreadable", object=name, keys=len(obsolete))
 
 
-def _decode(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
-    """Readable plans by zone; an unreadable one counts as absent and is rewritten."""
+def _decode_plans(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
+    """Readable plans by zone; an unreadable one is omitted and therefore written again."""
     plans: dict[str, ZonePlan] = {}
-    for name, found in objects.items():
+    for name, plan_object in objects.items():
         try:
-            plan = decode_plan(found.data).plan
+            plan = decode_plan(plan_object.data).plan
         except PlanRefusedError as error:
-            log.change(name, error.reason, "plan object cannot be read, it will be rewritten", object=name, error=error)
+            log.change(name, error.reason, "unreadable plan object, it is written again", object=name, error=error)
             continue
         if plan_object_name(plan.zone) == name:
             plans[plan.zone] = plan

@@ -1,7 +1,7 @@
 """Reconciles NetworkTopologies: reads samples, writes the weight NetperfCosts and the status.
 
-`decision.decide` is pure and decides everything; `_execute` writes what differs. State beside the objects (smoothing, last good
-values) is a cache that may be lost: it is rebuilt from the samples and from the costs written last.
+`decision.decide` is pure; `_execute` writes the differences. The state between decisions (smoothing, last good values) may be lost:
+it is rebuilt from samples and from the costs that were written last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.caches import Caches
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.status_writing import report_conditions, retry_after, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, has_same_location
 from controller.topology import bandwidth, status
@@ -33,7 +33,7 @@ from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node
+from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.cost_state import CostState
 from netperf.latencies import ZonePair
@@ -42,14 +42,18 @@ from netperf.sample import Place
 log = logs.get("controller.topology")
 
 PLAN_RETRY_S = 0.2
+"""Interval of checks for the first plan."""
 LEAST_DEBOUNCE_S = 0.1
+DEBOUNCES_PER_ROUND = 60
+"""Debounce as a part of a probing round, since each pair has one sample per round."""
 RESYNC_S = 15.0
+"""Longest time between two decisions, because measurements age without events."""
 ALL = "*"
-"""Stands for every topology in the queue."""
+"""Key of the queue for all topologies."""
 
 
 class TopologyController:
-    """Reconciles every NetworkTopology in the watched namespaces, and keeps the probe plan."""
+    """Reconciles every NetworkTopology in the configured namespaces, and runs the probe planner."""
 
     def __init__(
         self,
@@ -72,32 +76,37 @@ class TopologyController:
         self._states: dict[str, CostState] = {}
         self._earlier_states: dict[str, CostState] = {}
         self._unwritten_change: set[str] = set()
-        self._status_at: dict[str, float] = {}
-        self._zone_map_cache: ZoneMap | None = None
+        self._status_written_at: dict[str, float] = {}
+        self._cached_zone_map: ZoneMap | None = None
         self._node_changes = self._placement_changes = 0
         self._allocated: Mapping[ZonePair, int] | None = None
         self._membership = membership
         caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         caches.nodes.subscribe(self._node_changed)
         caches.results.subscribe(self._result_changed)
-        caches.app_groups.subscribe(lambda _, old, new: None if has_same_spec(old, new) else self._placement_changed())
-        caches.namespaces.subscribe(
-            lambda _, old, new: None if has_same_consent(old, new) else self._placement_changed()
-        )
+        caches.app_groups.subscribe(self._group_changed)
+        caches.namespaces.subscribe(self._namespace_changed)
         caches.group_pods.subscribe(self._pod_changed)
 
     def _enqueue(self, key: str) -> None:
-        # Each pair has one sample in a round, so the debounce grows with its length.
-        self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
+        self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not has_same_location(old, new):
-            self._zone_map_cache = None
+            self._cached_zone_map = None
             self._node_changes += 1
             self._placement_changed()
 
     def _pod_changed(self, _key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if old is None or new is None or _placement_key(old) != _placement_key(new):
+            self._placement_changed()
+
+    def _group_changed(self, _key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+        if not has_same_spec(old, new):
+            self._placement_changed()
+
+    def _namespace_changed(self, _key: str, old: Object | None, new: Object | None) -> None:
+        if not has_same_consent(old, new):
             self._placement_changed()
 
     def _placement_changed(self) -> None:
@@ -112,7 +121,7 @@ class TopologyController:
 
     async def run(self) -> None:
         """Reconcile topologies and the probe plan until cancelled."""
-        # Another replica may have led since: only the age of costs is taken from earlier states.
+        # Another replica may have led since then, so only the age of costs is taken from earlier states.
         self._earlier_states |= self._states
         self._states.clear()
         self._unwritten_change.clear()
@@ -134,7 +143,8 @@ class TopologyController:
                 self._queue.add(topology_key)
             return None
         topology = self._caches.topologies.get(key)
-        if topology is None or not self._is_ours(topology):
+        managed = self._config.namespaces
+        if topology is None or (managed and topology.metadata.namespace not in managed):
             self._forget(key)
             return None
         # Wait for the plan, because without it results of unplanned pairs would be trusted.
@@ -155,7 +165,7 @@ class TopologyController:
             await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
             return retry_after(error, key, self._caches.topologies)
-        return min(RESYNC_S, self.planner.interval_s / 4)  # Measurements age without any event.
+        return min(RESYNC_S, self.planner.interval_s / 4)
 
     def _evaluate(
         self,
@@ -166,67 +176,64 @@ class TopologyController:
         now_s: float,
         wall_s: float,
     ) -> tuple[TopologyDecision, list[Operation] | None]:
-        """Decide, and the patch of the object, if any. Reads nothing but its arguments and the configuration."""
+        """The decision, and the patch of the object if its weight or latencies change. Runs in a thread."""
         decision = decide(snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier=earlier)
         weight = build_weight(decision.table, decision.bandwidths)
         return decision, patch_topology(snapshot.topology, weight, decision.latencies)
 
-    def _is_ours(self, topology: NetworkTopology) -> bool:
-        return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces
-
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)
         self._earlier_states.pop(key, None)
-        self._status_at.pop(key, None)
+        self._status_written_at.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
 
-    async def _results(self, name: ObjectName) -> Mapping[str, str] | None:
-        """The data of a ConfigMap, None if it cannot be read. Only those of netaware's namespace are in a store."""
+    async def _read_results(self, name: ObjectName) -> Mapping[str, str] | None:
+        """The data of a ConfigMap; None if it cannot be read. A store has only those of netaware's namespace."""
         if name.namespace == self._caches.home:
-            found = self._caches.results.get(str(name))
-            return None if found is None else found.data or {}
+            configmap = self._caches.results.get(str(name))
+            return None if configmap is None else configmap.data or {}
         try:
             return (await self._client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError:
             return None
 
     async def _zone_map(self) -> ZoneMap:
-        """Zones and locations; recomputed in a thread when nodes change."""
-        if self._zone_map_cache is not None:
-            return self._zone_map_cache
+        """Zones and places of nodes; computed in a thread after nodes changed."""
+        if self._cached_zone_map is not None:
+            return self._cached_zone_map
         changes = self._node_changes
         zone_map = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
         if changes == self._node_changes:
-            self._zone_map_cache = zone_map
+            self._cached_zone_map = zone_map
         return zone_map
 
-    async def _count_allocated(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
-        """Sum minBandwidth of placed pods per path, in a thread, when pods moved."""
+    async def _compute_allocations(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
+        """Allocated bits per second by zone pair; computed in a thread after pods or AppGroups changed."""
         if self._allocated is not None:
             return self._allocated
         changes, maybe_yield = self._placement_changes, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
-                self._membership.graph(key)  # Cached before copying.
+                self._membership.graph(key)  # Fills the cache of graphs, which the copy shares.
             await maybe_yield()
         groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
-        allocated = await asyncio.to_thread(bandwidth.allocated_bps, groups, pods, places)
+        allocated = await asyncio.to_thread(bandwidth.compute_allocations, groups, pods, places)
         if changes == self._placement_changes:
             self._allocated = allocated
         return allocated
 
     async def _read(self, topology: NetworkTopology) -> TopologySnapshot:
         zone_map = await self._zone_map()
-        allocated = await self._count_allocated(zone_map.places)
+        allocated = await self._compute_allocations(zone_map.places)
         names = self.planner.result_objects(topology)
-        results = {str(name): data for name in names if (data := await self._results(name)) is not None}
-        own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
+        results = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
+        named = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
             zone_map=zone_map,
             results=results,
-            missing=() if results else (str(own),),
+            missing=() if results else (str(named),),
             allocated=allocated,
             interval_s=self.planner.interval_s,
             expected=self.planner.expected_keys,
@@ -236,7 +243,7 @@ class TopologyController:
         self, key: str, topology: NetworkTopology, decision: TopologyDecision, operations: list[Operation] | None
     ) -> None:
         if operations is not None:
-            patched = await self._client.patch(
+            topology = await self._client.patch(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
                 operations,
@@ -248,29 +255,30 @@ class TopologyController:
             self._unwritten_change.add(key)
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
-            topology = patched
         self._metrics.show(key, decision)
-        fresh = status.conditions_of(decision.counts, decision.table, decision.faults, topology.metadata.generation)
-        await self._write_status(key, topology, fresh)
+        conditions = status.conditions_of(
+            decision.counts, decision.table, decision.faults, topology.metadata.generation
+        )
+        await self._write_status(key, topology, conditions)
 
-    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
-        """Write the status if it changed; a changed node count alone may wait."""
+    async def _write_status(self, key: str, topology: NetworkTopology, conditions: list[Condition]) -> None:
+        """Write the status if it changed; a change of nodeCount alone may wait."""
         before = topology.status
-        wanted = status.plan_status(
+        wanted = status.build_status(
             before,
-            fresh,
+            conditions,
             node_count=len(self._caches.nodes),
             generation=topology.metadata.generation,
             weights_changed=key in self._unwritten_change,
             now=self._wall(),
         )
-        since_last_write_s = self._clock() - self._status_at.get(key, float("-inf"))
-        if not status.is_worth_a_write(before, wanted, last_s=since_last_write_s):
+        since_last_write_s = self._clock() - self._status_written_at.get(key, float("-inf"))
+        if not status.needs_write(before, wanted, since_last_write_s=since_last_write_s):
             self._unwritten_change.discard(key)
             return
         written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, wanted, count_field="nodeCount")
         if written is not None:
-            self._status_at[key] = self._clock()
+            self._status_written_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         about = reference_to(NETWORK_TOPOLOGIES, topology.metadata)

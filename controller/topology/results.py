@@ -1,6 +1,6 @@
-"""Names of the ConfigMaps that hold results, all shards.
+"""Names of the results ConfigMaps, all shards.
 
-Agents write in netaware's own namespace. A NetworkTopology elsewhere may name one ConfigMap beside it.
+Agents write in netaware's own namespace. A NetworkTopology of another namespace may name one ConfigMap there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class ObjectName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-def results_of(
+def result_names(
     topologies: Iterable[NetworkTopology], plans: Iterable[ZonePlan], home: str, zone_count: int
 ) -> list[ObjectName]:
-    """The ConfigMaps whose results price these topologies: those of our agents, then those that the topologies name.
+    """The ConfigMaps with results for these topologies: first those that agents write, then those that topologies name.
 
-    Agents write to the shards of `RESULTS_NAME`, and to what current plans name.
+    Agents write to the shards of `RESULTS_NAME` and to those of current plans, in namespace ``home``.
     """
-    ours = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
-    names = [ObjectName(home, name) for name in ours]
+    agent_results = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
+    names = [ObjectName(home, name) for name in agent_results]
     for topology in topologies:
-        base, namespace = topology.spec.configmap_name, topology.metadata.namespace
-        shards = shard_names(base, zone_count) if namespace == home else [base]
-        names += [ObjectName(namespace, name) for name in shards if base]
+        configmap_name, namespace = topology.spec.configmap_name, topology.metadata.namespace
+        shards = shard_names(configmap_name, zone_count) if namespace == home else [configmap_name]
+        names += [ObjectName(namespace, name) for name in shards if configmap_name]
     return list(dict.fromkeys(names))

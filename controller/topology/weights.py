@@ -1,8 +1,7 @@
-"""Builds the weight NetperfCosts from a cost table, and its patch.
+"""Builds the weight NetperfCosts from a cost table, and its JSON patch.
 
-Only ours is replaced, by a JSON patch that names the object's version: under upstream's definition `spec.weights` is one
-atomic list, which a server-side apply of ours would replace as a whole, so that the user's weights would be lost. The patch
-fails when the object changed since we read it, hence no weight can be overwritten by an old copy, whatever the definition.
+Under upstream's CRD `spec.weights` is an atomic list, so a server-side apply would delete the user's weights. A JSON patch replaces
+one weight only. It contains the resourceVersion, so it fails if the object has changed since it was read.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class Bandwidths(msgspec.Struct, frozen=True):
 
 
 def build_weight(table: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
-    """Costs and bandwidths as the weight, everything in bytewise order, as upstream's binary search needs it.
+    """The weight NetperfCosts, sorted bytewise for upstream's binary search.
 
-    Pairs without a cost have no entry at all: the scheduler then takes its own value for unknown, never 0.
+    Pairs without a cost have no entry, because schedulers have a default for unknown costs and would read 0 as the best cost.
     """
     zone_costs = {pair: entry.cost for pair, entry in table.zones.items()}
     return WeightInfo(
@@ -51,7 +50,7 @@ def _level(
     key: str, costs: Mapping[ZonePair, int], capacity: Mapping[ZonePair, Quantity], allocated: Mapping[ZonePair, int]
 ) -> TopologyInfo:
     origins: dict[str, list[CostInfo]] = defaultdict(list)
-    # Go compares strings bytewise; Python compares code points, which is the same order in UTF-8.
+    # Python compares code points, which is the bytewise order of UTF-8.
     for origin, destination in sorted(costs):
         pair = (origin, destination)
         origins[origin].append(
@@ -59,7 +58,7 @@ def _level(
                 destination=destination,
                 network_cost=costs[pair],
                 bandwidth_capacity=capacity.get(pair),
-                # Absent means 0, which most pairs of a large cluster have.
+                # Omitted if 0, as for most pairs of a large cluster, to keep the object small.
                 bandwidth_allocated=str(allocated[pair]) if allocated.get(pair) else None,
             )
         )
@@ -67,7 +66,7 @@ def _level(
 
 
 def written_costs(weight: WeightInfo | None) -> dict[ZonePair, int]:
-    """The costs between zones in a written weight."""
+    """Costs between zones in a weight, by directed pair; empty without a weight."""
     return {pair: entry.network_cost for pair, entry in entries_of(weight).items()}
 
 
@@ -76,7 +75,7 @@ def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Lat
     changes = _change_weight(topology, weight) + _change_latencies(topology, latencies)
     if not changes:
         return None
-    # Writing the version that we read makes the API server refuse the patch with a conflict if there is a newer one.
+    # Writing the version that was read makes the API server reject the patch with a conflict if there is a newer one.
     version_check = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
     return [version_check, *changes]
 
@@ -95,10 +94,7 @@ def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[O
 
 
 def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
-    """Replace the weight of the same name, if it differs.
-
-    An empty weight is not added.
-    """
+    """Replace the weight of the same name if it differs, or add it if it has entries."""
     weights = topology.spec.weights
     names = [w.name for w in weights or ()]
     if weight.name in names:
@@ -115,7 +111,7 @@ def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operat
 
 
 def _without_null(value: Any) -> Any:
-    """Plain data without absent fields, because the CRD does not allow null."""
+    """Plain data without None, because the CRD does not allow null."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value

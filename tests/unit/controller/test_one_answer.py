@@ -39,7 +39,7 @@ from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.state import State
-from controller.topology.bandwidth import allocated_bps
+from controller.topology.bandwidth import compute_allocations
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
 from controller.views.groups import build_groups
@@ -191,7 +191,7 @@ class World:
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
         places = build_zone_map(self.of("Node", Node)).places
-        return allocated_bps(self.account()._membership, self.of("Pod", GroupPod), places)
+        return compute_allocations(self.account()._membership, self.of("Pod", GroupPod), places)
 
     def account(self) -> TopologyController:
         """Who accounts for bandwidth."""

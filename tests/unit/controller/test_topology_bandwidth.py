@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.topology.bandwidth import (
-    allocated_bps,
-    between_regions,
-    declared_capacities,
+    compute_allocations,
+    read_user_capacities,
+    sum_by_regions,
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
@@ -46,12 +46,12 @@ def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
 
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return allocated_bps(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, PLACES)
+    return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, PLACES)
 
 
 def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:
     by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
-    assert between_regions(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
+    assert sum_by_regions(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
 
 
 Demands = Mapping[tuple[str, str], int]
@@ -113,7 +113,7 @@ def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightI
 def test_capacities_are_the_users_quantities_as_written_and_never_our_own(
     weights: list[WeightInfo], zones: str | None, regions: int | None
 ) -> None:
-    found = declared_capacities(topology(*weights), "NetperfCosts")
+    found = read_user_capacities(topology(*weights))
     assert found == tuple({} if value is None else {("z1", "z2"): value} for value in (zones, regions))
 
 

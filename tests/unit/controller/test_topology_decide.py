@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import ZoneMap
 from controller.topology import status
-from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, policy_of
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, read_policy
 from controller.topology.weights import build_weight, patch_topology
 from kubekit.wire import Condition
 from netperf.cost_state import CostState
@@ -139,7 +139,7 @@ def test_only_measurements_write_a_weight_and_the_same_ones_write_nothing_again(
 
 def test_the_objects_own_policy_wins_field_by_field() -> None:
     found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
-    policy, fault = policy_of(found, CostPolicy(hysteresis=0.7))
+    policy, fault = read_policy(found, CostPolicy(hysteresis=0.7))
     assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
 
 
@@ -183,17 +183,17 @@ def test_the_calculation_time_moves_only_with_the_weights_and_a_node_count_alone
 
     def plan(before: NetworkTopologyStatus, *, nodes: int = 3, generation: int = 3, **more: Any) -> Any:
         known = {"weights_changed": False, "now": 5000.0, **more}
-        return status.plan_status(before, held, node_count=nodes, generation=generation, **known)
+        return status.build_status(before, held, node_count=nodes, generation=generation, **known)
 
     empty = NetworkTopologyStatus(node_count=3)
     first = plan(empty, weights_changed=True, now=1000.0)
     assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
     assert plan(first) == first
     assert plan(first, weights_changed=True).weight_calculation_time == "1970-01-01T01:23:20Z"
-    assert status.is_worth_a_write(empty, first, last_s=5.0)
+    assert status.needs_write(empty, first, since_last_write_s=5.0)
     for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
         wanted = plan(first), plan(first, nodes=4), plan(first, generation=8)
-        assert [status.is_worth_a_write(first, one, last_s=last_s) for one in wanted] == worth
+        assert [status.needs_write(first, one, since_last_write_s=last_s) for one in wanted] == worth
 
 
 ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.places["n-z1"]})
