@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds, with_counts
@@ -20,7 +19,6 @@ from controller.views.model import EdgeView, GroupView, PodView
 from kubekit.text import join_first
 
 MAX_STOPS = 5
-_EXPECTED_CONDITIONS = frozenset({"Complete", "CostsMet", BALANCED, ROUTED_NEAR})
 
 
 class GraphCommand(Command):
@@ -121,7 +119,7 @@ def _remarks(group: GroupView) -> list[RenderableType]:
     remarks += [
         Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
         for c in group.conditions
-        if c.type in _EXPECTED_CONDITIONS and c.status != "True"
+        if c.status != "True"
     ]
     remarks += [
         Text(f"without {loss.zone}: {join_first(loss.stops, MAX_STOPS)} would stop", style=FAINT)

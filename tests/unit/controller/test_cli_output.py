@@ -32,6 +32,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
+from kubekit.wire import Condition
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
@@ -154,6 +155,17 @@ async def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch: pytest.Mon
     assert "\x1b[3" in await printed(sick(), "status")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" not in await printed(sick(), "status")
+
+
+async def test_graph_shows_every_condition_that_does_not_hold() -> None:
+    snapshot = healthy()
+    (group,) = snapshot.groups
+    conditions = [Condition("Admitted", "False", message="not admitted by shop"), Condition("Balanced", "True")]
+    status = msgspec.structs.replace(group.status, conditions=conditions)
+    group = msgspec.structs.replace(group, status=status)
+    text = await printed(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
+    assert "Admitted False  not admitted by shop" in text
+    assert "Balanced" not in text
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
