@@ -1,6 +1,6 @@
-"""Converts AppGroups and NetworkTopologies from the field names of KEP-260 and of talks about it to those of the API server. Pure.
+"""Converts AppGroups and NetworkTopologies from the field names of KEP-260 and of talks about it to those of the CRDs. Pure.
 
-Other objects are returned unchanged. Other errors are left to the API server.
+Other objects are returned unchanged, and other errors are left to the API server.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.convert.documents import Document, objects_in
 from netperf.contract import RESULTS_NAME
 
-GROUPS = frozenset(
+API_GROUPS = frozenset(
     {APPGROUPS.group, NETWORK_TOPOLOGIES.group, "diktyo.k8s.io", "scheduling.sigs.k8s.io", "scheduling.sigs.x-k8s.io"}
 )
 
 Note = Callable[[str, str], None]
-"""Records a field and its change."""
+"""Records a change: path of the field, and text."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One thing that was changed.
+    """A change of a field, or an item that was left out.
 
     Attributes:
-        object: ``AppGroup a1``.
-        field: path in the object as it is now.
+        object: kind and name, for example ``AppGroup a1``, or ``document 1``.
+        field: path in the converted object.
         text: the change and its reason.
     """
 
@@ -42,7 +42,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
-    """Convert the objects of documents from a YAML reader (see `objects_in`); returns them and the changes."""
+    """Convert the objects of documents from a YAML reader (see `objects_in`); returns the objects and the changes."""
     objects: list[Document] = []
     changes: list[Change] = []
     for number, document in enumerate(documents, start=1):
@@ -55,23 +55,23 @@ def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
 def _convert_one(document: Document, changes: list[Change]) -> Document:
     resource = next((kind for kind in (APPGROUPS, NETWORK_TOPOLOGIES) if kind.kind == document.get("kind")), None)
     version = str(document.get("apiVersion"))
-    if resource is None or version.rpartition("/")[0] not in GROUPS:
+    if resource is None or version.rpartition("/")[0] not in API_GROUPS:
         return document
-    made = copy.deepcopy(document)
-    name = f"{resource.kind} {_mapping(made.get('metadata')).get('name')}"
+    converted = copy.deepcopy(document)
+    name = f"{resource.kind} {_mapping(converted.get('metadata')).get('name')}"
 
     def note(field: str, text: str) -> None:
         changes.append(Change(name, field, text))
 
     if version != resource.api_version:
-        made["apiVersion"] = resource.api_version
+        converted["apiVersion"] = resource.api_version
         note("apiVersion", f"was {version!r}, is {resource.api_version}")
-    spec = _mapping(made.get("spec"))
+    spec = _mapping(converted.get("spec"))
     if resource is APPGROUPS:
         _convert_workloads(spec, note)
     else:
         _convert_topology(spec, note)
-    return made
+    return converted
 
 
 def _mapping(value: object) -> Document:
@@ -86,7 +86,7 @@ def _items(parent: Document, key: str, path: str) -> list[tuple[str, Document]]:
 
 
 def _convert_workloads(spec: Document, note: Note) -> None:
-    """Talks put dependencies and their limits inside the references; the KEP has no selectors."""
+    """Move dependencies and limits out of the references, where talks put them, and add selectors, which the KEP does not have."""
     selectors: dict[Any, Any] = {}
     references: list[tuple[str, Document]] = []
     for path, item in _items(spec, "workloads", "spec"):
@@ -94,19 +94,17 @@ def _convert_workloads(spec: Document, note: Note) -> None:
         _move_out(workload, item, "dependencies", path, note)
         selectors[str(workload.get("name"))] = workload.get("selector")
         references.append((path, workload))
-        for below, dependency in _items(item, "dependencies", path):
+        for dependency_path, dependency in _items(item, "dependencies", path):
             target = _mapping(dependency.get("workload"))
             for limit in ("minBandwidth", "maxNetworkCost"):
-                _move_out(target, dependency, limit, below, note)
-            references.append((below, target))
+                _move_out(target, dependency, limit, dependency_path, note)
+            references.append((dependency_path, target))
     for path, reference in references:
         name = reference.get("name")
         if name and not reference.get("selector"):
             reference["selector"] = selectors.get(str(name)) or name
-            note(
-                f"{path}.workload.selector",
-                f"was missing, is {reference['selector']!r}; pods' labels must say the same",
-            )
+            text = f"was missing, is {reference['selector']!r}; pods' labels must have the same value"
+            note(f"{path}.workload.selector", text)
 
 
 def _move_out(reference: Document, item: Document, name: str, path: str, note: Note) -> None:

@@ -21,18 +21,19 @@ from controller.webhook.gate import PATH
 from netperf.contract import PART_OF
 
 NAME = "netaware-webhook"
-_OUTSIDE = [placement for placement in get_args(Placement) if placement != "extender"]
-"""Values of the label by which pods of any scheduler are gated."""
-_NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
-_OURS = {
+_MAX_CLOCK_SKEW = datetime.timedelta(minutes=5)
+_ANY_SCHEDULER = [placement for placement in get_args(Placement) if placement != "extender"]
+"""Placements for which pods of any scheduler are gated."""
+_HAS_NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
+_IS_PLACED_BY_US = {
     "name": "is-placed-by-us",
     "expression": (
         f"object.spec.schedulerName == '{OUR_SCHEDULER}' || "
-        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in {_OUTSIDE})"
+        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in {_ANY_SCHEDULER})"
     ),
 }
-_IN_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
-_UNDECIDED = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
+_HAS_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
+_HAS_NO_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
 
 
 def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
         days: validity of the certificate.
         now: with a time zone.
     """
-    certificate, key = issue(f"{NAME}.{namespace}.svc", days, now)
+    certificate, key = issue_certificate(f"{NAME}.{namespace}.svc", days, now)
     encoded = base64.b64encode(certificate).decode()
     secret = {
         "apiVersion": "v1",
@@ -53,28 +54,31 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
         "data": {"tls.crt": encoded, "tls.key": base64.b64encode(key).decode()},
     }
     service = {"name": NAME, "namespace": namespace, "path": PATH, "port": 443}
-    client = {"service": service, "caBundle": encoded}
-    placed = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_OUTSIDE)}
-    namespaces = {"matchExpressions": [placed]}
+    client_config = {"service": service, "caBundle": encoded}
+    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_ANY_SCHEDULER)}
+    namespaces = {"matchExpressions": [has_placement]}
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": NAME, "labels": dict(PART_OF)},
         "webhooks": [
-            _webhook("pods", copy.deepcopy(client), {}, [_IN_GROUP], [_NO_NODE, _OURS]),
-            _webhook("namespaces", client, namespaces, [dict(_IN_GROUP), _UNDECIDED], [dict(_NO_NODE)]),
+            # Copies, because YAML would have aliases for repeated objects.
+            _webhook("pods", copy.deepcopy(client_config), {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
+            _webhook(
+                "namespaces", client_config, namespaces, [dict(_HAS_GROUP), _HAS_NO_PLACEMENT], [dict(_HAS_NO_NODE)]
+            ),
         ],
     }
     return [secret, configuration]
 
 
 def _webhook(
-    name: str, client: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
+    name: str, client_config: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
 ) -> dict[str, Any]:
-    """One webhook. Those for pods and for whole namespaces match the policies in manifests/policies/appgroup-gate.yaml."""
+    """One webhook; selectors and conditions are those of the policies in manifests/policies/appgroup-gate.yaml."""
     return {
         "name": f"{name}.gate.netaware.io",
-        "clientConfig": client,
+        "clientConfig": client_config,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
         "namespaceSelector": namespaces,
         "objectSelector": {"matchExpressions": pods},
@@ -88,7 +92,7 @@ def _webhook(
     }
 
 
-def issue(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
+def issue_certificate(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
     """A self-signed certificate for one host, and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
@@ -98,7 +102,7 @@ def issue(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_before(now - _MAX_CLOCK_SKEW)
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)

@@ -1,4 +1,4 @@
-"""Answers an AdmissionReview (admission.k8s.io/v1). Pure."""
+"""Answers AdmissionReviews (admission.k8s.io/v1) of pods. Pure."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _decode_review = msgspec.json.Decoder(_Review).decode
 
 
 def answer(body: bytes) -> bytes:
-    """Allow the pod, and add our gate if it belongs to an AppGroup, has no node and not this gate yet.
+    """The response that allows the pod, and adds our gate if it has an AppGroup label, no node and not yet our gate.
 
-    The webhook's configuration selects the pods that are sent here.
+    The webhook's configuration selects the pods that are sent.
 
     Raises:
         kubekit.wire.DECODE_ERRORS: the body is no AdmissionReview of a pod.

@@ -1,4 +1,4 @@
-"""The webhook's TLS server; checks its certificate files every 30 s."""
+"""The webhook's TLS server, which reloads its certificate files when they change."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _load(folder: Path) -> ssl.SSLContext:
 
 
 async def _reload_certificate(tls: ssl.SSLContext, folder: Path) -> None:
-    """Load the certificate again when it has changed; later handshakes use it."""
-    # Each load gets a new context: certificate and key that do not match would leave the serving context without a key.
+    """Load the certificate again when it has changed; later handshakes use the new one."""
+    # Each load gets a new context: a certificate and a key that do not match would leave the serving context without a key.
     current = tls
     tls.sni_callback = lambda connection, _name, _context: setattr(connection, "context", current)
     loaded_at = _modified_at(folder)

@@ -1,7 +1,7 @@
 """Encodes the extender's answers (docs/contracts, section 7) from prepared JSON.
 
 For 10,000 nodes a scheduler sends and reads half a megabyte per pod. Node names are therefore grouped by location, whole locations are
-copied from JSON that is encoded once, and prioritize recognises the list that filter returned.
+copied from JSON that is encoded once, and a prioritize request with the list that filter returned is not decoded again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from controller.scheduler.rules import (
 )
 from controller.scheduler.state import State
 
-REASONS_LIMIT = 50
+MAX_REASONS = 50
 """Refused nodes with a reason of their own: kube-scheduler writes every different reason into the pod's status."""
-_END = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
-_ZONE_SCORE, _ZONE_SHARE, _OTHERS_SHARE = 70, 5, 2
+_NO_FAILURES = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
+_ZONE_BASE, _ZONE_DIVISOR, _OTHERS_DIVISOR = 70, 5, 2
 """The planned node scores 100, others of its zone 70 to 90 by the rule, all others 0 to 50."""
 
 _encode = msgspec.json.Encoder().encode
@@ -43,7 +43,7 @@ class NodeNames(msgspec.Struct, frozen=True):
 
     Attributes:
         raw: the JSON list as it was received or sent.
-        by_location: index of a location -> its nodes in the list; the list of `NodeIndex` itself if all nodes of the location are in it.
+        by_location: index of a location -> its nodes in the request; the same object as in `NodeIndex` if these are all its nodes.
         count: number of nodes.
     """
 
@@ -53,20 +53,23 @@ class NodeNames(msgspec.Struct, frozen=True):
 
 
 class NodeIndex:
-    """All node names grouped by location, with their JSON for answers."""
+    """All node names grouped by location, with their JSON for answers.
+
+    Arrays and lists are by number of a node (``_names``, ``_locations``) or by index of a location (the rest).
+    """
 
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
         self._state, self._allocatable = state, allocatable
         self._version = -1
-        self._hosts: dict[str, bytes] = {}
+        self._entry_heads: dict[str, bytes] = {}
         self._raw_scores: dict[str, int] = {}
         self._names: list[str] = []
         self._number_of: dict[str, int] = {}
         self._locations = np.zeros(0, np.int64)
         self._sizes = np.zeros(1, np.int64)
         self._members: list[list[str]] = []
-        self._member_hosts: list[list[bytes]] = []
-        self._joined: list[bytes] = []
+        self._member_heads: list[list[bytes]] = []
+        self._member_lists: list[bytes] = []
 
     def refresh(self) -> None:
         """Update the index if nodes have changed."""
@@ -81,17 +84,17 @@ class NodeIndex:
         self._members = [[] for _ in state.locations]
         for name, index in state.location_index.items():
             self._members[index].append(name)
-        self._member_hosts = [[self.host(name) for name in names] for names in self._members]
-        self._joined = [_join_names(names) for names in self._members]
+        self._member_heads = [[self.entry_head(name) for name in names] for names in self._members]
+        self._member_lists = [_join_names(names) for names in self._members]
         self._raw_scores.clear()
-        for name in self._hosts.keys() - state.location_index.keys():
-            del self._hosts[name]
+        for name in self._entry_heads.keys() - state.location_index.keys():
+            del self._entry_heads[name]
 
     def group(self, raw: bytes) -> NodeNames:
         """Group the names of a JSON list by location; unknown names count as nodes at `NO_LOCATION`.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: it is no list of texts.
+            kubekit.wire.DECODE_ERRORS: it is no list of strings.
         """
         names = _decode_names(raw)
         numbers = np.fromiter(map(self._number_of.get, names, repeat(-1)), np.int64, len(names))
@@ -114,22 +117,22 @@ class NodeIndex:
         """Whether these are all nodes of the location."""
         return names is self._members[index]
 
-    def names_joined(self, index: int, names: Sequence[str]) -> bytes:
+    def join_names(self, index: int, names: Sequence[str]) -> bytes:
         """Node names as the elements of a JSON list, without its brackets."""
-        return self._joined[index] if self.is_whole(index, names) else _join_names(names)
+        return self._member_lists[index] if self.is_whole(index, names) else _join_names(names)
 
-    def hosts(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
-        """The beginnings of these nodes' entries in a prioritize answer."""
-        return self._member_hosts[index] if self.is_whole(index, names) else [self.host(name) for name in names]
+    def entry_heads(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
+        """The first bytes of these nodes' entries in a prioritize answer."""
+        return self._member_heads[index] if self.is_whole(index, names) else [self.entry_head(name) for name in names]
 
-    def host(self, name: str) -> bytes:
-        """The beginning of a node's entry in a prioritize answer."""
-        entry = self._hosts.get(name)
-        if entry is None:
-            entry = b'{"host":' + _encode(name)
+    def entry_head(self, name: str) -> bytes:
+        """The first bytes of a node's entry in a prioritize answer: its name, without a score."""
+        head = self._entry_heads.get(name)
+        if head is None:
+            head = b'{"host":' + _encode(name)
             if name in self._state.location_index:
-                self._hosts[name] = entry
-        return entry
+                self._entry_heads[name] = head
+        return head
 
     def raw_score(self, name: str) -> int:
         """NodeResourcesAllocatable's score before it is normalised."""
@@ -148,7 +151,7 @@ def _join_names(names: Iterable[str]) -> bytes:
 
 def pass_all(names: bytes) -> bytes:
     """The answer to a filter request that passes the nodes of this JSON list."""
-    return b'{"nodenames":' + names + _END
+    return b'{"nodenames":' + names + _NO_FAILURES
 
 
 class Answers:
@@ -163,7 +166,7 @@ class Answers:
         """The nodes of a request.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: it is no list of texts.
+            kubekit.wire.DECODE_ERRORS: it is no list of strings.
         """
         self._index.refresh()
         if self._last_filtered is not None:
@@ -172,44 +175,45 @@ class Answers:
                 return filtered
         return self._index.group(raw)
 
-    def _remember(self, filtered: NodeNames) -> NodeNames:
+    def _remember(self, filtered: NodeNames) -> None:
         self._last_filtered = self._state.node_version, filtered
+
+    def _join_and_remember(self, kept: Mapping[int, Sequence[str]]) -> NodeNames:
+        """The nodes of all locations in one list."""
+        raw = b"[" + b",".join(self._index.join_names(index, names) for index, names in kept.items()) + b"]"
+        filtered = NodeNames(raw, kept, sum(map(len, kept.values())))
+        self._remember(filtered)
         return filtered
 
-    def _remember_groups(self, kept: Mapping[int, Sequence[str]]) -> NodeNames:
-        """Join groups to one list, and remember it."""
-        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
-        return self._remember(NodeNames(raw, kept, sum(map(len, kept.values()))))
-
     def filter(self, names: NodeNames, score_table: ScoreTable) -> tuple[bytes, int]:
-        """The answer to a filter request by the rule, and how many nodes it refuses."""
-        refusals = [
-            (index, group) for index, group in names.by_location.items() if not score_table.by_location[index].passes
-        ]
-        if not refusals and all(node_score.passes for node_score in score_table.by_node.values()):
-            return pass_all(self._remember(names).raw), 0
+        """The answer to a filter request by the rule, and the number of refused nodes."""
+        location_scores = (score_table.by_location[index] for index in names.by_location)
+        if all(score.passes for score in (*location_scores, *score_table.by_node.values())):
+            self._remember(names)
+            return pass_all(names.raw), 0
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
         mixed_locations = self._mixed_locations(score_table)
-        for index, group in names.by_location.items():
+        for index, nodes in names.by_location.items():
             if index in mixed_locations:
-                passing = {name for name in group if score_table.node_score(name, index).passes}
-                kept[index] = [name for name in group if name in passing]
-                refused[index] = [name for name in group if name not in passing]
+                passing = {name for name in nodes if score_table.node_score(name, index).passes}
+                kept[index] = [name for name in nodes if name in passing]
+                refused[index] = [name for name in nodes if name not in passing]
+            elif score_table.by_location[index].passes:
+                kept[index] = nodes
             else:
-                (kept if score_table.by_location[index].passes else refused)[index] = group
-        filtered = self._remember_groups({index: group for index, group in kept.items() if group})
+                refused[index] = nodes
+        filtered = self._join_and_remember({index: nodes for index, nodes in kept.items() if nodes})
         body = b'{"nodenames":' + filtered.raw + self._failures(refused, score_table) + b',"error":""}'
         return body, names.count - filtered.count
 
     def encode_planned(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
-        """Answer a filter request by the plan: its node alone or, if that is not in the list, the nodes of its zone that pass.
+        """Answer a filter request by the plan: its node alone or, if that does not pass, the nodes of its zone that pass.
 
-        By prioritize's scores one of these would win anyway; with a short list the scheduler is several times faster. None if none of
-        them passes, so that the rule has to answer.
+        Prioritize would score these highest anyway, and the scheduler is faster with a short list. None if none of them passes.
 
         Raises:
-            kubekit.wire.DECODE_ERRORS: the names are no list of texts.
+            kubekit.wire.DECODE_ERRORS: it is no list of strings.
         """
         location_index = self._state.location_index
         index = location_index.get(target.node)
@@ -217,14 +221,13 @@ class Answers:
         if index is not None and score_table.node_score(target.node, index).passes and _encode(target.node) in names:
             return pass_all(_encode([target.node]))
         kept: dict[int, Sequence[str]] = {}
-        for number, group in self.names(names).by_location.items():
+        for number, nodes in self.names(names).by_location.items():
             location = self._state.locations[number]
             if location.zone and location == target.location:
-                passing = [name for name in group if score_table.node_score(name, number).passes]
-                kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
-        if not kept:
-            return None
-        return pass_all(self._remember_groups(kept).raw)
+                passing = [name for name in nodes if score_table.node_score(name, number).passes]
+                if passing:
+                    kept[number] = nodes if len(passing) == len(nodes) else passing
+        return pass_all(self._join_and_remember(kept).raw) if kept else None
 
     def _mixed_locations(self, score_table: ScoreTable) -> set[int]:
         """Locations of which filter passes some nodes and refuses others."""
@@ -238,18 +241,18 @@ class Answers:
     def _failures(self, refused: Mapping[int, Sequence[str]], score_table: ScoreTable) -> bytes:
         """The refused nodes with reasons.
 
-        All are in ``failedAndUnresolvableNodes``, so that kube-scheduler does not preempt pods on them, which would not help. The first
-        are in ``failedNodes`` too, for clients that read only that. Later ones share a reason per location (see `REASONS_LIMIT`).
+        All nodes are in ``failedAndUnresolvableNodes``, so that kube-scheduler does not evict pods there in vain. The first `MAX_REASONS`
+        are in ``failedNodes`` too, for clients that read only that; the others share one reason per location.
         """
-        named: dict[str, str] = {}
-        rest: list[bytes] = []
-        for index, group in refused.items():
-            left = max(REASONS_LIMIT - len(named), 0)
-            named |= {name: refusal(name, score_table.node_score(name, index)) for name in group[:left]}
-            if len(group) > left:
-                rest.append(self._shared_reasons(index, group[left:], score_table.by_location[index]))
-        first = _encode(named)
-        refusals = b",".join(part for part in (first[1:-1], *rest) if part)
+        reasons: dict[str, str] = {}
+        shared: list[bytes] = []
+        for index, nodes in refused.items():
+            left = max(MAX_REASONS - len(reasons), 0)
+            reasons |= {name: refusal(name, score_table.node_score(name, index)) for name in nodes[:left]}
+            if len(nodes) > left:
+                shared.append(self._shared_reasons(index, nodes[left:], score_table.by_location[index]))
+        first = _encode(reasons)
+        refusals = b",".join(part for part in (first[1:-1], *shared) if part)
         return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + refusals + b"}"
 
     def _shared_reasons(self, index: int, names: Sequence[str], node_score: NodeScore) -> bytes:
@@ -262,7 +265,7 @@ class Answers:
     def prioritize(
         self, names: NodeNames, score_table: ScoreTable, target: Target | None, *, allocatable: bool
     ) -> bytes:
-        """Answer a prioritize request: lower accumulated cost scores higher, the plan's target highest.
+        """The answer to a prioritize request: lower accumulated cost scores higher, the plan's target highest.
 
         Args:
             names: from `names`.
@@ -276,70 +279,67 @@ class Answers:
             score_table = ScoreTable(score_table.neutral, [NodeScore()] * len(self._state.locations))
         scores = self._scores(names, score_table, target)
         if allocatable and self._allocatable.weight:
-            return self._combined(names, scores)
+            return self._encode_combined(names, scores)
         parts: list[bytes] = []
-        for index, group in names.by_location.items():
-            score, special = scores[index]
-            if special:
-                parts += [b'%b,"score":%d}' % (self._index.host(n), special.get(n, score)) for n in group]
+        for index, nodes in names.by_location.items():
+            score, exceptions = scores[index]
+            if exceptions:
+                parts += [b'%b,"score":%d}' % (self._index.entry_head(n), exceptions.get(n, score)) for n in nodes]
             else:
                 end = b',"score":%d}' % score
-                parts.append((end + b",").join(self._index.hosts(index, group)) + end)
+                parts.append((end + b",").join(self._index.entry_heads(index, nodes)) + end)
         return b"[" + b",".join(parts) + b"]"
 
     def _scores(
         self, names: NodeNames, score_table: ScoreTable, target: Target | None
     ) -> dict[int, tuple[int, Mapping[str, int]]]:
-        """Location index -> the score of its nodes, and the nodes with other scores."""
+        """Location index -> the score of its nodes, and node -> score of the nodes with a score of their own."""
         by_node: dict[int, dict[str, NodeScore]] = {}
         for node, node_score in score_table.by_node.items():
             index = self._state.location_index.get(node)
             if index is not None:
                 by_node.setdefault(index, {})[node] = node_score
         costs: list[int] = []
-        for index, group in names.by_location.items():
-            special = by_node.get(index, {})
-            listed = [n for n in special if self._index.is_whole(index, group) or n in group]
-            by_node[index] = {n: special[n] for n in listed}
-            costs += [special[n].cost for n in listed]
-            if len(group) > len(listed):
+        for index, nodes in names.by_location.items():
+            node_scores = by_node.get(index, {})
+            by_node[index] = {n: s for n, s in node_scores.items() if self._index.is_whole(index, nodes) or n in nodes}
+            costs += [node_score.cost for node_score in by_node[index].values()]
+            if len(nodes) > len(by_node[index]):
                 costs.append(score_table.by_location[index].cost)
         low, high = min(costs), max(costs)
         scores: dict[int, tuple[int, Mapping[str, int]]] = {}
         for index in names.by_location:
             score = normalise(score_table.by_location[index].cost, low, high)
-            special_scores = {
-                node: normalise(node_score.cost, low, high) for node, node_score in by_node[index].items()
-            }
-            scores[index] = self._prefer_target(index, score, special_scores, target)
+            exceptions = {node: normalise(node_score.cost, low, high) for node, node_score in by_node[index].items()}
+            scores[index] = self._prefer_target(index, score, exceptions, target)
         return scores
 
     def _prefer_target(
-        self, index: int, score: int, special: dict[str, int], target: Target | None
+        self, index: int, score: int, exceptions: dict[str, int], target: Target | None
     ) -> tuple[int, Mapping[str, int]]:
-        """Weigh the scores of a location so that the plan's node comes first, then its zone, then the others, each by the rule."""
+        """Weighted scores of a location, so that the plan's node comes first, then its zone, then the others, each by the rule."""
         weight = self._overhead.weight
         if target is None:
-            return score * weight, {node: value * weight for node, value in special.items()}
+            return score * weight, {node: value * weight for node, value in exceptions.items()}
         is_planned_zone = self._state.locations[index] == target.location
 
-        def weighed(value: int) -> int:
-            return (_ZONE_SCORE + value // _ZONE_SHARE if is_planned_zone else value // _OTHERS_SHARE) * weight
+        def weigh(value: int) -> int:
+            return (_ZONE_BASE + value // _ZONE_DIVISOR if is_planned_zone else value // _OTHERS_DIVISOR) * weight
 
-        planned = {node: weighed(value) for node, value in special.items()}
+        weighted = {node: weigh(value) for node, value in exceptions.items()}
         if self._state.location_index.get(target.node) == index:
-            planned[target.node] = MAX_SCORE * weight
-        return weighed(score), planned
+            weighted[target.node] = MAX_SCORE * weight
+        return weigh(score), weighted
 
-    def _combined(self, names: NodeNames, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
-        """Add NodeResourcesAllocatable's score, which differs from node to node."""
-        raw = {name: self._index.raw_score(name) for group in names.by_location.values() for name in group}
+    def _encode_combined(self, names: NodeNames, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
+        """Encode the scores with NodeResourcesAllocatable's, which differ from node to node."""
+        raw = {name: self._index.raw_score(name) for nodes in names.by_location.values() for name in nodes}
         low, high = min(raw.values()), max(raw.values())
         weight = self._allocatable.weight
         parts: list[bytes] = []
-        for index, group in names.by_location.items():
-            score, special = scores[index]
-            for name in group:
-                total = special.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
-                parts.append(b'%b,"score":%d}' % (self._index.host(name), total))
+        for index, nodes in names.by_location.items():
+            score, exceptions = scores[index]
+            for name in nodes:
+                total = exceptions.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
+                parts.append(b'%b,"score":%d}' % (self._index.entry_head(name), total))
         return b"[" + b",".join(parts) + b"]"

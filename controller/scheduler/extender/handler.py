@@ -1,7 +1,7 @@
 """Handles the extender's verbs: filter, prioritize and preempt.
 
-A request is answered without an await, so that the cluster state cannot change meanwhile. A request that cannot be decoded gets an
-error, and the shipped scheduler configuration then ignores the extender.
+A request is answered without an await, so that the cluster state cannot change meanwhile. A request that cannot be decoded is refused;
+with the shipped scheduler configuration, kube-scheduler then continues without the extender.
 """
 
 from __future__ import annotations
@@ -29,22 +29,48 @@ log = logs.get("controller.scheduler.extender")
 Verb = Literal["filter", "prioritize", "preempt"]
 
 MAX_REQUEST_BYTES = 16 << 20
-"""15,000 nodes need about half a megabyte."""
 REQUEST_TIMEOUT_S = 5.0
 NOT_OURS = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
-_NOT_FOR_US = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
+_WITHOUT_PLAN = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
+"""Reasons for neutral scores that also exclude the plan."""
 
 
 class ExtenderArgs(NamedTuple):
-    """A request for filter or prioritize, with node names as JSON."""
+    """A request for filter or prioritize; ``nodenames`` is a JSON list."""
 
     pod: ExtenderPod
     nodenames: bytes
 
 
+class MetaPod(msgspec.Struct, frozen=True):
+    """A pod that would be evicted."""
+
+    uid: str = msgspec.field(default="", name="UID")
+
+
+class MetaVictims(msgspec.Struct, frozen=True):
+    """The pods that would be evicted from a node, and the number of violated PodDisruptionBudgets."""
+
+    pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptionArgs(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionArgs of kube-scheduler's extender v1 types: victims by UID, since we are ``nodeCacheCapable``."""
+
+    pod: ExtenderPod = msgspec.field(default=ExtenderPod(), name="Pod")
+    nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
+
+
+class PreemptionResult(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
+
+    nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
+
+
 class BadRequestError(Exception):
-    """A request that cannot be answered; the text says why."""
+    """A request that cannot be answered, with the HTTP status of the response."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -53,6 +79,7 @@ class BadRequestError(Exception):
 
 _decode_pod = msgspec.json.Decoder(ExtenderPod).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode
 
 
 class Extender:
@@ -62,14 +89,14 @@ class Extender:
         state: the cluster, updated by watches.
         config: the section ``scheduler``.
         metrics: of the extender.
-        unready: returns why requests cannot be answered yet; empty if they can.
+        unready: returns the reason for which requests cannot be answered yet; empty if they can.
     """
 
     def __init__(
         self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, unready: Callable[[], str]
     ) -> None:
         self._state, self._config, self._metrics, self._unready = state, config, metrics, unready
-        self._names = frozenset(config.scheduler_names)
+        self._scheduler_names = frozenset(config.scheduler_names)
         self._answers = Answers(state, config.rules, config.allocatable)
 
     def add_routes(self, app: web.Application) -> None:
@@ -83,7 +110,7 @@ class Extender:
             try:
                 body = await self._read(request)
                 started = time.perf_counter()
-                result = _answer(answer, body)
+                result = _call(answer, body)
                 self._metrics.duration.labels(verb).observe(time.perf_counter() - started)
             except BadRequestError as error:
                 self._metrics.errors.labels(verb, str(error.status)).inc()
@@ -110,7 +137,7 @@ class Extender:
 
         Raises:
             BadRequestError: the arguments cannot be read.
-            kubekit.wire.DECODE_ERRORS: the node names are no list of texts.
+            kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
         """
         args = decode_args(body)
         try:
@@ -118,7 +145,9 @@ class Extender:
         except DeletedNodeError as error:
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
-        planned = self._answer_by_plan(args, score_table)
+        # A pod that found no node with the plan is filtered by the rule.
+        target = None if args.pod.found_no_node else self._target(args.pod, score_table)
+        planned = self._answers.encode_planned(args.nodenames, score_table, target) if target is not None else None
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
@@ -130,35 +159,29 @@ class Extender:
         self._metrics.refused.inc(refused)
         return answer
 
-    def _answer_by_plan(self, args: ExtenderArgs, score_table: ScoreTable) -> bytes | None:
-        """The answer by the plan; None without a plan, and for a pod that found no node with it, which the rule decides."""
-        if score_table.neutral in _NOT_FOR_US or args.pod.found_no_node:
-            return None
-        target = self._target(args.pod)
-        return self._answers.encode_planned(args.nodenames, score_table, target) if target is not None else None
-
     def answer_prioritize(self, body: bytes) -> bytes:
         """HostPriorityList for ExtenderArgs, both as JSON.
 
         Raises:
             BadRequestError: the arguments cannot be read.
-            kubekit.wire.DECODE_ERRORS: the node names are no list of texts.
+            kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
         """
         args = decode_args(body)
         score_table = self._score(args.pod)
         names = self._answers.names(args.nodenames)
-        is_foreign = score_table.neutral in _NOT_FOR_US
-        target = None if is_foreign else self._target(args.pod)
-        result = "planned" if target is not None else "neutral" if score_table.neutral else "ruled"
+        target = self._target(args.pod, score_table)
+        result = "neutral" if score_table.neutral else "ruled"
+        if target is not None:
+            result = "planned"
         self._metrics.decisions.labels("prioritize", result).inc()
-        return self._answers.prioritize(
-            names, score_table, target, allocatable=not is_foreign or score_table.neutral == NO_GROUP_LABEL
-        )
+        has_allocatable_score = score_table.neutral not in {NOT_OURS, PLACED_BY_AFFINITY}
+        return self._answers.prioritize(names, score_table, target, allocatable=has_allocatable_score)
 
     def answer_preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON.
 
-        Only the planned node remains, unless another breaks fewer PodDisruptionBudgets; without a plan the rule decides.
+        Only the planned node remains, unless another node violates fewer PodDisruptionBudgets. Without a plan, nodes that filter would
+        refuse after the eviction are removed.
 
         Raises:
             BadRequestError: the arguments cannot be read.
@@ -174,9 +197,8 @@ class Extender:
         nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
         if not score_table.neutral:
             nodes = self._nodes_passed_after_eviction(args.pod, nodes)
-        target = self._target(args.pod)
-        may_plan = score_table.neutral not in _NOT_FOR_US and not args.pod.found_no_node
-        if may_plan and target is not None and target.node in nodes:
+        target = None if args.pod.found_no_node else self._target(args.pod, score_table)
+        if target is not None and target.node in nodes:
             planned = nodes[target.node]
             if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in nodes.values()):
                 nodes = {target.node: planned}
@@ -188,7 +210,7 @@ class Extender:
     ) -> dict[str, MetaVictims]:
         """The nodes that filter passes once their victims are gone.
 
-        Without the verb preempt a pod evicts others from a node that filter refuses at the next attempt, and then again elsewhere.
+        Otherwise a pod could evict others from a node that filter refuses at the next attempt, and then from further nodes.
         """
         meta, state = pod.metadata, self._state
         group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
@@ -202,7 +224,7 @@ class Extender:
 
     def _score(self, pod: ExtenderPod) -> ScoreTable:
         scheduler = pod.spec.scheduler_name
-        if scheduler and not has_extender(scheduler, self._names):
+        if scheduler and not has_extender(scheduler, self._scheduler_names):
             return ScoreTable(NOT_OURS)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
@@ -211,11 +233,12 @@ class Extender:
             return ScoreTable(PLACED_BY_AFFINITY)
         return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
 
-    def _target(self, pod: ExtenderPod) -> Target | None:
-        return None if self._config.is_parity else target_of(pod)
+    def _target(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
+        """The target of the pod's plan; None if it has none, or its plan does not count."""
+        return None if self._config.is_parity or score_table.neutral in _WITHOUT_PLAN else target_of(pod)
 
 
-def _answer(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
+def _call(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
     try:
         return answer(body)
     except DeletedNodeError as error:
@@ -225,7 +248,7 @@ def _answer(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
 
 
 def decode_args(body: bytes) -> ExtenderArgs:
-    """Decode ExtenderArgs. Keys may have any case, as for Go.
+    """Decode ExtenderArgs; keys may have any case, as in Go.
 
     Raises:
         BadRequestError: the arguments cannot be read.
@@ -244,32 +267,3 @@ def decode_args(body: bytes) -> ExtenderArgs:
     if not names.startswith(b"["):
         raise BadRequestError("nodenames is no list")
     return ExtenderArgs(pod, names)
-
-
-class MetaPod(msgspec.Struct, frozen=True):
-    """A victim."""
-
-    uid: str = msgspec.field(default="", name="UID")
-
-
-class MetaVictims(msgspec.Struct, frozen=True):
-    """The pods that would be evicted from a node, and the number of PodDisruptionBudgets that this would break."""
-
-    pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
-    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
-
-
-class PreemptionArgs(msgspec.Struct, frozen=True):
-    """ExtenderPreemptionArgs of kube-scheduler's extender v1 types: victims by UID, since we are ``nodeCacheCapable``."""
-
-    pod: ExtenderPod = msgspec.field(default=ExtenderPod(), name="Pod")
-    nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
-
-
-class PreemptionResult(msgspec.Struct, frozen=True):
-    """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
-
-    nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
-
-
-decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode

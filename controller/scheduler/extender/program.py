@@ -49,9 +49,9 @@ async def run_extender(
     Args:
         cluster: which API server to watch.
         config: the section ``scheduler``.
-        listen: ``HOST:PORT`` of everything that is served.
-        metrics_listen: also serve metrics and health checks here, because Prometheus and the kubelet's probes cannot reach the
-            extender on loopback.
+        listen: ``HOST:PORT`` of the extender, metrics and health checks.
+        metrics_listen: ``HOST:PORT`` that serves metrics and health checks too, because Prometheus and the kubelet's probes cannot
+            reach loopback; None for none.
         namespace: netaware's own, the last in which a NetworkTopology is searched.
 
     Raises:
@@ -73,7 +73,7 @@ class ExtenderService:
 
     Attributes:
         state: the cluster, for the rules.
-        server: started by `tasks`.
+        server: serves while its task runs.
     """
 
     def __init__(
@@ -93,26 +93,24 @@ class ExtenderService:
         services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
         self._stores: dict[str, Reflector[Any]] = {
             "nodes": nodes,
-            "pods": pods,
-            "app groups": groups,
-            "network topologies": topologies,
+            "group-pods": pods,
+            "app-groups": groups,
+            "network-topologies": topologies,
             "namespaces": namespaces,
             "services": services,
         }
         self.state = State(config, namespace)
         self.state.subscribe_to(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
-        # In metrics, stores have the names that they have in the manager.
-        by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._stores.items()}
         checks = Checks()
         checks.ready["stores"] = self.unready
-        checks.ready["age"] = lambda: describe_stale_stores(by_name.values())
-        registry.register(InformerMetrics(lambda: by_name))
+        checks.ready["age"] = lambda: describe_stale_stores(self._stores.values())
+        registry.register(InformerMetrics(lambda: self._stores))
         self._loop = EventLoopMonitor(registry)
         self.server = Server(listen, checks=checks, registry=registry)
         Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
 
     def unready(self) -> str:
-        """Which stores are not listed yet, except those of CRDs that are not installed; empty if all are."""
+        """A message with the stores that are not listed yet, except those of CRDs that are not installed; empty if all are."""
         missing = [name for name, store in self._stores.items() if not store.ready.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
@@ -132,11 +130,5 @@ class ExtenderService:
     async def _configure_gc_after_sync(self) -> None:
         for store in self._stores.values():
             await store.ready.wait()
-        log.info(
-            "ready",
-            nodes=len(self._stores["nodes"]),
-            pods=len(self._stores["pods"]),
-            app_groups=len(self._stores["app groups"]),
-            network_topologies=len(self._stores["network topologies"]),
-        )
+        log.info("ready", **{name.replace("-", "_"): len(store) for name, store in self._stores.items()})
         await configure_gc()

@@ -217,7 +217,7 @@ async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
 async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoding, "REASONS_LIMIT", 1)
+    monkeypatch.setattr(encoding, "MAX_REASONS", 1)
     async with serving() as service:
         answer = await service.ask("filter", asked_pod(), ALL)
         assert set(answer["failedNodes"]) == {"n3"}

@@ -172,7 +172,7 @@ def random_case(chance: random.Random) -> Case:
 def test_answers_are_those_of_the_contracts_table(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         case = random_case(random.Random(seed))
-        monkeypatch.setattr(encoding, "REASONS_LIMIT", case.limit)
+        monkeypatch.setattr(encoding, "MAX_REASONS", case.limit)
         try:
             check_against_the_table(case)
         except AssertionError as error:
