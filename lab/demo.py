@@ -50,7 +50,7 @@ from lab.shipped import await_rollout, install_as_shipped
 from lab.topology import REAL, Topology
 from netperf.contract import HOME_NAMESPACE
 from netperf.results import decode_results
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, NodeLocation, Sample
 
 OVERLAYS = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
 """Way of placing -> overlay."""
@@ -132,7 +132,7 @@ class Demo:
 
     async def _newest_samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
         """Pair of zones -> newest sample of each of its node pairs."""
-        places = {n.node.name: Place(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
+        places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
         samples: dict[frozenset[str], list[Sample]] = defaultdict(list)
         for item in await result_maps(self.client, network.spec.configmap_name):
             for sample in decode_results(item.data or {}, places).samples.values():
@@ -223,7 +223,7 @@ def _median_measurements(samples: Mapping[frozenset[str], Sequence[Sample]]) -> 
     return medians
 
 
-def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int) -> bool:
+def is_violated(costs: CostTable, origin: NodeLocation, destination: NodeLocation, limit: int) -> bool:
     """Whether a dependency costs more than its ``limit``, by the scheduler's rule."""
     if origin.node == destination.node:
         return False
@@ -317,7 +317,7 @@ def _report(
     placement: str,
     elapsed_s: float,
 ) -> report.DemoReport:
-    places = {n.node.name: Place(n.node.name, n.node.zone, n.node.region) for n in demo.lab.nodes}
+    places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in demo.lab.nodes}
     zones = list(demo.topology.zones)
     edges = [
         _edge(network, places, dependency, placements, latencies)
@@ -363,7 +363,7 @@ def _matrix(
 
 def _edge(
     network: NetworkTopology,
-    places: Mapping[str, Place],
+    places: Mapping[str, NodeLocation],
     dependency: boutique.Dependency,
     placements: tuple[dict[str, str], dict[str, str]],
     latencies: Mapping[tuple[str, str], float],

@@ -1,6 +1,6 @@
 """The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
 
-`update_state` adds samples and failures. `restore` starts from the costs that were written last, `resume` from an earlier leadership
+`update_state` adds samples and failures. `restore_state` starts from the costs that were written last, `resume_state` from an earlier leadership
 as well. All are pure.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from netperf.latencies import Latencies, ZonePair
 from netperf.policy import MIN_ZONE_COST, CostPolicy
-from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, update_sighting
+from netperf.sample import Failure, NodeLocation, ProberName, Sample, Sighting, Test, update_sighting
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
 INFERRED_ERROR = 0.5
@@ -29,8 +29,8 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         ignored_since_s: since when its latency is ignored, because others contradict it; None while it counts.
     """
 
-    origin: Place
-    destination: Place
+    origin: NodeLocation
+    destination: NodeLocation
     prober: ProberName
     test: Test
     smoothed: SmoothedLatency
@@ -72,7 +72,7 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 CostState = dict[ZonePair, ZonePairState]
 
 
-def restore(
+def restore_state(
     written: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
     """The state from the written costs, after a restart.
@@ -103,14 +103,14 @@ def restore(
     return state
 
 
-def resume(earlier: CostState, restored: CostState) -> CostState:
+def resume_state(earlier: CostState, restored: CostState) -> CostState:
     """The state of an earlier leadership of this process, with the costs that were written since.
 
     Times come from the earlier state, because a new leadership must not make an old latency younger.
 
     Args:
         earlier: from `compute_costs`, by the same clock.
-        restored: from `restore`.
+        restored: from `restore_state`.
     """
     resumed: CostState = {}
     for pair, entry in restored.items():
@@ -138,7 +138,7 @@ def update_state(
 
     Args:
         samples: all present samples, new or not; pairs of nodes without one are forgotten, last good latencies are not.
-        state: what this function, `compute_costs` or `restore` returned last.
+        state: what this function, `compute_costs` or `restore_state` returned last.
         policy: the rules.
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; used for the age of samples that are seen for the first time.

@@ -24,8 +24,8 @@ from netperf.cost_state import (
     representative_node_pair,
     starting_latency_us,
 )
-from netperf.histogram import rank_of
-from netperf.latencies import Latencies, ZonePair, infer_us, round_up_error
+from netperf.histogram import nearest_rank
+from netperf.latencies import Latencies, ZonePair, infer_latencies_us, round_up_error
 from netperf.policy import MAX_NETWORK_COST, MIN_ZONE_COST, CostPolicy
 from netperf.smoothing import WINDOW_SAMPLES
 
@@ -108,7 +108,7 @@ def compute_costs(
     """Costs of every directed pair of ``zones``, and the state for the next call.
 
     Args:
-        state: from `update_state` or `restore`.
+        state: from `update_state` or `restore_state`.
         zones: zone -> region (may be empty), of all present zones. Pairs of other zones are forgotten.
         policy: the rules.
         now_s: the clock given to `update_state`.
@@ -166,7 +166,7 @@ def _latencies_of(
             latencies[pair] = latency
     if len(latencies) < len(pairs):
         zones = sorted({zone for pair in pairs for zone in pair})
-        inferred = infer_us(zones, {pair: latency.latency_us for pair, latency in latencies.items()})
+        inferred = infer_latencies_us(zones, {pair: latency.latency_us for pair, latency in latencies.items()})
         latencies |= {
             p: _ZonePairLatency(inferred[p], 0.0, "inferred", math.inf, INFERRED_ERROR * inferred[p])
             for p in pairs
@@ -397,4 +397,4 @@ def region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -
         regions = (zones.get(origin, ""), zones.get(destination, ""))
         if all(regions) and regions[0] != regions[1]:
             between[regions].append(entry.cost)
-    return {pair: sorted(costs)[rank_of(50.0, len(costs)) - 1] for pair, costs in sorted(between.items())}
+    return {pair: sorted(costs)[nearest_rank(50.0, len(costs)) - 1] for pair, costs in sorted(between.items())}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 PER_OCTAVE = 128
 
 
-def rank_of(percent: float, count: int) -> int:
+def nearest_rank(percent: float, count: int) -> int:
     """The nearest rank, from 1, of a percentile among ``count`` sorted values."""
     return max(1, math.ceil(percent / 100 * count))
 
@@ -48,7 +48,7 @@ class Histogram:
         """The percentile by nearest rank, within minimum and maximum; None if the histogram is empty."""
         if not self.count:
             return None
-        rank, seen = rank_of(percent, self.count), 0
+        rank, seen = nearest_rank(percent, self.count), 0
         for index in sorted(self._counts):
             seen += self._counts[index]
             if seen >= rank:

@@ -121,7 +121,7 @@ def _matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[i
     return [[values.get((a, b)) for b in zones] for a in zones]
 
 
-def hold_latencies(written: Latencies, fresh: Latencies) -> Latencies:
+def latencies_with_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     """The latencies to write: ``written`` itself unless one changed by more than the hysteresis.
 
     Then every latency that changed by more than half of the hysteresis is written too, because each of them would soon cause another
@@ -148,7 +148,7 @@ def round_up_error(value_us: float) -> int:
     return -(-whole // step) * step
 
 
-def infer_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
+def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
     """Latencies of the directed pairs that are missing from ``measured_us``, by the shortest path over other zones.
 
     Dijkstra's algorithm without a heap, which is faster for dense graphs.

@@ -43,7 +43,7 @@ def next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
 
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
     """The node's probes by netperf, which run in slots; probes with a higher pair_index are measured by datagrams alone."""
-    return tuple(probe for probe in plan.of_node(node) if probe.pair_index == 0)
+    return tuple(probe for probe in plan.probes_from(node) if probe.pair_index == 0)
 
 
 def slot_width_s(plan: ZonePlan) -> float:

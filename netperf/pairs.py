@@ -51,8 +51,8 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     ready: bool = True
     schedulable: bool = True
-    agent_ready: bool = True
-    address_is_own: bool = True
+    has_ready_agent: bool = True
+    has_own_address: bool = True
 
 
 class PlanOptions(Section, frozen=True):
@@ -139,7 +139,7 @@ def plan_pairs(
         previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
-    usable, left_out = eligible(nodes)
+    usable, left_out = select_probe_nodes(nodes)
     before = previous or {}
     zones = sorted(usable)
     keys = _pair_keys(usable, options)
@@ -183,7 +183,7 @@ def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
     return tuple(by_nodes.values())
 
 
-def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
+def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
     """The nodes that can be measured, by zone and name, and the nodes and zones that cannot."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     left_out: list[Refusal] = []
@@ -213,9 +213,9 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
         (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
         (not node.ready, "not-ready", "condition Ready is not True"),
         (not node.schedulable, "unschedulable", "the node is cordoned"),
-        (not node.agent_ready, "no-agent", "no ready agent runs there"),
+        (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
         (not is_address(node.address), "bad-address", f"{node.address!r} is no IP address"),
-        (not node.address_is_own, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
+        (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for found, reason, detail in problems if found), None)
 

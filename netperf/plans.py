@@ -16,7 +16,7 @@ from kubekit.addresses import read_address
 from kubekit.wire import DECODE_ERRORS
 from netperf.contract import PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
-from netperf.sample import Count, Label, NodeName, Place, Test
+from netperf.sample import Count, Label, NodeLocation, NodeName, Test
 
 PLAN_KEY = "plan.json"
 
@@ -38,9 +38,9 @@ class Peer(msgspec.Struct, frozen=True, order=True):
     region: Label = ""
 
     @property
-    def place(self) -> Place:
+    def location(self) -> NodeLocation:
         """The node with zone and region, without the address."""
-        return Place(self.node, self.zone, self.region)
+        return NodeLocation(self.node, self.zone, self.region)
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -120,7 +120,7 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
 
     probes: tuple[Probe, ...]
 
-    def of_node(self, node: str) -> tuple[Probe, ...]:
+    def probes_from(self, node: str) -> tuple[Probe, ...]:
         """The probes whose origin is this node."""
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 

@@ -20,7 +20,7 @@ from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
-from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
 from netperf.upstream_keys import (
     KEY_LIMIT,
     NodePair,
@@ -90,12 +90,12 @@ def parse_key(key: str) -> ResultKey | None:
     return ResultKey(match[1], match[2], cast("Test", match[3]), bool(match[4])) if match else None
 
 
-def sample_key(origin: Place, destination: Place, test: Test) -> str:
+def sample_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> str:
     """Our key for a pair of nodes."""
     return str(ResultKey(origin.node, destination.node, test))
 
 
-def failure_key(origin: Place, destination: Place, test: Test) -> str:
+def failure_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> str:
     """Key of a pair's failure, beside the key of its sample: the last good sample stays."""
     return str(ResultKey(origin.node, destination.node, test, failed=True))
 
@@ -175,7 +175,7 @@ def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
 def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
     """The keys of a probe's samples, one per test; a pair that only datagrams measure has one key, of the usual test."""
     tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
-    return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
+    return [sample_key(probe.origin.location, probe.destination.location, test) for test in tests]
 
 
 def keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
@@ -221,7 +221,7 @@ def _round_figures(measurement: Measurement) -> Measurement:
 
 def decode_results(
     data: Mapping[str, str],
-    places: Mapping[str, Place],
+    locations: Mapping[str, NodeLocation],
     planned: Collection[str] | None = None,
     *,
     now_s: float = math.inf,
@@ -230,7 +230,7 @@ def decode_results(
 
     Args:
         data: keys and values, by any writer.
-        places: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
+        locations: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
             (``moved-node``) are refused.
         planned: `planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
             that agents measure. None if the plan is unknown.
@@ -241,7 +241,7 @@ def decode_results(
     refusals: list[Refusal] = []
     external: dict[NodePair, UpstreamValues] = {}
     for key, value in data.items():
-        outcome = _decode_key(key, value, places, planned, external)
+        outcome = _decode_key(key, value, locations, planned, external)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif outcome is not None:
@@ -256,7 +256,7 @@ def decode_results(
     for own in samples.values():
         pair = own.origin.node, own.destination.node
         newest[pair] = max(own.sequence, newest.get(pair, 0))
-    refusals += _add_external(external, places, planned or (), newest, samples)
+    refusals += _add_external(external, locations, planned or (), newest, samples)
     return Results(
         samples=samples,
         failures={
@@ -274,7 +274,7 @@ def decode_results(
 def _decode_key(
     key: str,
     value: str,
-    places: Mapping[str, Place],
+    locations: Mapping[str, NodeLocation],
     planned: Container[str] | None,
     external: dict[NodePair, UpstreamValues],
 ) -> Sample | Failure | Refusal | None:
@@ -282,13 +282,13 @@ def _decode_key(
     if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
         return refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
     if key.startswith(OWN_PREFIX):
-        return _decode_own(key, value, places, planned)
-    return add_value(key, value, places, external)
+        return _decode_own(key, value, locations, planned)
+    return add_value(key, value, locations, external)
 
 
 def _add_external(
     external: Mapping[NodePair, UpstreamValues],
-    places: Mapping[str, Place],
+    locations: Mapping[str, NodeLocation],
     planned: Collection[str],
     newest: Container[NodePair],
     samples: dict[str, Sample],
@@ -298,19 +298,19 @@ def _add_external(
     A pair with a sample of ours (in ``newest``) is left out: our agent wrote the number as well.
     """
     refusals: list[Refusal] = []
-    unplanned = _unplanned_pairs(external, places, planned)
+    unplanned = _unplanned_pairs(external, locations, planned)
     for (origin, destination), values in external.items():
         if (origin, destination) in unplanned:
             detail = f"node {origin} was not asked to measure {destination}"
             refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
         elif (origin, destination) not in newest:
-            key, sample = to_sample(places[origin], places[destination], values)
+            key, sample = to_sample(locations[origin], locations[destination], values)
             samples[key] = sample
     return refusals
 
 
 def _decode_own(
-    key: str, value: str, places: Mapping[str, Place], planned: Container[str] | None
+    key: str, value: str, locations: Mapping[str, NodeLocation], planned: Container[str] | None
 ) -> Sample | Failure | Refusal:
     """Decode one of our keys, if it is planned and its nodes exist."""
     name = parse_key(key)
@@ -320,12 +320,12 @@ def _decode_own(
         detail = f"node {name.origin} was not asked to measure {name.destination}"
         return refuse(key, "unplanned", detail, name.origin)
     result = _decode_value(key, name, value)
-    for place in () if isinstance(result, Refusal) else (result.origin, result.destination):
-        now = places.get(place.node)
-        if now is None:
-            return refuse(key, "unknown-node", f"there is no node {place.node!r}", name.origin)
-        if now.zone != place.zone:
-            detail = f"{place.node} was in zone {place.zone!r} and is in {now.zone!r}"
+    for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
+        current = locations.get(location.node)
+        if current is None:
+            return refuse(key, "unknown-node", f"there is no node {location.node!r}", name.origin)
+        if current.zone != location.zone:
+            detail = f"{location.node} was in zone {location.zone!r} and is in {current.zone!r}"
             return refuse(key, "moved-node", detail, name.origin)
     return result
 
@@ -367,12 +367,14 @@ def _find_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
     return None
 
 
-def _unplanned_pairs(pairs: Iterable[NodePair], places: Mapping[str, Place], planned: Collection[str]) -> set[NodePair]:
+def _unplanned_pairs(
+    pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned: Collection[str]
+) -> set[NodePair]:
     """The unplanned pairs in zones that agents measure; other components may measure elsewhere."""
     unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
     names = [name for key in planned if (name := parse_key(key)) is not None] if unplanned else []
-    measured = {places[node].zone for name in names for node in name[:2] if node in places}
-    return {pair for pair in unplanned if any(places[node].zone in measured for node in pair)}
+    measured = {locations[node].zone for name in names for node in name[:2] if node in locations}
+    return {pair for pair in unplanned if any(locations[node].zone in measured for node in pair)}
 
 
 def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
@@ -390,6 +392,6 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
     return check_size(name, after, "remove keys of other components, or unset --upstream-keys")
 
 
-def refresh_s(interval_s: float) -> float:
+def refresh_interval_s(interval_s: float) -> float:
     """After this time an unchanged sample is written again, so that it is not stale (`CostPolicy.stale_after_s`, three rounds)."""
     return max(REFRESH_S, REFRESH_ROUNDS * interval_s)

@@ -44,7 +44,7 @@ FailureText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
-class Place(msgspec.Struct, frozen=True, gc=False, order=True):
+class NodeLocation(msgspec.Struct, frozen=True, gc=False, order=True):
     """A node with its zone and region, which are label values; empty without the label."""
 
     node: NodeName
@@ -118,8 +118,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         failed_runs: number of such runs in a row.
     """
 
-    origin: Place
-    destination: Place
+    origin: NodeLocation
+    destination: NodeLocation
     measurement: Measurement
     sequence: Count = 0
     taken_at: Amount = 0.0
@@ -171,8 +171,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         sequence: counts together with those of samples; the higher one of a pair is the newer.
     """
 
-    origin: Place
-    destination: Place
+    origin: NodeLocation
+    destination: NodeLocation
     failure: FailureText
     in_a_row: Count = 1
     alive: bool = False

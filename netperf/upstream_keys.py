@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from netperf.errors import Refusal, refuse
-from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, Percentile, Place, Sample
+from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
 
 KEY_LIMIT = 253
 _KEY = re.compile(
@@ -31,7 +31,7 @@ def upstream_key(origin_node: str, destination_node: str, percentile: Percentile
 def add_value(
     key: str,
     value: str,
-    places: Mapping[str, Place],
+    locations: Mapping[str, NodeLocation],
     values: dict[NodePair, UpstreamValues],
 ) -> Refusal | None:
     """Add the number of a key to ``values``; returns a refusal if it is invalid. Ignores keys of other formats."""
@@ -41,7 +41,7 @@ def add_value(
     pairs = _split_nodes(match["nodes"])
     if not pairs:
         return refuse(key, "bad-key", "no .destination. in it")
-    existing = [(a, b) for a, b in pairs if a in places and b in places]
+    existing = [(a, b) for a, b in pairs if a in locations and b in locations]
     if len(existing) != 1:
         return refuse(key, "ambiguous-key" if existing else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
@@ -63,7 +63,7 @@ def _split_nodes(text: str) -> list[tuple[str, str]]:
     return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
 
 
-def to_sample(origin: Place, destination: Place, values: UpstreamValues) -> tuple[str, Sample]:
+def to_sample(origin: NodeLocation, destination: NodeLocation, values: UpstreamValues) -> tuple[str, Sample]:
     """The numbers of a pair as one sample of prober ``external``, and the lexicographically greatest of their keys."""
     us = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
     measurement = Measurement(

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import Outcome
 from netperf.plans import Peer
-from netperf.sample import PERCENTILES, Place, Sample, Test
+from netperf.sample import PERCENTILES, NodeLocation, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -169,7 +169,7 @@ class ProbeMetrics:
         )
 
 
-def _pair_of(origin: Peer | Place, destination: Peer | Place) -> Pair:
+def _pair_of(origin: Peer | NodeLocation, destination: Peer | NodeLocation) -> Pair:
     return origin.zone, destination.zone, origin.region, destination.region
 
 

@@ -37,7 +37,7 @@ class PlanSource:
     @property
     def own_probes(self) -> tuple[Probe, ...]:
         """The probes of the plan that start at this node."""
-        return self.plan.of_node(self.node) if self.plan is not None else ()
+        return self.plan.probes_from(self.node) if self.plan is not None else ()
 
     def set_plan(self, plan: ZonePlan | None) -> None:
         """Replace the current plan."""

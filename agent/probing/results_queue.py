@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Collection, KeysView
 from typing import NamedTuple
 
-from netperf.results import refresh_s, sample_key
-from netperf.sample import Failure, Place, Sample, Test
+from netperf.results import refresh_interval_s, sample_key
+from netperf.sample import Failure, NodeLocation, Sample, Test
 
 MAX_SINGLE_FAILURES = 4
 """Failures in a row that are written at once; further ones wait."""
@@ -126,7 +126,7 @@ class ResultsQueue:
             pair.is_urgent
             or pair.failure_written_at_s is not None
             or written is None
-            or self._now_s() - pair.written_at_s >= refresh_s(self._interval_s)
+            or self._now_s() - pair.written_at_s >= refresh_interval_s(self._interval_s)
             or pair.equivalent_writes < MIN_EQUIVALENT_WRITES
             or not is_equivalent(sample, written)
         )
@@ -137,11 +137,11 @@ class ResultsQueue:
         """Queue a failure; repeated ones are written as rarely as equivalent samples."""
         pair = self._pair_of(failure.origin, failure.destination, test)
         silent_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
-        if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_s(self._interval_s):
+        if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_interval_s(self._interval_s):
             pair.sample, pair.is_urgent, pair.failure, pair.failure_is_over = None, False, failure, False
             self._wake()
 
-    def clear_failure(self, origin: Place, destination: Place, test: Test) -> None:
+    def clear_failure(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> None:
         """Queue the removal of the failure, because the peer answered again."""
         pair = self._pair_of(origin, destination, test)
         if pair.failure is not None or pair.failure_written_at_s is not None:
@@ -177,7 +177,7 @@ class ResultsQueue:
                 if pair.sample is entry.sample:
                     pair.sample, pair.is_urgent = None, False
 
-    def _pair_of(self, origin: Place, destination: Place, test: Test) -> _Pair:
+    def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> _Pair:
         return self._pairs.setdefault(sample_key(origin, destination, test), _Pair(test))
 
     def _has_news(self) -> bool:

@@ -37,7 +37,7 @@ from netperf.sample import (
     MIN_DATAGRAMS,
     Failure,
     Measurement,
-    Place,
+    NodeLocation,
     QualityFlag,
     Sample,
     Test,
@@ -67,8 +67,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         peer_answered: an earlier failure is over.
     """
 
-    origin: Place
-    destination: Place
+    origin: NodeLocation
+    destination: NodeLocation
     test: Test
     result: Result
     sample: Sample | None = None
@@ -262,8 +262,8 @@ class ProbeScheduler:
         count = self._consecutive_failures[probe.nodes] = self._consecutive_failures.get(probe.nodes, 0) + 1
         self._sequence += 1
         return Failure(
-            origin=probe.origin.place,
-            destination=probe.destination.place,
+            origin=probe.origin.location,
+            destination=probe.destination.location,
             failure=error.name,
             in_a_row=count,
             alive=error.alive,
@@ -276,8 +276,8 @@ class ProbeScheduler:
     ) -> Sample:
         self._sequence += 1
         return Sample(
-            origin=probe.origin.place,
-            destination=probe.destination.place,
+            origin=probe.origin.location,
+            destination=probe.destination.location,
             measurement=measurement,
             sequence=self._sequence,
             taken_at=self._wall_clock(),
@@ -288,8 +288,8 @@ class ProbeScheduler:
 
 def _outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome:
     return Outcome(
-        origin=probe.origin.place,
-        destination=probe.destination.place,
+        origin=probe.origin.location,
+        destination=probe.destination.location,
         pair_index=probe.pair_index,
         test=test,
         result=result,

@@ -17,7 +17,7 @@ from kubekit.addresses import read_address
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, read_announcement
 from netperf.pairs import ProbeNode
-from netperf.sample import Place
+from netperf.sample import NodeLocation
 
 SHOWN_NODES = 5
 """Nodes that a message names."""
@@ -28,13 +28,13 @@ class ZoneMap(msgspec.Struct, frozen=True):
 
     Attributes:
         zones: zone -> the region that most of its nodes have; empty if none has one. Costs are written for it.
-        places: node name -> its own zone and region; either may be empty.
+        locations: node name -> its own zone and region; either may be empty.
         unzoned: nodes without a zone label, sorted.
         conflicting_regions: zones whose nodes have different regions, sorted; there may be no cost for nodes of the minority.
     """
 
     zones: dict[str, str]
-    places: dict[str, Place]
+    locations: dict[str, NodeLocation]
     unzoned: tuple[str, ...] = ()
     conflicting_regions: tuple[str, ...] = ()
 
@@ -42,19 +42,19 @@ class ZoneMap(msgspec.Struct, frozen=True):
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
     """Read zones and regions from nodes' labels."""
     region_counts: dict[str, Counter[str]] = defaultdict(Counter)
-    places: dict[str, Place] = {}
+    locations: dict[str, NodeLocation] = {}
     unzoned: list[str] = []
     for node in nodes:
         labels = node.metadata.labels or {}
         zone, region = labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")
-        places[node.metadata.name] = Place(node.metadata.name, zone, region)
+        locations[node.metadata.name] = NodeLocation(node.metadata.name, zone, region)
         if zone:
             region_counts[zone][region] += 1
         else:
             unzoned.append(node.metadata.name)
     return ZoneMap(
         zones={zone: _most_common_region(region_counts[zone]) for zone in sorted(region_counts)},
-        places=places,
+        locations=locations,
         unzoned=tuple(sorted(unzoned)),
         conflicting_regions=tuple(sorted(zone for zone, regions in region_counts.items() if len(regions) > 1)),
     )
@@ -91,8 +91,8 @@ def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
-        agent_ready=announcement is not None and pods.ready,
-        address_is_own=address is not None and address in known_addresses,
+        has_ready_agent=announcement is not None and pods.ready,
+        has_own_address=address is not None and address in known_addresses,
     )
 
 

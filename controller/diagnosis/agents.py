@@ -26,10 +26,10 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Time of the newest sample of each node, as origin or destination, by name of the node."""
-    places = build_zone_map(snapshot.nodes).places
+    locations = build_zone_map(snapshot.nodes).locations
     newest: dict[str, float] = {}
     for data in snapshot.results.values():
-        for sample in decode_results(data, places).samples.values():
+        for sample in decode_results(data, locations).samples.values():
             for node in (sample.origin.node, sample.destination.node):
                 if sample.taken_at:
                     newest[node] = max(newest.get(node, 0.0), min(sample.taken_at, snapshot.now_s))
@@ -57,12 +57,12 @@ def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[Ag
     checks: Sequence[tuple[bool, AgentState, str]] = (
         (node.ready, "excluded", "node is not Ready"),
         (announcement is not None, "down", "no agent has announced itself on this node"),
-        (node.agent_ready, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
+        (node.has_ready_agent, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
         (bool(node.zone), "excluded", "node has no zone label"),
         (node.schedulable, "excluded", "node is cordoned"),
         (is_address(node.address), "down", f"the agent's address {node.address!r} is not an IP address"),
         (
-            node.address_is_own,
+            node.has_own_address,
             "down",
             f"the agent announces {node.address}, which belongs to neither its node nor its pod",
         ),

@@ -23,7 +23,7 @@ from kubekit.text import format_command, pluralize
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
-from netperf.results import refresh_s
+from netperf.results import refresh_interval_s
 
 WRITE_DELAY_S = 10.0
 """An agent writes its samples within this time after a probe."""
@@ -131,7 +131,7 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
 
 def _failure(agent: AgentView, facts: Facts) -> str:
     """Why an agent that should work does not; empty if it works, or need not."""
-    max_age_s = refresh_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
+    max_age_s = refresh_interval_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
         return agent.reason
     # Samples name only nodes of the probe plan.

@@ -112,7 +112,7 @@ def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]
     facts = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(f.zone for f in facts)
     ready = Counter(f.zone for f in facts if f.ready)
-    agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)
+    agents = Counter(f.zone for f in facts if f.ready and f.has_ready_agent)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
         for zone in _sorted_zones(zone_map.zones)

@@ -19,26 +19,26 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import ZonePair
-from netperf.sample import Place
+from netperf.sample import NodeLocation
 
 Quantity = str | int
 
 
 def compute_allocations(
-    membership: Membership, pods: Iterable[GroupPod], places: Mapping[str, Place]
+    membership: Membership, pods: Iterable[GroupPod], locations: Mapping[str, NodeLocation]
 ) -> dict[ZonePair, int]:
     """Directed pair of zones -> bits per second that placed pods need, rounded up.
 
     Args:
         membership: AppGroups, and the group of each pod.
         pods: pods of AppGroups; those on deleted nodes, or on nodes without a zone, do not count.
-        places: node name -> place.
+        locations: node name -> location.
     """
     zones_of: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # (group, workload) -> zone -> pods there.
     for pod in pods:
-        place = places.get(pod.spec.node_name)
-        if place is not None and place.zone and pod.is_bound:
-            zones_of[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][place.zone] += 1
+        location = locations.get(pod.spec.node_name)
+        if location is not None and location.zone and pod.is_bound:
+            zones_of[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][location.zone] += 1
     # By the callee's replicas, the denominator, so that each denominator is divided once.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:

@@ -12,10 +12,10 @@ from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, written_costs
 from kubekit.errors import ConfigError
-from netperf.cost_state import CostState, restore, resume, update_state
+from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.errors import size_bytes
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, latencies_with_hysteresis
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 
@@ -88,12 +88,12 @@ def decide(
     topology, zones = snapshot.topology, snapshot.zone_map.zones
     policy, policy_fault = read_policy(topology, defaults)
     data = {key: value for shard in snapshot.results.values() for key, value in shard.items()}
-    results = decode_results(data, snapshot.zone_map.places, snapshot.expected, now_s=wall_s)
+    results = decode_results(data, snapshot.zone_map.locations, snapshot.expected, now_s=wall_s)
     weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
-        state = restore(written_costs(weight), policy, now_s, written)
-        state = resume(earlier, state) if earlier is not None else state
+        state = restore_state(written_costs(weight), policy, now_s, written)
+        state = resume_state(earlier, state) if earlier is not None else state
     state = update_state(
         results.samples.values(),
         state,
@@ -105,7 +105,7 @@ def decide(
     )
     table, state = compute_costs(state, zones, policy, now_s, interval_s=snapshot.interval_s)
     return TopologyDecision(
-        latencies=hold_latencies(written, table.latencies()),
+        latencies=latencies_with_hysteresis(written, table.latencies()),
         table=table,
         counts=status.group_pairs(table, policy, snapshot.interval_s),
         state=state,

@@ -37,7 +37,7 @@ from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.cost_state import CostState
 from netperf.latencies import ZonePair
-from netperf.sample import Place
+from netperf.sample import NodeLocation
 
 log = logs.get("controller.topology")
 
@@ -199,7 +199,7 @@ class TopologyController:
             return None
 
     async def _zone_map(self) -> ZoneMap:
-        """Zones and places of nodes; computed in a thread after nodes changed."""
+        """Zones and locations of nodes; computed in a thread after nodes changed."""
         if self._cached_zone_map is not None:
             return self._cached_zone_map
         changes = self._node_changes
@@ -208,7 +208,7 @@ class TopologyController:
             self._cached_zone_map = zone_map
         return zone_map
 
-    async def _compute_allocations(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
+    async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
         """Allocated bits per second by zone pair; computed in a thread after pods or AppGroups changed."""
         if self._allocated is not None:
             return self._allocated
@@ -218,14 +218,14 @@ class TopologyController:
                 self._membership.graph(key)  # Fills the cache of graphs, which the copy shares.
             await maybe_yield()
         groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
-        allocated = await asyncio.to_thread(bandwidth.compute_allocations, groups, pods, places)
+        allocated = await asyncio.to_thread(bandwidth.compute_allocations, groups, pods, locations)
         if changes == self._placement_changes:
             self._allocated = allocated
         return allocated
 
     async def _read(self, topology: NetworkTopology) -> TopologySnapshot:
         zone_map = await self._zone_map()
-        allocated = await self._compute_allocations(zone_map.places)
+        allocated = await self._compute_allocations(zone_map.locations)
         names = self.planner.result_objects(topology)
         results = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
         named = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)

@@ -44,7 +44,7 @@ from netperf.policy import parse_policy
 from netperf.probers.netperf import keys_for, parse_output
 from netperf.probers.prober import ProbeFailedError
 from netperf.results import decode_results, failure_key, sample_key
-from netperf.sample import Place
+from netperf.sample import NodeLocation
 
 Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.
@@ -54,7 +54,7 @@ JSON = DECODE_ERRORS
 # The kernel cuts no message; one that is cut must raise at once and not be taken for another.
 NETLINK = (struct.error, IndexError, ValueError)
 DEEP = '{"x":' + "[" * 1_500
-A, B = Place("a1", "za", "r"), Place("b1", "zb", "r")
+A, B = NodeLocation("a1", "za", "r"), NodeLocation("b1", "zb", "r")
 PLACES = {"a1": A, "b1": B}
 SAMPLE = json.dumps(
     {

@@ -49,8 +49,8 @@ def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
         loss_ratio=0.0,
     )
     return Sample(
-        origin=probe.origin.place,
-        destination=probe.destination.place,
+        origin=probe.origin.location,
+        destination=probe.destination.location,
         measurement=read,
         sequence=int(now_s),
         taken_at=now_s,

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.cost_state import CostState, update_state
 from netperf.costs import ZoneCosts, compute_costs
-from netperf.latencies import Latencies, ZonePair, hold_latencies
+from netperf.latencies import Latencies, ZonePair, latencies_with_hysteresis
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
-from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, refresh_s, sample_key
-from netperf.sample import Failure, Measurement, Place, Sample
+from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, refresh_interval_s, sample_key
+from netperf.sample import Failure, Measurement, NodeLocation, Sample
 
 Forge = Callable[[Probe, float], float]
 """Replaces the latency (µs) that an agent measured."""
@@ -53,7 +53,7 @@ class SimulatedNetwork:
             for z, zone in enumerate(self.zones)
             for i in range((only or {}).get(zone, nodes_per_zone))
         ]
-        self.places = {f.name: Place(f.name, f.zone, f.region) for f in self.facts}
+        self.locations = {f.name: NodeLocation(f.name, f.zone, f.region) for f in self.facts}
         self._staggered, self.told_disputed = staggered, False
         self.policy, self._options = CostPolicy(), PlanOptions(interval_s=self.round_s)
         self.offset_us: dict[str, float] = {}
@@ -112,7 +112,7 @@ class SimulatedNetwork:
     def _probe(self, probe: Probe, *, anew: bool = False) -> None:
         origin, destination = probe.origin, probe.destination
         zones = frozenset((origin.zone, destination.zone))
-        key = sample_key(origin.place, destination.place, "TCP_RR")
+        key = sample_key(origin.location, destination.location, "TCP_RR")
         if origin.node in self.mute:
             return
         if zones in self.cut or destination.node in self.mute:
@@ -127,8 +127,8 @@ class SimulatedNetwork:
             us = self.forge[origin.node](probe, us)
         measurement = Measurement(prober="datagrams", test="TCP_RR", p50_us=us / 1.02, p90_us=us, transactions=100)
         sample = Sample(
-            origin=origin.place,
-            destination=destination.place,
+            origin=origin.location,
+            destination=destination.location,
             measurement=measurement,
             sequence=self.number,
             taken_at=self.now_s + self._later_s,
@@ -140,7 +140,7 @@ class SimulatedNetwork:
             and key in self._data
             and same
             and times >= MIN_EQUIVALENT_WRITES
-            and self.now_s - at_s < refresh_s(self.round_s)
+            and self.now_s - at_s < refresh_interval_s(self.round_s)
         ):
             return
         if not anew:
@@ -151,8 +151,8 @@ class SimulatedNetwork:
     def _fail(self, probe: Probe, key: str, *, alive: bool) -> None:
         self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
         failure = Failure(
-            origin=probe.origin.place,
-            destination=probe.destination.place,
+            origin=probe.origin.location,
+            destination=probe.destination.location,
             failure="timeout",
             in_a_row=self._in_a_row[key],
             alive=alive,
@@ -162,7 +162,7 @@ class SimulatedNetwork:
         self._data |= {k: v for k, v in encode_failure(failure, "TCP_RR").items() if v is not None}
 
     def _decide(self, keys: Mapping[str, Probe], now_s: float) -> None:
-        results = decode_results(self._data | self.extra_data, self.places, keys)
+        results = decode_results(self._data | self.extra_data, self.locations, keys)
         self.refused = results.refused
         self.named |= {refusal.source for refusal in results.refusals if refusal.source}
         failures = results.failures.values()
@@ -179,7 +179,7 @@ class SimulatedNetwork:
         self.table, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
         self.named |= set(self.table.outliers_us)
         self.told_disputed |= bool(self.table.disputed)
-        held = hold_latencies(self.latencies, self.table.latencies())
+        held = latencies_with_hysteresis(self.latencies, self.table.latencies())
         costs = {pair: entry.cost for pair, entry in self.table.zones.items()}
         if held is not self.latencies or costs != self.costs:
             self.writes += 1
@@ -199,7 +199,7 @@ def some_zones(count: int, seed: int = 7) -> dict[frozenset[str], float]:
     }
 
 
-def forged(samples: Sequence[tuple[Place, Place, float]], sequence: int, at_s: float) -> dict[str, str]:
+def forged(samples: Sequence[tuple[NodeLocation, NodeLocation, float]], sequence: int, at_s: float) -> dict[str, str]:
     """Results as a liar writes them: whatever pairs, whatever latencies."""
     made = [
         Sample(

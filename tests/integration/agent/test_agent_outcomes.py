@@ -29,7 +29,7 @@ from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 from netperf.results import decode_results
-from netperf.sample import Place, Sample
+from netperf.sample import NodeLocation, Sample
 from tests.integration.agent.agents import Agent, running_agent
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.netperf.peers import (
@@ -93,8 +93,11 @@ class Home:
         found = await self.client.list(
             CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=f"metadata.name={RESULTS}"
         )
-        places = {self.node: Place(self.node, self.zone), **{zone: Place(zone, zone) for zone in zones}}
-        results = decode_results((found[0].data if found else None) or {}, places)
+        locations = {
+            self.node: NodeLocation(self.node, self.zone),
+            **{zone: NodeLocation(zone, zone) for zone in zones},
+        }
+        results = decode_results((found[0].data if found else None) or {}, locations)
         assert results.refused == {}
         return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
 

@@ -164,8 +164,8 @@ class SimulatedAgents:
                 )
                 samples.append(
                     Sample(
-                        origin=probe.origin.place,
-                        destination=probe.destination.place,
+                        origin=probe.origin.location,
+                        destination=probe.destination.location,
                         measurement=read,
                         sequence=self.sequence,
                         taken_at=time.time(),

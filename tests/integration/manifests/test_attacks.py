@@ -18,7 +18,7 @@ from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
 from netperf.results import encode_samples, merge_patch, removal_patch, sample_key
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, Schemas, changeable, dry_run
 from tests.integration.manifests.conftest import TokenFor
@@ -193,7 +193,7 @@ async def test_the_right_to_delete_pods_reaches_only_stale_ones_with_an_owner(
 
 def sample(origin: str, destination: str, sequence: int = 0) -> Sample:
     measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=500.0, p90_us=700.0, p99_us=900.0)
-    ends = Place(origin, "zone-a", "r"), Place(destination, "zone-b", "r")
+    ends = NodeLocation(origin, "zone-a", "r"), NodeLocation(destination, "zone-b", "r")
     return Sample(origin=ends[0], destination=ends[1], measurement=measurement, sequence=sequence)
 
 
@@ -244,7 +244,7 @@ async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_val
         ("node-a-2", "{}"),
         ("node-a", "x" * 5000),  # its own key, but no sample takes so much
     ):
-        key = sample_key(Place(origin, "zone-b"), Place("node-a2", "zone-a"), "TCP_RR")
+        key = sample_key(NodeLocation(origin, "zone-b"), NodeLocation("node-a2", "zone-a"), "TCP_RR")
         patches += [merge_patch({key: value}), merge_patch({f"{key}.failed": value})]
     refusals = [(await dry_run(agent, "PATCH", RESULTS, patch))[0] for patch in patches]
     assert [text for text in refusals if not re.search("^403 .*an agent on node-a", text)] == []

@@ -30,7 +30,7 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
-from netperf.sample import Measurement, Place, Sample, choose_instrument, find_quality_flags
+from netperf.sample import Measurement, NodeLocation, Sample, choose_instrument, find_quality_flags
 from tests.integration.netperf.peers import SECRET, running
 from tests.support import pings
 from tests.support.emulated_wan import emulated_wan
@@ -152,8 +152,8 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
         print(error)
         run = None
     cost_us = Sample(
-        origin=Place("e", "east"),
-        destination=Place("w", "west"),
+        origin=NodeLocation("e", "east"),
+        destination=NodeLocation("w", "west"),
         measurement=run or datagrams,
         datagrams=datagrams,
         cost_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",

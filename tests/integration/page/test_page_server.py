@@ -14,7 +14,7 @@ from controller.page.config import PageConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CONFIGMAPS, Object
 from netperf.results import encode_samples
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import MakeNode
 from tests.integration.page.conftest import ServePage
 
@@ -45,8 +45,8 @@ async def two_zones(client: Client, namespace: str, make_node: MakeNode) -> tupl
 async def measure(client: Client, namespace: str, zones: tuple[str, str], p50_us: float, *, sequence: int) -> None:
     """An agent writes a sample."""
     sample = Sample(
-        origin=Place(f"n-{zones[0]}", zones[0], "r"),
-        destination=Place(f"n-{zones[1]}", zones[1], "r"),
+        origin=NodeLocation(f"n-{zones[0]}", zones[0], "r"),
+        destination=NodeLocation(f"n-{zones[1]}", zones[1], "r"),
         measurement=Measurement(prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=p50_us * 1.1, transactions=500),
         sequence=sequence,
         taken_at=1.8e9 + sequence,

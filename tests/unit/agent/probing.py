@@ -33,6 +33,8 @@ def measured(p50_us: float = 500.0, **fields: Any) -> Measurement:
 
 def outcome(to: Peer, measurement: Measurement | None = None, **fields: Any) -> Outcome:
     """A run from `HERE`: ok with ``measurement``, else what ``fields`` say."""
-    good = measurement and Sample(origin=HERE.place, destination=to.place, measurement=measurement, taken_at=1000.0)
+    good = measurement and Sample(
+        origin=HERE.location, destination=to.location, measurement=measurement, taken_at=1000.0
+    )
     usual = {"test": "TCP_RR", "result": "ok", "sample": good}
-    return Outcome(origin=HERE.place, destination=to.place, **(usual | fields))
+    return Outcome(origin=HERE.location, destination=to.location, **(usual | fields))

@@ -9,7 +9,7 @@ import pytest
 
 from agent.probing.results_queue import is_equivalent
 from agent.probing.secret import SecretSource
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, NodeLocation, Sample
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_samples_are_equivalent_up_to_noise(
 
     def sample(quality_flags: tuple[str, ...] = (), **fields: object) -> Sample:
         measurement = Measurement(**(usual | fields))  # type: ignore[arg-type]
-        places = {"origin": Place("n1", "z1"), "destination": Place("n2", "z2")}
-        return Sample(measurement=measurement, quality_flags=quality_flags, **places)  # type: ignore[arg-type]
+        locations = {"origin": NodeLocation("n1", "z1"), "destination": NodeLocation("n2", "z2")}
+        return Sample(measurement=measurement, quality_flags=quality_flags, **locations)  # type: ignore[arg-type]
 
     assert is_equivalent(sample(**changes), sample()) == expected  # type: ignore[arg-type]
 

@@ -28,7 +28,7 @@ from tests.unit.agent.probing import measured, peer, plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 NAME = "netperf-metrics"
-PLACES = {node: peer(node).place for node in ("here", "n1", "n2", "n3")}
+LOCATIONS = {node: peer(node).location for node in ("here", "n1", "n2", "n3")}
 LIMIT_S = 300.0
 
 
@@ -66,12 +66,14 @@ class Store:
         return self._found()
 
     def sequences(self) -> dict[str, int]:
-        found = decode_results(self.data, PLACES).samples.values()
+        found = decode_results(self.data, LOCATIONS).samples.values()
         return {sample.destination.node: sample.sequence for sample in found}
 
 
 def sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
-    return Sample(origin=PLACES["here"], destination=PLACES[node], measurement=measured(p50_us), sequence=sequence)
+    return Sample(
+        origin=LOCATIONS["here"], destination=LOCATIONS[node], measurement=measured(p50_us), sequence=sequence
+    )
 
 
 def written(*samples: Sample) -> dict[str, str]:
@@ -80,7 +82,11 @@ def written(*samples: Sample) -> dict[str, str]:
 
 def failed(node: str, in_a_row: int) -> Failure:
     return Failure(
-        origin=PLACES["here"], destination=PLACES[node], failure="timeout", in_a_row=in_a_row, sequence=10 + in_a_row
+        origin=LOCATIONS["here"],
+        destination=LOCATIONS[node],
+        failure="timeout",
+        in_a_row=in_a_row,
+        sequence=10 + in_a_row,
     )
 
 
@@ -177,7 +183,7 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
 
 async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
     store = Store()
-    bad = sample_key(PLACES["here"], PLACES["n2"], "TCP_RR")
+    bad = sample_key(LOCATIONS["here"], LOCATIONS["n2"], "TCP_RR")
     store.refused_keys = {bad}
     async with writing(store) as (queue, writer, _):
         for sequence in range(1, 6):
@@ -202,14 +208,14 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         for in_a_row in (1, 2):
             queue.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(5)
-        found = decode_results(store.data, PLACES)
+        found = decode_results(store.data, LOCATIONS)
         assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 13))
         await asyncio.sleep(5)
-    assert list(store.data) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
+    assert list(store.data) == [sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")]
 
 
 async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_answers() -> None:
@@ -219,7 +225,7 @@ async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_an
             queue.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / REFRESH_S
-        queue.clear_failure(PLACES["here"], PLACES["n1"], "TCP_RR")
+        queue.clear_failure(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")
         await asyncio.sleep(5)
     assert store.data == {}
 
@@ -234,19 +240,19 @@ async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() ->
         queue.add_failure(failed("n1", 1), "TCP_RR")
         queue.add(sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
-        found = decode_results(store.data, PLACES)
+        found = decode_results(store.data, LOCATIONS)
         assert [f.destination.node for f in found.failures.values()] == ["n1"]
         assert store.sequences()["n2"] > 5001
         queue.add(sample("n1", 13))
         await asyncio.sleep(5)
-        assert decode_results(store.data, PLACES).failures == {}
+        assert decode_results(store.data, LOCATIONS).failures == {}
         assert store.sequences()["n1"] > store.sequences()["n2"]
 
 
 NOW_S = 1.8e9
 OF_2026, FORGED = 1_795_257_936, next(iter(written(sample("n1", 5000)).values()))
-THEIRS = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
-FORGED_KEY = sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR")
+THEIRS = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=LOCATIONS["n3"]))
+FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
 
 
 @pytest.mark.parametrize("now_s", [NOW_S, 0.0], ids=["clock", "clock-at-1970"])
@@ -314,7 +320,7 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
 async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     store, plans = Store(), PlanSource("here")
-    store.refused_keys = {sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")}
+    store.refused_keys = {sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")}
     async with writing(store, plans=plans) as (queue, writer, _):
         queue.add(sample("n1"))
         await asyncio.sleep(5)

@@ -137,8 +137,8 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
             taken_at = now_s - chance.uniform(1, 58)
             samples.append(
                 Sample(
-                    origin=probe.origin.place,
-                    destination=probe.destination.place,
+                    origin=probe.origin.location,
+                    destination=probe.destination.location,
                     measurement=measurement,
                     sequence=7,
                     taken_at=taken_at,

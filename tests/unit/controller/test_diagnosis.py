@@ -25,7 +25,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, ProgramPod
 from controller.scheduler.config import SchedulerConfig
 from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
-from netperf.results import refresh_s
+from netperf.results import refresh_interval_s
 from tests.unit.controller.situations import (
     BORNE,
     CORDONED,
@@ -152,7 +152,7 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
 def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: float) -> None:
     """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
     written_s = 1.5 * GATHER_S
-    oldest_s = math.ceil((refresh_s(interval_s) + written_s) / interval_s) * interval_s + written_s
+    oldest_s = math.ceil((refresh_interval_s(interval_s) + written_s) / interval_s) * interval_s + written_s
     heard = {"newest_at": NOW_S - oldest_s}
     assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), network=network(interval_s))) == ()
 

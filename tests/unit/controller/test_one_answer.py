@@ -190,8 +190,8 @@ class World:
         return client.status
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
-        places = build_zone_map(self.of("Node", Node)).places
-        return compute_allocations(self.account()._membership, self.of("Pod", GroupPod), places)
+        locations = build_zone_map(self.of("Node", Node)).locations
+        return compute_allocations(self.account()._membership, self.of("Pod", GroupPod), locations)
 
     def account(self) -> TopologyController:
         """Who accounts for bandwidth."""

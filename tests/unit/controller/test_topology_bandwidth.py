@@ -21,7 +21,7 @@ from controller.topology.bandwidth import (
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
-from netperf.sample import Place
+from netperf.sample import NodeLocation
 from tests.unit.controller.objects import (
     REGION,
     ZONE,
@@ -34,7 +34,7 @@ from tests.unit.controller.objects import (
 from tests.unit.controller.objects import group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
-PLACES = {node: Place(node, zone) for node, zone in ZONE_OF.items()}
+LOCATIONS = {node: NodeLocation(node, zone) for node, zone in ZONE_OF.items()}
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 
 
@@ -46,7 +46,7 @@ def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
 
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, PLACES)
+    return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, LOCATIONS)
 
 
 def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:

@@ -22,11 +22,11 @@ from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
-from netperf.sample import Failure, Measurement, Place, Sample
+from netperf.sample import Failure, Measurement, NodeLocation, Sample
 from tests.support.bodies import weight_body
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
-ZONE_MAP = ZoneMap(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
+ZONE_MAP = ZoneMap(ZONES, {f"n-{z}": NodeLocation(f"n-{z}", z, r) for z, r in ZONES.items()})
 PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
 ALL = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
 POLICY = CostPolicy()
@@ -36,8 +36,8 @@ START_S = 1_000_000.0
 def results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dict[str, str]:
     samples = [
         Sample(
-            origin=ZONE_MAP.places[f"n-{a}"],
-            destination=ZONE_MAP.places[f"n-{b}"],
+            origin=ZONE_MAP.locations[f"n-{a}"],
+            destination=ZONE_MAP.locations[f"n-{b}"],
             measurement=Measurement(
                 prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
             ),
@@ -153,7 +153,7 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None
 
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (2**53 - 1, True)])
 def test_a_failure_is_not_hidden_by_a_number_that_no_clock_gives(sequence: int, stands: bool) -> None:
-    origin, destination = (ZONE_MAP.places[f"n-{zone}"] for zone in ("z1", "z2"))
+    origin, destination = (ZONE_MAP.locations[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
     told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
     assert bool(run(topology(), results(ALL, sequence) | told).results.failures) == stands
@@ -196,7 +196,7 @@ def test_the_calculation_time_moves_only_with_the_weights_and_a_node_count_alone
         assert [status.needs_write(first, one, since_last_write_s=last_s) for one in wanted] == worth
 
 
-ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.places["n-z1"]})
+ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.locations["n-z1"]})
 FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, text in results(ALL).items()}
 
 

@@ -17,8 +17,8 @@ from controller.cluster.zones import (
 )
 from kubekit.addresses import read_address
 from kubekit.wire import Node
-from netperf.pairs import eligible
-from netperf.sample import Place
+from netperf.pairs import select_probe_nodes
+from netperf.sample import NodeLocation
 from tests.support.descheduled import PodInfo, read
 
 
@@ -57,7 +57,7 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reporte
     assert found.zones == {"z1": "r2", "z2": ""}
     assert found.conflicting_regions == ("z1",)
     assert found.unzoned == ("e",)
-    assert found.places["b"] == Place("b", "z1", "r2")
+    assert found.locations["b"] == NodeLocation("b", "z1", "r2")
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
     assert build_zone_map(nodes).zones == build_zone_map(nodes[::-1]).zones == {"z": "r1"}, "in any order"
 
@@ -80,7 +80,7 @@ def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
     agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
     facts = to_probe_node(found, agents)
     assert facts.address == str(read_address(announced or "10.0.0.1"))
-    usable, left_out = eligible([facts])
+    usable, left_out = select_probe_nodes([facts])
     assert bool(usable) == is_own
     assert is_own or left_out[0].reason == "foreign-address"
 
@@ -90,8 +90,8 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
         to_probe_node(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))
     ]
     other = to_probe_node(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
-    assert {r.reason for r in eligible(facts)[1] if r.key in "ab"} == {"shared-address"}
-    assert {r.reason for r in eligible([facts[0], other])[1] if r.key in "ab"} == {"shared-address"}
+    assert {r.reason for r in select_probe_nodes(facts)[1] if r.key in "ab"} == {"shared-address"}
+    assert {r.reason for r in select_probe_nodes([facts[0], other])[1] if r.key in "ab"} == {"shared-address"}
     assert to_probe_node(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
@@ -109,7 +109,7 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
 )
 def test_who_may_probe(found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]) -> None:
     facts = to_probe_node(found, pods)
-    assert (facts.ready, facts.schedulable, facts.agent_ready) == expected
+    assert (facts.ready, facts.schedulable, facts.has_ready_agent) == expected
 
 
 def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:

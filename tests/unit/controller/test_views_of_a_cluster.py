@@ -14,7 +14,7 @@ from controller.diagnosis.zones import by_pair
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement
-from netperf.pairs import eligible
+from netperf.pairs import select_probe_nodes
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
@@ -107,7 +107,7 @@ def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
     named = make_node("n2", "z1", "r1")
     named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
     nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
-    usable, _ = eligible(to_probe_node(node, {}) for node in nodes)
+    usable, _ = select_probe_nodes(to_probe_node(node, {}) for node in nodes)
     up = {a.node for a in build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 

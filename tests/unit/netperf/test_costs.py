@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.cost_state import CostState, restore, resume, update_state
+from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs, cost_of, cost_with_hysteresis, region_costs
-from netperf.latencies import infer_us
+from netperf.latencies import infer_latencies_us
 from netperf.policy import MAX_NETWORK_COST, CostPolicy, parse_policy
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, NodeLocation, Sample
 from netperf.smoothing import add_sample, replace_newest_sample
 
 POLICY = CostPolicy()
@@ -26,8 +26,8 @@ WALL_S = 1.7e9
 def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
     measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=us, p90_us=us, transactions=1000)
     sample = Sample(
-        origin=Place(f"{from_zone}1", from_zone, ZONES.get(from_zone, "")),
-        destination=Place(f"{to_zone}1", to_zone, ZONES.get(to_zone, "")),
+        origin=NodeLocation(f"{from_zone}1", from_zone, ZONES.get(from_zone, "")),
+        destination=NodeLocation(f"{to_zone}1", to_zone, ZONES.get(to_zone, "")),
         measurement=measurement,
         sequence=sequence,
         taken_at=WALL_S,
@@ -47,7 +47,12 @@ def step(
 def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     def reading(node: str, us: float, sequence: int) -> Sample:
         return run(
-            "a", "b", us, sequence, origin=Place(f"a{node}", "a", "r1"), destination=Place(f"b{node}", "b", "r1")
+            "a",
+            "b",
+            us,
+            sequence,
+            origin=NodeLocation(f"a{node}", "a", "r1"),
+            destination=NodeLocation(f"b{node}", "b", "r1"),
         )
 
     agreeing = [reading("1", 2000.0, 1), reading("2", 2000.0, 1)]
@@ -128,7 +133,7 @@ def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(restar
     before, state = step(known)
     assert (before.zones["a", "c"].cost, before.zones["a", "c"].basis) == (20, "inferred")
     if restarted:
-        state = restore({p: e.cost for p, e in before.zones.items()}, POLICY, 0.0, before.latencies())
+        state = restore_state({p: e.cost for p, e in before.zones.items()}, POLICY, 0.0, before.latencies())
     after, state = step([*known, run("a", "c", 18_500)], state)
     assert (after.zones["a", "c"].cost, after.zones["a", "c"].basis) == (19, "measured")
     # From then on it is held against the noise of measurements.
@@ -144,7 +149,7 @@ def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[s
         for a in "abcd":
             for b in "abcd":
                 best[a, b] = min(best[a, b], best[a, k] + best[k, b])
-    inferred = infer_us("abcd", edges)
+    inferred = infer_latencies_us("abcd", edges)
     expected = {p: us for p, us in best.items() if p[0] != p[1] and p not in edges and us < math.inf}
     assert inferred.keys() == expected.keys()
     assert all(inferred[pair] == pytest.approx(us) for pair, us in expected.items())
@@ -175,7 +180,7 @@ def test_nothing_is_stale_before_three_rounds() -> None:
 
 
 def test_old_samples_after_a_restart_are_stale() -> None:
-    state = restore({("a", "b"): 5}, POLICY, 0.0)
+    state = restore_state({("a", "b"): 5}, POLICY, 0.0)
     state = update_state([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
     table, _ = compute_costs(state, ZONES, POLICY, 0.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
@@ -187,7 +192,7 @@ def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
     bases = []
     for now_s in range(1000, 8000, 1000):
         written = {("a", "b"): 5, ("b", "a"): 5}
-        table, state = step([], resume(state, restore(written, POLICY, now_s)), now_s=now_s)
+        table, state = step([], resume_state(state, restore_state(written, POLICY, now_s)), now_s=now_s)
         bases.append(table.zones["a", "b"].basis if ("a", "b") in table.zones else "absent")
     assert bases[:3] == ["stale"] * 3
     assert set(bases[3:]) == {"absent"}
@@ -196,11 +201,11 @@ def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
 def test_a_new_leadership_uses_the_costs_written_meanwhile() -> None:
     samples = [run("a", "b", 5000)]
     _, state = step(samples, now_s=0)
-    resumed = resume(state, restore({("a", "b"): 9, ("c", "d"): 4}, POLICY, 100.0))
+    resumed = resume_state(state, restore_state({("a", "b"): 9, ("c", "d"): 4}, POLICY, 100.0))
     assert resumed["a", "b"].cost == 9
     # What was measured then is still known, with its age; what another leader wrote is as good as after a restart.
     assert resumed["a", "b"].node_pairs == state["a", "b"].node_pairs
-    assert resumed["c", "d"] == restore({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
+    assert resumed["c", "d"] == restore_state({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
     table, _ = step(samples, resumed, now_s=100.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
 
@@ -247,7 +252,7 @@ def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], d
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
     written = {pair: entry.cost for pair, entry in before.zones.items()}
     after, _ = step(
-        [run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore(written, POLICY, 0.0)
+        [run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore_state(written, POLICY, 0.0)
     )
     for pair, entry in after.zones.items():
         if before.zones[pair].basis != "inferred" and before.zones[pair].latency_us < 1e7:
@@ -255,8 +260,8 @@ def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], d
 
 
 def test_the_latency_of_zones_is_the_median_of_their_pairs_of_nodes() -> None:
-    others = [run("a", "b", 5200, origin=Place("a2", "a")), run("b", "a", 5100, origin=Place("b3", "b"))]
-    odd = run("a", "b", 40_000, origin=Place("a9", "a", "r1"))
+    others = [run("a", "b", 5200, origin=NodeLocation("a2", "a")), run("b", "a", 5100, origin=NodeLocation("b3", "b"))]
+    odd = run("a", "b", 40_000, origin=NodeLocation("a9", "a", "r1"))
     table, _ = step([odd, *others, run("a", "b", 5000)])
     assert table.zones["a", "b"].latency_us == 5100
     table, _ = step([*others, run("a", "b", 5000)])
@@ -332,7 +337,7 @@ def test_an_invalid_policy_is_refused_by_field(fields: dict[str, object], named:
 def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restart() -> None:
     policy = CostPolicy(unreachable_cost=100)
     table, _ = step([run("a", "b", 150_000.0)], policy=policy)
-    state = restore({pair: entry.cost for pair, entry in table.zones.items()}, policy, 10.0, table.latencies())
+    state = restore_state({pair: entry.cost for pair, entry in table.zones.items()}, policy, 10.0, table.latencies())
     again, _ = step([], state, policy, 10.0)
     entry = again.zones["a", "b"]
     assert (entry.cost, entry.latency_us, entry.basis) == (150, 150_000.0, "stale")
@@ -345,7 +350,7 @@ def test_external_numbers_are_trusted_less_than_netperf_and_never_disputed(test:
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
     assert table.disputed == frozenset()
     table, _ = step(
-        [run("a", "b", 9_000.0, prober="external", test=test, origin=Place("a3", "a")), run("a", "b", 5000)]
+        [run("a", "b", 9_000.0, prober="external", test=test, origin=NodeLocation("a3", "a")), run("a", "b", 5000)]
     )
     assert table.zones["a", "b"].cost == 5, "netperf is trusted more"
 
@@ -354,7 +359,7 @@ def test_ignored_latencies_are_no_last_good_value() -> None:
     def says(to_b1_us: float, to_b2_us: float, sequence: int) -> list[Sample]:
         found = run("a", "b", to_b1_us, sequence)
         other = run("a", "b", to_b2_us, sequence)
-        return [found, msgspec.structs.replace(other, destination=Place("b2", "b", "r1"))]
+        return [found, msgspec.structs.replace(other, destination=NodeLocation("b2", "b", "r1"))]
 
     _, state = step(says(20_000.0, 20_000.0, 1))
     _, state = step(says(1_000.0, 5_600.0, 2), state, now_s=60.0)
@@ -383,7 +388,9 @@ def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None
     forged = [("a1", "b1", 1_400.0), ("a1", "c1", 1_500.0)]
     honest = [("a2", "b2", 21_100.0), ("a2", "c2", 21_900.0), ("b2", "a2", 20_800.0), ("c2", "a2", 21_800.0)]
     samples = [
-        msgspec.structs.replace(run(a[0], b[0], us), origin=Place(a, a[0], ""), destination=Place(b, b[0], ""))
+        msgspec.structs.replace(
+            run(a[0], b[0], us), origin=NodeLocation(a, a[0], ""), destination=NodeLocation(b, b[0], "")
+        )
         for a, b, us in (*forged, *honest)
     ]
     _, state = step(samples)

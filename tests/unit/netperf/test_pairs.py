@@ -165,7 +165,7 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
         ({"zone": ""}, "no-zone"),
         ({"ready": False}, "not-ready"),
         ({"schedulable": False}, "unschedulable"),
-        ({"agent_ready": False}, "no-agent"),
+        ({"has_ready_agent": False}, "no-agent"),
         ({"address": "node-1.example"}, "bad-address"),
         ({"address": ""}, "bad-address"),
     ],

@@ -23,12 +23,12 @@ from netperf.results import (
     planned_keys,
     sample_key,
 )
-from netperf.sample import Failure, Measurement, Percentile, Place, Sample
+from netperf.sample import Failure, Measurement, NodeLocation, Percentile, Sample
 from netperf.upstream_keys import KEY_LIMIT, upstream_key
 from tests.unit.netperf.building import one_each, plan_of
 
 P90: tuple[Percentile, ...] = ("p90",)
-PLACES = {name: Place(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
+LOCATIONS = {name: NodeLocation(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
 
 
 def sample(origin: str = "a1", destination: str = "b1.example.com", **fields: object) -> Sample:
@@ -36,8 +36,8 @@ def sample(origin: str = "a1", destination: str = "b1.example.com", **fields: ob
         prober="netperf", test="TCP_RR", p50_us=500, p90_us=1700, p99_us=2600, transactions=500, duration_s=1.0
     )
     return Sample(
-        origin=PLACES[origin],
-        destination=PLACES[destination],
+        origin=LOCATIONS[origin],
+        destination=LOCATIONS[destination],
         measurement=msgspec.structs.replace(measurement, **fields),
         sequence=3,
         taken_at=1.7e9,
@@ -51,8 +51,8 @@ def written(*samples: Sample, upstream: tuple[Percentile, ...] = ()) -> dict[str
 latencies = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us, 2))
 samples = st.builds(
     Sample,
-    origin=st.sampled_from([PLACES["a1"], PLACES["a2"]]),
-    destination=st.sampled_from([PLACES["b1.example.com"], PLACES["c1"]]),
+    origin=st.sampled_from([LOCATIONS["a1"], LOCATIONS["a2"]]),
+    destination=st.sampled_from([LOCATIONS["b1.example.com"], LOCATIONS["c1"]]),
     sequence=st.integers(0, 2**40),
     taken_at=st.floats(0, 4e9).map(lambda s: round(s, 3)),
     quality_flags=st.lists(st.sampled_from(["throttled", "loss", "stalled"]), unique=True, max_size=3).map(tuple),
@@ -77,7 +77,7 @@ samples = st.builds(
 
 @given(samples)
 def test_what_is_written_is_what_is_read(original: Sample) -> None:
-    results = decode_results(written(original), PLACES)
+    results = decode_results(written(original), LOCATIONS)
     assert list(results.samples.values()) == [original]
     assert results.refused == {}
 
@@ -88,7 +88,7 @@ node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 
 @given(node_name, label, node_name, label)
 def test_keys_are_legal_for_all_names_of_nodes_and_zones(n1: str, z1: str, n2: str, z2: str) -> None:
-    key = failure_key(Place(n1[:MAX_NAME_LENGTH], z1), Place(n2[:MAX_NAME_LENGTH], z2), "TCP_STREAM")
+    key = failure_key(NodeLocation(n1[:MAX_NAME_LENGTH], z1), NodeLocation(n2[:MAX_NAME_LENGTH], z2), "TCP_STREAM")
     assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
     assert len(key) <= KEY_LIMIT
     assert parse_key(key) == (n1[:MAX_NAME_LENGTH], n2[:MAX_NAME_LENGTH], "TCP_STREAM", True)
@@ -100,10 +100,10 @@ def test_keys_are_legal_for_all_names_of_nodes_and_zones(n1: str, z1: str, n2: s
 def test_upstreams_keys_are_read_back_though_names_hold_dots(one: str, other: str) -> None:
     if one == other:
         return
-    places = {one: Place(one, "z1"), other: Place(other, "z2")}
+    locations = {one: NodeLocation(one, "z1"), other: NodeLocation(other, "z2")}
     key = upstream_key(one, other, "p90")
     assert key is not None
-    (found,) = decode_results({key: "7"}, places).samples.values()
+    (found,) = decode_results({key: "7"}, locations).samples.values()
     assert (found.origin.node, found.destination.node) == (one, other)
     assert found.measurement.p90_us == 7000
 
@@ -116,7 +116,7 @@ def test_both_of_upstreams_spellings_are_read_and_microseconds_win() -> None:
         "netperf.p99.latency.milliseconds.origin.a1.destination.b1.example.com": "8.1041999999999996",
     }
     for items in (list(data.items()), list(data.items())[::-1]):
-        (found,) = decode_results(dict(items), PLACES).samples.values()
+        (found,) = decode_results(dict(items), LOCATIONS).samples.values()
         assert found.measurement.prober == "external"
         assert (found.measurement.p50_us, found.measurement.p90_us) == (5000, 6543)
         assert found.measurement.p99_us == pytest.approx(8104.2)
@@ -126,7 +126,7 @@ def test_upstreams_format_has_milliseconds_and_no_flagged_or_missing_numbers() -
     key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example.com"
     data = written(sample(p50_us=3, p90_us=1700, p99_us=2400), upstream=("p50", "p90", "p99"))
     assert [data[key.format(p)] for p in ("p50", "p90", "p99")] == ["1", "2", "2"]
-    assert [found.measurement.prober for found in decode_results(data, PLACES).samples.values()] == ["netperf"]
+    assert [found.measurement.prober for found in decode_results(data, LOCATIONS).samples.values()] == ["netperf"]
     doubtful = msgspec.structs.replace(sample(), quality_flags=("throttled",))
     assert all(not key.startswith("netperf.") for key in encode_samples([doubtful], P90))
     assert encode_samples([sample(p90_us=None)], P90)[key.format("p90")] is None
@@ -145,15 +145,15 @@ def test_upstreams_format_has_milliseconds_and_no_flagged_or_missing_numbers() -
 def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
     origin: str, destination: str, refused: bool
 ) -> None:
-    places = PLACES | {name: Place(name, f"z-{name[0]}", "r") for name in ("d1", "e1")}
+    locations = LOCATIONS | {name: NodeLocation(name, f"z-{name[0]}", "r") for name in ("d1", "e1")}
     key = upstream_key(origin, destination, "p90")
     assert key is not None
-    asked = {sample_key(places["a1"], places["c1"], "TCP_RR")}
-    results = decode_results({key: "7"}, places, asked)
+    asked = {sample_key(locations["a1"], locations["c1"], "TCP_RR")}
+    results = decode_results({key: "7"}, locations, asked)
     assert len(results.samples) == (not refused)
     assert [(r.reason, r.source) for r in results.refusals] == ([("unplanned", origin)] if refused else [])
-    assert len(decode_results({key: "7"}, places, []).samples) == 1
-    assert len(decode_results({key: "7"}, places).samples) == 1
+    assert len(decode_results({key: "7"}, locations, []).samples) == 1
+    assert len(decode_results({key: "7"}, locations).samples) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
 @pytest.mark.parametrize("kind", ["netperf.p90.latency.milliseconds", "netperf_p90_latency_microseconds"])
 def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -> None:
     key = f"{kind}.origin.a1.destination.c1"
-    results = decode_results({key: value}, PLACES)
+    results = decode_results({key: value}, LOCATIONS)
     assert results.samples == {}
     assert [(r.key, r.reason) for r in results.refusals] == [(key, "bad-value")]
     assert results.refused == {"bad-value": 1}
@@ -183,16 +183,16 @@ def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -
     ],
 )
 def test_keys_that_make_no_sense_are_refused_by_name(key: str, reason: str) -> None:
-    results = decode_results({key: "5"[: 0 if key.startswith("netaware") else 1] or "{"}, PLACES)
+    results = decode_results({key: "5"[: 0 if key.startswith("netaware") else 1] or "{"}, LOCATIONS)
     assert [r.reason for r in results.refusals] == [reason]
     assert len(results.refusals[0].key) <= 80
 
 
 def test_two_readings_of_one_key_are_refused_as_ambiguous() -> None:
     names = ("a", "b.destination.c", "a.destination.b", "c")
-    places = {name: Place(name, f"z{i}") for i, name in enumerate(names)}
+    locations = {name: NodeLocation(name, f"z{i}") for i, name in enumerate(names)}
     key = "netperf.p90.latency.milliseconds.origin.a.destination.b.destination.c"
-    assert decode_results({key: "5"}, places).refused == {"ambiguous-key": 1}
+    assert decode_results({key: "5"}, locations).refused == {"ambiguous-key": 1}
 
 
 @pytest.mark.parametrize(
@@ -218,28 +218,28 @@ def test_a_damaged_sample_is_refused_by_name(change: object, reason: str) -> Non
     assert callable(change)
     damaged = change(text)
     assert damaged != text
-    results = decode_results({key: damaged}, PLACES)
+    results = decode_results({key: damaged}, LOCATIONS)
     assert results.samples == {}
     assert results.refused == {reason: 1}
 
 
 @pytest.mark.parametrize(
-    ("found", "places", "reason"),
+    ("found", "locations", "reason"),
     [
-        (sample(p50_us=None, p90_us=None, p99_us=None), PLACES, "no-value"),
-        (sample(), {"a1": PLACES["a1"]}, "unknown-node"),
-        (sample(), {**PLACES, "a1": Place("a1", "z-new", "r")}, "moved-node"),
+        (sample(p50_us=None, p90_us=None, p99_us=None), LOCATIONS, "no-value"),
+        (sample(), {"a1": LOCATIONS["a1"]}, "unknown-node"),
+        (sample(), {**LOCATIONS, "a1": NodeLocation("a1", "z-new", "r")}, "moved-node"),
     ],
 )
 def test_a_sample_without_a_number_or_of_a_node_that_is_gone_or_moved_is_refused(
-    found: Sample, places: dict[str, Place], reason: str
+    found: Sample, locations: dict[str, NodeLocation], reason: str
 ) -> None:
-    assert decode_results(written(found), places).refused == {reason: 1}
+    assert decode_results(written(found), locations).refused == {reason: 1}
 
 
 def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
     noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
-    results = decode_results({**noise, **written(sample())}, PLACES)
+    results = decode_results({**noise, **written(sample())}, LOCATIONS)
     assert len(results.samples) == 1
     assert results.refused == {"half-written": 500}
     assert len(results.refusals) == 100
@@ -248,7 +248,7 @@ def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
 
 
 def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alone() -> None:
-    plans = plan_of((p.node, p.zone) for p in PLACES.values() if p.node != "a2").zones.values()
+    plans = plan_of((p.node, p.zone) for p in LOCATIONS.values() if p.node != "a2").zones.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
@@ -278,22 +278,24 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (3, True), (4, True)])
 def test_a_newer_success_of_any_test_replaces_a_failure(sequence: int, stands: bool) -> None:
     """The run of an extra test that failed last in an outage is repeated ten rounds later."""
-    failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=sequence)
+    failure = Failure(
+        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", in_a_row=3, sequence=sequence
+    )
     told = {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
-    found = decode_results(told | written(sample("a1", "c1")), PLACES)
+    found = decode_results(told | written(sample("a1", "c1")), LOCATIONS)
     assert len(found.samples) == 1
     assert bool(found.failures) == stands
 
 
 @pytest.mark.parametrize("far", [2**53 - 1, 2**62, int(1.8e9) + 12 * YEAR_S])
 def test_an_implausible_sequence_replaces_nothing(far: int) -> None:
-    failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=1)
+    failure = Failure(origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", in_a_row=3, sequence=1)
     good = sample("a1", "c1")
 
     def read(of_sample: int, of_failure: int) -> tuple[list[int], list[int]]:
         told = encode_failure(msgspec.structs.replace(failure, sequence=of_failure), "TCP_STREAM")
         data = written(msgspec.structs.replace(good, sequence=of_sample))
-        found = decode_results(data | {k: v for k, v in told.items() if v is not None}, PLACES, now_s=1.8e9)
+        found = decode_results(data | {k: v for k, v in told.items() if v is not None}, LOCATIONS, now_s=1.8e9)
         return [s.sequence for s in found.samples.values()], [f.sequence for f in found.failures.values()]
 
     assert read(far, 1) == ([0], [1])
@@ -307,6 +309,6 @@ def test_our_keys_cannot_have_the_external_prober() -> None:
     """These have no time and never age."""
     one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
     beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, cost_source="datagrams")
-    found = decode_results(written(one, other, beside), PLACES)
+    found = decode_results(written(one, other, beside), LOCATIONS)
     assert found.samples == {}
     assert found.refused == {"bad-field": 3}

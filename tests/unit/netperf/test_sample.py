@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from netperf.sample import (
     Measurement,
-    Place,
+    NodeLocation,
     Sample,
     choose_instrument,
     find_quality_flags,
@@ -40,8 +40,8 @@ def changed(**fields: object) -> Measurement:
 
 def taken(sequence: int, taken_at: float) -> Sample:
     return Sample(
-        origin=Place("a", "z1"),
-        destination=Place("b", "z2"),
+        origin=NodeLocation("a", "z1"),
+        destination=NodeLocation("b", "z2"),
         measurement=HEALTHY,
         sequence=sequence,
         taken_at=taken_at,

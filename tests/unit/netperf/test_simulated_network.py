@@ -117,9 +117,13 @@ def test_a_liar_that_was_there_from_the_start_is_named_by_the_others() -> None:
 def test_results_that_no_plan_names_are_refused_and_their_writer_is_named() -> None:
     network = settled(6, 3)
     before = dict(network.costs)
-    liar = network.places[f"{A}-n0"]
+    liar = network.locations[f"{A}-n0"]
     planned = {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}
-    others = [place for place in network.places.values() if place.zone != A and (liar.node, place.node) not in planned]
+    others = [
+        location
+        for location in network.locations.values()
+        if location.zone != A and (liar.node, location.node) not in planned
+    ]
     network.extra_data = forged([(liar, place, 100.0) for place in others], 10**9, network.now_s)
     network.rounds(3)
     assert network.refused == {"unplanned": len(others)}
