@@ -13,11 +13,11 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
-from controller.scheduler.placement.pod_topology import REFUSALS, refusals
+from controller.scheduler.placement.pod_topology import REFUSAL_REASONS, refusals
 from controller.scheduler.placement.problem import RuleKind
 from controller.scheduler.placement.unplaced import describe_lack
 
-OTHER_POD_REFUSALS = frozenset(REFUSALS.values())
+OTHER_POD_REFUSALS = frozenset(REFUSAL_REASONS.values())
 """Refusals that depend on other pods."""
 
 

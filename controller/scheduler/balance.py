@@ -52,7 +52,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
         routings: per workload, the routing of calls to it.
         spreads: per workload.
         costs: between locations, by the weight in use.
-        measured: whether there is a NetworkTopology.
+        has_topology: whether there is a NetworkTopology.
         zones: number of zones that have nodes.
     """
 
@@ -64,7 +64,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     routings: Sequence[Routing]
     spreads: Sequence[Spread]
     costs: CostTable
-    measured: bool = True
+    has_topology: bool = True
     zones: int = 0
 
 
@@ -87,7 +87,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         routings=[state.routing_to(key, selector) for selector in graph.selectors],
         spreads=[spread_of(pods[0].annotations, default, []) if pods else default for pods in examples],
         costs=costs.table,
-        measured=bool(costs.topology),
+        has_topology=bool(costs.topology),
         zones=len({state.locations[index] for index in state.node_counts if state.locations[index].zone}),
     )
 
@@ -113,7 +113,7 @@ class _PlacedArrays:
             costs=current.costs,
             hosts=hosts,
             used={},
-            measured=current.measured,
+            has_topology=current.has_topology,
         )
         placed = ((node, w, n) for w, nodes in enumerate(current.members) for node, n in nodes.items())
         request = PlacementRequest(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -101,8 +102,14 @@ def score_locations(
     for table in tables:
         for node, score in table.by_node.items():
             index = location_index[node]
-            terms = zip(by_node.get(node) or by_location[index], score, table.by_location[index], strict=True)
-            by_node[node] = NodeScore(*(total + own - replaced for total, own, replaced in terms))
+            satisfied, violated, cost, unknown = by_node.get(node) or by_location[index]
+            replaced = table.by_location[index]
+            by_node[node] = NodeScore(
+                satisfied + score.satisfied - replaced.satisfied,
+                violated + score.violated - replaced.violated,
+                cost + score.cost - replaced.cost,
+                unknown + score.unknown - replaced.unknown,
+            )
     return ScoreTable("", by_location or [NodeScore()] * len(locations), by_node)
 
 
@@ -124,9 +131,9 @@ def _dependency_table(
     replicas = [(locations[index], count) for index, count in replicas_at.items()]
     of_all = [_score_by_all(candidate, replicas, peer.max_cost, check_limit) for candidate in locations]
 
-    def score(node: str, index: int) -> NodeScore:
-        on_node = peer.pods.get(node, 0)
-        match endpoints.routing_from(node, index):
+    @cache
+    def score(routing: Routing, index: int, on_node: int) -> NodeScore:
+        match routing:
             case Routing.NODE:
                 return NodeScore(on_node, 0, total * SAME_HOST_COST)
             case Routing.ZONE:
@@ -141,8 +148,11 @@ def _dependency_table(
         saved = on_node * (cost - SAME_HOST_COST)
         return NodeScore(found.satisfied + satisfied, found.violated - violated, found.cost - saved, found.unknown)
 
-    by_location = [score("", index) if index in replicas_at else found for index, found in enumerate(of_all)]
-    return ScoreTable("", by_location, {node: score(node, index) for node, index in index_of.items()})
+    by_location = [score(endpoints.routing_from("", index), index, 0) for index in range(len(locations))]
+    by_node = {
+        node: score(endpoints.routing_from(node, index), index, peer.pods[node]) for node, index in index_of.items()
+    }
+    return ScoreTable("", by_location, by_node)
 
 
 def _score_by_all(
@@ -171,7 +181,7 @@ def _dependant_table(
         return costs.check_limit(caller, candidate, max_cost)
 
     def only_cost(score: NodeScore) -> NodeScore:
-        return score._replace(satisfied=0, violated=0)
+        return NodeScore(0, 0, score.cost, score.unknown)
 
     table = _dependency_table(peer._replace(routing=Routing.ANY), locations, location_index, check_limit)
     by_node = {node: only_cost(score) for node, score in table.by_node.items()}

@@ -71,7 +71,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         zone_of=zone_of,
         zoned=np.ones(zones, np.bool_),
         workload_of=np.arange(len(services)),
-        asks=np.array([[_whole(s["RequestCPU"]), _whole(s["RequestMem"])] for s in services], np.int64),
+        requests=np.array([[_whole(s["RequestCPU"]), _whole(s["RequestMem"])] for s in services], np.int64),
         row_of=np.zeros(len(services), np.int64),
         allowed=np.ones((1, len(machines)), np.bool_),
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
@@ -81,7 +81,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         ),
         tables=(Table(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
         must_span_zones=np.full(len(services), deal is not None, np.bool_),
-        balance=1e-6,
+        balance_price=1e-6,
     )
 
 
@@ -97,7 +97,7 @@ def scores(problem: Problem, at: Ints) -> Scores:
     """
     placed = at >= 0
     used = np.zeros_like(problem.free)
-    np.add.at(used, at[placed], problem.asks[problem.class_of[placed]])
+    np.add.at(used, at[placed], problem.requests[problem.class_of[placed]])
     assert (used <= problem.free).all(), "more than a machine has"
     on = np.zeros((problem.workloads, len(problem.free)))
     np.add.at(on, (problem.workload_of[problem.class_of[placed]], at[placed]), 1.0)

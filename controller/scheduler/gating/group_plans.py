@@ -274,8 +274,8 @@ class GroupPlans:
         if group not in self._state.groups or not any(pod.metadata.key == key and pod.is_bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
         snapshot = without_pod(self._snapshot(group, pods), key)
-        previous = {k: target for k, target in snapshot.previous.items() if k != key}
-        plan = await self._solve(msgspec.structs.replace(snapshot, previous=previous, turn=turn), SEARCH_S)
+        previous = {k: target for k, target in snapshot.previous_targets.items() if k != key}
+        plan = await self._solve(msgspec.structs.replace(snapshot, previous_targets=previous, turn=turn), SEARCH_S)
         return plan.targets.get(key)
 
     def expect_replacement(
@@ -319,7 +319,7 @@ class GroupPlans:
         reserved = self.reservations.reserved_by_others(group)
         self._expected.add_requests_of_others(reserved, group, self._pods_of)
         snapshot, refused = self._inputs.snapshot(group, pods), self.reservations.refused(pods)
-        return msgspec.structs.replace(snapshot, previous=previous, promised=reserved, refused=refused)
+        return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_hosts=refused)
 
     def _fail(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
         _, failures = self._failed.get(group, (0.0, 0))

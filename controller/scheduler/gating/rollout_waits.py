@@ -77,12 +77,13 @@ class RolloutWaits:
         if self._failed_attempts.get(group) == attempt:
             return plan
         for movable in (waiting, waiting[:1]) if len(waiting) > 1 else (waiting,):
-            refused = dict(snapshot.refused)
+            refused = dict(snapshot.refused_hosts)
             for pod in movable:
                 refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full_nodes[owner_key(pod)]
             try:
                 other = await solve(
-                    msgspec.structs.replace(snapshot, refused=refused, previous=plan.targets), LEAST_SEARCH_S
+                    msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets),
+                    LEAST_SEARCH_S,
                 )
             except PlanningError:
                 return plan

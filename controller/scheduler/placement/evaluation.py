@@ -107,12 +107,12 @@ def evaluate_edge(
         calling * (answer == routing) for routing in (Routing.NODE, Routing.ZONE, Routing.ANY)
     )
     zone_latency = table.latency[zone, zone]
-    local_gain = table.local - zone_latency
+    local_gain = table.host_latency - zone_latency
     of_zone = np.divide(replicas_at, replicas_in_zone, out=np.zeros_like(replicas_at), where=replicas_in_zone > 0)
     of_all = replicas_at / replicas
     anywhere = table.latency[zone] @ zone_replicas / replicas + of_all * local_gain
     latency = (
-        callers_same_node.sum() * table.local
+        callers_same_node.sum() * table.host_latency
         + callers_same_zone @ (zone_latency + of_zone * local_gain)
         + callers_anywhere @ anywhere
     )

@@ -11,7 +11,7 @@ import msgspec
 from controller.cluster.eligibility import compile_or_none
 from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_key_of
 from controller.cluster.pods import GroupPod
-from controller.scheduler.placement.pod_topology import Term, read_selector, terms_of
+from controller.scheduler.placement.pod_topology import Term, decode_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
 from kubekit.owners import controller_of, revision_of
 from kubekit.selectors import Selector
@@ -23,7 +23,7 @@ class ForeignPods(msgspec.Struct, frozen=True):
     Attributes:
         pod: its namespace, labels and constraints.
         nodes: node -> how many of them are there.
-        required: a rule that must hold counts them; else only a preference does.
+        required: whether a required rule counts them; otherwise only preferences do.
     """
 
     pod: GroupPod
@@ -32,48 +32,49 @@ class ForeignPods(msgspec.Struct, frozen=True):
 
 
 def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
-    """The foreign pods that matter for a plan of a group.
+    """The foreign pods that a rule relates to pods of a group.
 
     Args:
         node_cache: all bound pods.
-        pods: of the group; those that are being deleted count as foreign.
+        pods: of the group; inactive pods count as foreign.
     """
-    own = [pod for pod in pods if pod.is_active]
-    models = list({_template_id(pod): pod for pod in own}.values())
+    active = [pod for pod in pods if pod.is_active]
+    models = list({_template_id(pod): pod for pod in active}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
     found = []
-    own_by_template: dict[TemplateKey, Counter[str]] | None = None
+    group_pods: dict[TemplateKey, Counter[str]] | None = None
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, models)
         if not kinds:
             continue
-        own_by_template = _count_by_template(node_cache, own) if own_by_template is None else own_by_template
-        nodes = template.nodes - own_by_template.get(key, Counter())
+        if group_pods is None:
+            group_pods = _count_by_template(node_cache, active)
+        nodes = template.nodes - group_pods.get(key, Counter())
         if nodes:
             found.append(ForeignPods(template.sample.planning_pod, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 
 def _template_id(pod: GroupPod) -> tuple[str, str, bool]:
-    """Equal for pods with the same constraints. A bound pod may be of an older template than a waiting one of its owner."""
+    """An id that pods with equal constraints share. Bound pods of an owner may have an older template than its waiting pods."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
 
 def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
-    """Template -> node -> pods among these."""
-    found: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
+    """Template -> node -> how many of these pods are there."""
+    counts: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
         info = node_cache.bound_pod(pod.metadata.key)
         if info is not None:
-            found[template_key_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
-    return found
+            counts[template_key_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
+    return counts
 
 
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
     model = template.sample
-    found = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
+    kinds = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
     if template.terms is None:
         template.terms = tuple(terms_of(model.planning_pod))
     for term in template.terms:
@@ -81,17 +82,17 @@ def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models:
         if term in terms or (
             repels and any(_selects(term, m.metadata.namespace, m.metadata.labels or {}) for m in models)
         ):
-            found.add(term.kind)
-    return found
+            kinds.add(term.kind)
+    return kinds
 
 
 def _selects(term: Term, namespace: str, labels: Mapping[str, str]) -> bool:
     if term.namespaces and namespace not in term.namespaces:
         return False
-    selector = _compiled(term.selector)
+    selector = _compile_selector(term.selector)
     return selector is not None and selector.matches(labels)
 
 
 @lru_cache(1000)
-def _compiled(selector: bytes) -> Selector | None:
-    return compile_or_none(read_selector(selector))
+def _compile_selector(selector: bytes) -> Selector | None:
+    return compile_or_none(decode_selector(selector))

@@ -60,13 +60,13 @@ class PlanInputs(NamedTuple):
             costs=costs.table,
             hosts=node_cache.hosts,
             used=node_cache.used,
-            released={p.metadata.key: target for p in pods if (target := current_target(p)) is not None},
+            released_targets={p.metadata.key: target for p in pods if (target := current_target(p)) is not None},
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=known,
             routings=self.state.routings_of(pods),
-            measured=bool(costs.topology),
+            has_topology=bool(costs.topology),
             volumes=self.volume_selectors(pods, replicas),
-            hot=node_cache.hot,
+            hot_hosts=node_cache.hot,
             foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,
@@ -107,10 +107,10 @@ class PlanInputs(NamedTuple):
         preemptible = self.preemptible_requests(snapshot.pods, below)
         if below is None or not preemptible:
             return None
-        promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
+        reserved = {node: dict(amounts) for node, amounts in snapshot.reserved.items()}
         for node, amounts in preemptible.items():
-            add_amounts(promised.setdefault(node, {}), amounts, -1)
-        return msgspec.structs.replace(snapshot, promised=promised), below
+            add_amounts(reserved.setdefault(node, {}), amounts, -1)
+        return msgspec.structs.replace(snapshot, reserved=reserved), below
 
     def preemptible_requests(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
         """Node -> requests of other pods with a priority below this.

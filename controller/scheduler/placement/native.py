@@ -21,16 +21,16 @@ from kubekit.errors import KubekitError
 _COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
 _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "free": (np.int64, "hosts resources"),
-    "inverse": (np.float64, "hosts resources"),
+    "inverse_capacity": (np.float64, "hosts resources"),
     "zone_of": (np.int32, "hosts"),
     "zoned": (np.uint8, "zones"),
     "host_price": (np.float64, "hosts"),
     "workload_of": (np.int32, "classes"),
     "row_of": (np.int32, "classes"),
     "allowed": (np.uint8, "rows hosts"),
-    "ask_start": (np.int64, "classes+1"),
-    "ask_resource": (np.int32, "asks"),
-    "ask_amount": (np.int64, "asks"),
+    "request_start": (np.int64, "classes+1"),
+    "request_resource": (np.int32, "requests"),
+    "request_amount": (np.int64, "requests"),
     "class_of": (np.int32, "replicas"),
     "total": (np.int64, "workloads"),
     "must_span_zones": (np.uint8, "workloads"),
@@ -44,23 +44,23 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "table": (np.int32, "edges"),
     "weight": (np.float64, "edges"),
     "latency": (np.float64, "tables zones zones"),
-    "local": (np.float64, "tables"),
+    "host_latency": (np.float64, "tables"),
     "violates_limit": (np.uint8, "tables zones zones"),
     "rule_kind": (np.int32, "rules"),
-    "rule_skew": (np.int32, "rules"),
-    "rule_short": (np.uint8, "rules"),
+    "rule_max_skew": (np.int32, "rules"),
+    "rule_lacks_domains": (np.uint8, "rules"),
     "rule_price": (np.float64, "rules"),
     "domain_of": (np.int32, "rules hosts"),
     "domain_start": (np.int64, "rules+1"),
-    "bound": (np.int64, "domains"),
-    "owned": (np.int64, "domains"),
+    "bound_counted": (np.int64, "domains"),
+    "bound_owners": (np.int64, "domains"),
     "eligible": (np.uint8, "domains"),
     "role_start": (np.int64, "classes+1"),
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
 """The arrays of `Problem` in state.h, in its order, and how many entries each has: a product of counts."""
-_PRICES = ("limit_price", "one_zone_price", "load_price", "balance_price", "crowd_price")
+_PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
 
 _TOTAL_COST = 1e6
 """Cost of all calls at worst, once scaled: prices above it come first in any unit of weights."""
@@ -108,10 +108,10 @@ class CompiledProblem:
         for name, array in self._arrays.items():
             setattr(self._raw, name, array.ctypes.data)
         self._raw.limit_price, self._raw.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
-        self._raw.load_price = problem.load
-        self._raw.balance_price = problem.balance * costs.per_replica
-        crowd = problem.crowd / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
-        self._raw.crowd_price = crowd * costs.per_replica * costs.gain_of_host
+        self._raw.overload_price = problem.overload_price
+        self._raw.balance_price = problem.balance_price * costs.per_replica
+        crowd = problem.crowding_price / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
+        self._raw.crowding_price = crowd * costs.per_replica * costs.gain_of_host
 
     def search(
         self,
@@ -171,16 +171,16 @@ def _counts(problem: Problem, costs: _Costs) -> dict[str, int]:
         "hosts": hosts,
         "resources": resources,
         "zones": len(problem.zoned),
-        "classes": len(problem.asks),
+        "classes": len(problem.requests),
         "workloads": problem.workloads,
         "replicas": len(problem.class_of),
         "edges": len(costs.edges),
         "tables": len(problem.tables),
         "rules": len(problem.rules),
         "rows": len(problem.allowed),
-        "asks": int((problem.asks > 0).sum()),
+        "requests": int((problem.requests > 0).sum()),
         "fixed": sum(map(len, problem.fixed)),
-        "domains": sum(len(rule.bound) for rule in problem.rules),
+        "domains": sum(len(rule.bound_counted) for rule in problem.rules),
         "roles": sum(len(rule.roles) for rule in problem.rules),
     }
 
@@ -226,13 +226,13 @@ class _Costs:
     def __init__(self, problem: Problem) -> None:
         totals = problem.totals
         self.edges = [e for e in problem.edges if totals[e.caller] and totals[e.callee] and e.caller != e.callee]
-        self.worst = [max(float(table.latency.max(initial=0.0)), table.local) for table in problem.tables]
+        self.worst = [max(float(table.latency.max(initial=0.0)), table.host_latency) for table in problem.tables]
         of_all = sum(edge.weight * self.worst[edge.table] for edge in self.edges)
         self.scale = _TOTAL_COST / of_all if of_all else 1.0
         self.replicas = max(int(totals.sum()), 1)
         self.per_replica = _TOTAL_COST / self.replicas
         gains = [
-            (float(np.diagonal(table.latency).min()) - table.local) / worst
+            (float(np.diagonal(table.latency).min()) - table.host_latency) / worst
             for table, worst in zip(problem.tables, self.worst, strict=True)
             if table.latency.size and worst > 0
         ]
@@ -244,7 +244,7 @@ def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     prices = np.zeros(len(inverse)) if problem.host_price is None else problem.host_price
     return {
         "free": problem.free,
-        "inverse": inverse,
+        "inverse_capacity": inverse,
         "zone_of": problem.zone_of,
         "zoned": problem.zoned,
         "host_price": prices * costs.per_replica,
@@ -252,7 +252,7 @@ def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
 
 
 def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
-    asking = problem.asks > 0
+    asking = problem.requests > 0
     classes, resources = np.nonzero(asking)
     must_span_zones = (
         np.zeros(problem.workloads, np.bool_) if problem.must_span_zones is None else problem.must_span_zones
@@ -262,9 +262,9 @@ def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
         "allowed": problem.allowed,
-        "ask_start": _starts(asking.sum(axis=1).tolist()),
-        "ask_resource": resources,
-        "ask_amount": problem.asks[classes, resources],
+        "request_start": _starts(asking.sum(axis=1).tolist()),
+        "request_resource": resources,
+        "request_amount": problem.requests[classes, resources],
         "class_of": problem.class_of,
         "total": problem.totals,
         "must_span_zones": must_span_zones & (problem.totals > 1),
@@ -297,28 +297,28 @@ def _edge_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "table": [edge.table for edge in edges],
         "weight": [edge.weight * costs.scale for edge in edges],
         "latency": [table.latency for table in problem.tables],
-        "local": [table.local for table in problem.tables],
+        "host_latency": [table.host_latency for table in problem.tables],
         "violates_limit": [table.violates_limit for table in problem.tables],
     }
 
 
 def _rule_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     rules = problem.rules
-    by_class: list[list[tuple[int, int]]] = [[] for _ in problem.asks]
+    by_class: list[list[tuple[int, int]]] = [[] for _ in problem.requests]
     for number, rule in enumerate(rules):
         for class_, role in rule.roles.items():
             by_class[class_].append((number, role))
-    domains = [len(rule.bound) for rule in rules]
+    domains = [len(rule.bound_counted) for rule in rules]
     roles = [role for of_class in by_class for role in of_class]
     return {
         "rule_kind": [int(rule.kind) for rule in rules],
-        "rule_skew": [rule.skew for rule in rules],
-        "rule_short": [rule.short for rule in rules],
+        "rule_max_skew": [rule.max_skew for rule in rules],
+        "rule_lacks_domains": [rule.lacks_domains for rule in rules],
         "rule_price": [rule.price * costs.per_replica for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
         "domain_start": _starts(domains),
-        "bound": _joined([rule.bound for rule in rules]),
-        "owned": _joined([rule.owned for rule in rules]),
+        "bound_counted": _joined([rule.bound_counted for rule in rules]),
+        "bound_owners": _joined([rule.bound_owners for rule in rules]),
         "eligible": _joined([rule.eligible for rule in rules]),
         "role_start": _starts([len(of_class) for of_class in by_class]),
         "role_rule": [rule for rule, _ in roles],

@@ -116,7 +116,7 @@ class _GroupPlanner:
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self.graph.workloads]
-        self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
+        self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.reserved.items()})
         self._waiting = self._read_pods()
 
     def _read_pods(self) -> list[WaitingReplica]:
@@ -135,7 +135,7 @@ class _GroupPlanner:
                 continue
             live[position] += 1
             if not self._record_bound(pod, position) and not pod.other_gates:
-                refused = snapshot.refused.get(key, frozenset())
+                refused = snapshot.refused_hosts.get(key, frozenset())
                 found.append(WaitingReplica(key, position, original, snapshot.volumes.get(key, ()), refused))
         for position, selector in enumerate(self.graph.selectors):
             model = self._models[position] or GroupPod()
@@ -165,7 +165,7 @@ class _GroupPlanner:
         """Record a pod that is bound, or released with a target; returns whether it is one."""
         key, node = pod.metadata.key, self._assigned_node(pod)
         if not node:
-            target = self.snapshot.released.get(key)
+            target = self.snapshot.released_targets.get(key)
             if target is None or target.node not in self.snapshot.hosts:
                 return False
             self._released_targets[key], node = target, target.node
@@ -189,7 +189,7 @@ class _GroupPlanner:
                 for model in self._models
             ],
             edges=call_edges(snapshot.group, self.graph, counts, routings, problems),
-            taken=self._extra_requests,
+            extra_requests=self._extra_requests,
             objective=objective_of(snapshot.group, problems, priced=snapshot.prices is not None),
         )
 
@@ -224,10 +224,12 @@ class _GroupPlanner:
             at = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
             return _Placement(wanted, problem, hints, at)
 
-        hot = self.snapshot.hot
+        hot = self.snapshot.hot_hosts
         if not hot:
             return search(request)
-        cool = [msgspec.structs.replace(replica, refused=replica.refused | hot) for replica in request.waiting]
+        cool = [
+            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | hot) for replica in request.waiting
+        ]
         found = search(msgspec.structs.replace(request, waiting=cool))
         if found.shortfall() == (0, 0):
             return found
@@ -239,7 +241,7 @@ class _GroupPlanner:
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:
         """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
-        previous = self.snapshot.previous
+        previous = self.snapshot.previous_targets
         if not previous and not any(self._vacated_nodes):
             return None
         nodes = [previous[replica.key].node if replica.key in previous else "" for replica in self._waiting]

@@ -1,7 +1,6 @@
 """Turns topologySpreadConstraints, pod affinity and anti-affinity into rules of a `Problem`.
 
-Required rules bind; preferred ones and ScheduleAnyway are priced. Rules of pods that stay bind too: anti-affinity holds in both
-directions.
+Required terms must hold; preferred terms and ScheduleAnyway have a price. Anti-affinity of bound pods applies to new pods, too.
 """
 
 from __future__ import annotations
@@ -18,51 +17,51 @@ from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, Spr
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
 from kubekit.selectors import LabelSelector
 
-read_selector = msgspec.json.Decoder(LabelSelector).decode
+decode_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
-REFUSALS = {
+REFUSAL_REASONS = {
     RuleKind.SPREAD: "topology spread",
     RuleKind.ANTI_AFFINITY: "pod anti-affinity",
     RuleKind.AFFINITY: "pod affinity",
 }
 _SYMMETRIC = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
-"""Kinds whose terms on bound pods bind new pods, too; other kinds counted when the bound pods were placed."""
+"""Kinds whose terms on bound pods apply to new pods, too. Terms of other kinds only restrict the pod that carries them."""
 _PREFERENCE_PRICE = 1.0
-"""Penalty of a pair that a preferred term keeps apart; above any gain of the network."""
+"""Price of a pair in one domain for a preferred anti-affinity term of weight 100: above any gain of the network."""
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A spread constraint or (anti-)affinity term of a pod. Equal terms of several pods are one rule.
+    """A topologySpreadConstraint or (anti-)affinity term of a pod. Equal terms of several pods are one rule.
 
     Attributes:
-        kind: see `RuleKind`.
-        key: label whose values are the domains.
-        selector: of the pods that count, JSON of a LabelSelector.
-        namespaces: of the pods that count; empty for all.
-        skew: of a spread.
-        least_domains: of a spread; 0 for none.
-        price: of a preferred term.
-        nodes: what of the owner's spec decides which nodes make domains, JSON; empty for every node.
+        kind: kind of the rule.
+        topology_key: label whose values are the domains.
+        selector: of the counted pods, a LabelSelector as JSON.
+        namespaces: of the counted pods; empty for all.
+        max_skew: of a spread constraint.
+        min_domains: of a spread constraint; 0 for none.
+        price: of a preferred term, see `Rule.price`.
+        node_constraints: the part of the owner's spec that decides which nodes count, as JSON; empty for all nodes.
     """
 
     kind: RuleKind
-    key: str
+    topology_key: str
     selector: bytes
     namespaces: tuple[str, ...]
-    skew: int = 1
-    least_domains: int = 0
+    max_skew: int = 1
+    min_domains: int = 0
     price: float = 0.0
-    nodes: bytes = b""
+    node_constraints: bytes = b""
 
 
 class PodTopologyConstraints:
-    """Reads all rules of a problem.
+    """Builds the rules of a problem.
 
     Args:
         pods: [class] one of its pods.
-        hosts: every host, in the problem's order.
-        bound: host number and pod of everything that stays and is known.
+        hosts: all hosts, in the problem's order.
+        bound: host number and pod of each pod that stays.
     """
 
     def __init__(self, pods: Sequence[GroupPod], hosts: Sequence[Host], bound: Sequence[tuple[int, GroupPod]]) -> None:
@@ -70,7 +69,7 @@ class PodTopologyConstraints:
         self._domains: dict[str, tuple[Ints, list[str]]] = {}
 
     def rules(self) -> tuple[Rule, ...]:
-        """Every rule that binds a class, in the order in which pods say them."""
+        """The rules in which a class has a role, in the order of the pods' terms."""
         owners: dict[Term, list[int]] = {}
         for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
@@ -80,17 +79,14 @@ class PodTopologyConstraints:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
                     bound_owners.setdefault(term, []).append((host, pod))
-        found = []
-        for term in dict.fromkeys([*owners, *bound_owners]):
-            rule = self._rule(term, owners.get(term, []), bound_owners.get(term, []))
-            if rule.roles:
-                found.append(rule)
-        return tuple(found)
+        terms = dict.fromkeys([*owners, *bound_owners])
+        rules = (self._rule(term, owners.get(term, []), bound_owners.get(term, [])) for term in terms)
+        return tuple(rule for rule in rules if rule.roles)
 
     def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, GroupPod]]) -> Rule:
-        selector = read_selector(term.selector)
-        domain_of, names = self._domain_of(term.key)
-        domain_of = np.where(self._spread_over(term), domain_of, -1)
+        selector = decode_selector(term.selector)
+        domain_of, names = self._domain_of(term.topology_key)
+        domain_of = np.where(self._is_counted(term), domain_of, -1)
         roles: Counter[int] = Counter()
         for class_ in owners:
             roles[class_] |= OWNER
@@ -99,147 +95,144 @@ class PodTopologyConstraints:
                 roles[class_] |= COUNTED
         eligible: Bools = np.zeros(len(names), np.bool_)
         eligible[domain_of[domain_of >= 0]] = True
-        held, owned = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        bound_counted, bound_owners = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         for host, pod in self._bound:
             if domain_of[host] >= 0 and _counts(term, selector, pod):
-                held[domain_of[host]] += 1
+                bound_counted[domain_of[host]] += 1
         for host, _ in bound if term.kind in _SYMMETRIC else ():
             if domain_of[host] >= 0:
-                owned[domain_of[host]] += 1
+                bound_owners[domain_of[host]] += 1
         return Rule(
             kind=term.kind,
             roles=dict(roles),
             domain_of=domain_of,
-            bound=held,
-            owned=owned,
+            bound_counted=bound_counted,
+            bound_owners=bound_owners,
             eligible=eligible,
-            skew=term.skew,
-            short=0 < int(eligible.sum()) < term.least_domains,
+            max_skew=term.max_skew,
+            lacks_domains=0 < int(eligible.sum()) < term.min_domains,
             price=term.price,
         )
 
     def _domain_of(self, key: str) -> tuple[Ints, list[str]]:
-        """[host] number of its domain or -1, and the domains."""
+        """[host] number of its domain or -1, and the names of the domains."""
         if key not in self._domains:
             values = [host.labels.get(key) for host in self._hosts]
             names = sorted({value for value in values if value is not None})
             index = {name: i for i, name in enumerate(names)}
-            found = np.array([-1 if value is None else index[value] for value in values], np.int64)
-            self._domains[key] = found, names
+            domain_of = np.array([-1 if value is None else index[value] for value in values], np.int64)
+            self._domains[key] = domain_of, names
         return self._domains[key]
 
-    def _spread_over(self, term: Term) -> Bools:
-        """[host] whether the term looks at it: a spread leaves out nodes that its owner's affinity or tolerations leave out."""
+    def _is_counted(self, term: Term) -> Bools:
+        """[host] whether the term counts it. A spread constraint ignores nodes that its owner's affinity or tolerations exclude."""
         hosts = self._hosts
-        if not term.nodes:
+        if not term.node_constraints:
             return np.ones(len(hosts), np.bool_)
-        spec = _decode_group_pod_spec(term.nodes)
-        constraints, honoured = Constraints(spec), spec.tolerations is not None
-        refused = (constraints.refusal(h.name, h.labels, h.taints if honoured else ()) for h in hosts)
-        return np.array([not why for why in refused], np.bool_)
+        spec = _decode_group_pod_spec(term.node_constraints)
+        constraints, honours_taints = Constraints(spec), spec.tolerations is not None
+        reasons = (constraints.refusal(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
+        return np.array([not reason for reason in reasons], np.bool_)
 
 
 def refusals(
-    pod: GroupPod, hosts: Sequence[Host], bound: Sequence[tuple[int, GroupPod]], kinds: Container[RuleKind] = REFUSALS
+    pod: GroupPod,
+    hosts: Sequence[Host],
+    bound: Sequence[tuple[int, GroupPod]],
+    kinds: Container[RuleKind] = REFUSAL_REASONS,
 ) -> dict[int, str]:
-    """Host number -> why a pod may not go there because of other pods.
+    """Host number -> the first rule about other pods that excludes a pod from it.
 
     Args:
         pod: the pod.
-        hosts: every host.
-        bound: host number and pod of the others.
-        kinds: of the rules that count.
+        hosts: all hosts.
+        bound: host number and pod of each other pod.
+        kinds: kinds of the rules to check.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for rule in PodTopologyConstraints([pod], hosts, bound).rules():
         if rule.kind in kinds:
-            found |= {
-                number: REFUSALS[rule.kind]
-                for number in np.flatnonzero(_refused_by(rule)).tolist()
-                if number not in found
-            }
-    return found
+            for number in np.flatnonzero(_refused_by(rule)).tolist():
+                reasons.setdefault(number, REFUSAL_REASONS[rule.kind])
+    return reasons
 
 
 def _refused_by(rule: Rule) -> Bools:
-    """[host] whether the only pod of the rules, which is class 0, may not go there."""
+    """[host] whether a required rule excludes the only pod, which is class 0, from it."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
     no_domain: Bools = domain_of < 0
     none: Bools = np.zeros(len(domain_of), np.bool_)
-    if not len(rule.bound):
+    if not len(rule.bound_counted):
         return none if rule.kind is RuleKind.ANTI_AFFINITY else no_domain
-    bound, owned = rule.bound[domain_of], rule.owned[domain_of]
+    counted, owners = rule.bound_counted[domain_of], rule.bound_owners[domain_of]
     if rule.kind is RuleKind.ANTI_AFFINITY:
-        conflict = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
+        conflict = (counted > 0) & bool(role & OWNER) | (owners > 0) & bool(role & COUNTED)
         refused: Bools = ~no_domain & conflict
     elif not role & OWNER:
         refused = none
     elif rule.kind is RuleKind.SPREAD:
-        least = 0 if rule.short or not rule.eligible.any() else int(rule.bound[rule.eligible].min())
-        refused = no_domain | (bound + bool(role & COUNTED) - least > rule.skew)
+        minimum = 0 if rule.lacks_domains or not rule.eligible.any() else int(rule.bound_counted[rule.eligible].min())
+        refused = no_domain | (counted + bool(role & COUNTED) - minimum > rule.max_skew)
     else:
-        is_first_replica = not rule.bound.any() and role & COUNTED
-        refused = no_domain | ((bound == 0) & (not is_first_replica))
+        is_first_replica = not rule.bound_counted.any() and role & COUNTED
+        refused = no_domain | ((counted == 0) & (not is_first_replica))
     return refused
 
 
 def terms_of(pod: GroupPod) -> Iterator[Term]:
-    """A pod's terms about sharing domains."""
+    """Yields the topology spread constraints and (anti-)affinity terms of a pod."""
     for constraint in pod.spec.topology_spread_constraints or ():
         yield _spread_term(pod, constraint)
     affinity = pod.spec.affinity
     anti_affinity = affinity.pod_anti_affinity if affinity else None
-    together = affinity.pod_affinity if affinity else None
-    if anti_affinity is not None:
-        for term in anti_affinity.required_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, term, RuleKind.ANTI_AFFINITY)
-        for preferred in anti_affinity.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(
-                pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, _PREFERENCE_PRICE * preferred.weight / 100
-            )
-    if together is not None:
-        for term in together.required_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, term, RuleKind.AFFINITY)
-        for preferred in together.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(
-                pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, -_PREFERENCE_PRICE * preferred.weight / 1000
-            )
+    pod_affinity = affinity.pod_affinity if affinity else None
+    # Attraction has a tenth of the price of repulsion, and the opposite sign.
+    for terms, kind, divisor in (
+        (anti_affinity, RuleKind.ANTI_AFFINITY, 100),
+        (pod_affinity, RuleKind.AFFINITY, -1000),
+    ):
+        if terms is not None:
+            for term in terms.required_during_scheduling_ignored_during_execution or ():
+                yield _affinity_term(pod, term, kind)
+            for preferred in terms.preferred_during_scheduling_ignored_during_execution or ():
+                price = _PREFERENCE_PRICE * preferred.weight / divisor
+                yield _affinity_term(pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, price)
 
 
 def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
-    """ScheduleAnyway is a preference; matchLabelKeys add the pod's own values to the selector."""
+    """The term of a spread constraint, a preference for ScheduleAnyway. matchLabelKeys add the pod's values to the selector."""
     labels = pod.metadata.labels or {}
     selector = constraint.label_selector
-    own = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
-    if selector is not None and own:
-        selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **own})
-    hard = constraint.when_unsatisfiable != "ScheduleAnyway"
+    pod_values = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
+    if selector is not None and pod_values:
+        selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **pod_values})
+    is_required = constraint.when_unsatisfiable != "ScheduleAnyway"
     return Term(
-        kind=RuleKind.SPREAD if hard else RuleKind.PREFERENCE,
-        key=constraint.topology_key,
+        kind=RuleKind.SPREAD if is_required else RuleKind.PREFERENCE,
+        topology_key=constraint.topology_key,
         selector=_selector(selector),
         namespaces=(pod.metadata.namespace,),
-        skew=max(constraint.max_skew, 1) if hard else 1,
-        least_domains=(constraint.min_domains or 0) if hard else 0,
-        price=0.0 if hard else _PREFERENCE_PRICE,
-        nodes=_nodes_of(pod.spec, constraint) if hard else b"",
+        max_skew=max(constraint.max_skew, 1) if is_required else 1,
+        min_domains=(constraint.min_domains or 0) if is_required else 0,
+        price=0.0 if is_required else _PREFERENCE_PRICE,
+        node_constraints=_node_constraints(pod.spec, constraint) if is_required else b"",
     )
 
 
-def _nodes_of(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
-    """The part of a pod's spec that says which nodes its constraint counts; empty for all."""
+def _node_constraints(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
+    """The part of a pod's spec that decides which nodes its constraint counts; empty for all nodes."""
     constraints = GroupPodSpec()
     if constraint.node_affinity_policy != "Ignore":
         affinity = spec.affinity
-        own = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
-        constraints = GroupPodSpec(node_selector=spec.node_selector, affinity=own)
+        of_nodes = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
+        constraints = GroupPodSpec(node_selector=spec.node_selector, affinity=of_nodes)
     if constraint.node_taints_policy == "Honor":
         constraints = msgspec.structs.replace(constraints, tolerations=spec.tolerations or [])
     return b"" if constraints == GroupPodSpec() else msgspec.json.encode(constraints)
 
 
 def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
-    """Without namespaces the pod's own; a namespaceSelector is taken for every namespace, since their labels are not read."""
+    """The term of an (anti-)affinity term. A namespaceSelector selects all namespaces, because their labels are not read."""
     namespaces = tuple(sorted(term.namespaces or ()))
     if term.namespace_selector is not None:
         namespaces = ()
@@ -252,13 +245,14 @@ _MATCHES_NOTHING = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
 
 
 def _selector(selector: LabelSelector | None) -> bytes:
-    """The selector as JSON; an absent one matches nothing."""
+    """A selector as JSON; an absent selector matches nothing."""
     return _MATCHES_NOTHING if selector is None else msgspec.json.encode(selector)
 
 
 def _counts(term: Term, selector: LabelSelector, pod: GroupPod) -> bool:
+    """Whether a term with this decoded selector counts a pod."""
     if term.namespaces and pod.metadata.namespace not in term.namespaces:
         return False
     if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:
-        return False  # PodTopologySpread ignores pods that are leaving; affinity does not
+        return False  # PodTopologySpread ignores terminating pods; InterPodAffinity does not.
     return selects(selector, pod.metadata.labels or {})

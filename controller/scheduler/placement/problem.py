@@ -1,7 +1,7 @@
 """The placement problem as arrays, for `solve` and `evaluation`.
 
-Classes are indistinguishable replicas: one workload, one set of requests, one set of hosts. Zones are locations, that is
-distinct pairs of region and zone. "Nowhere" is host -1.
+A class is a set of interchangeable replicas of one workload. A zone is a `Location`, that is a pair of region and zone. Host -1
+means unplaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RuleKind(IntEnum):
 
 
 COUNTED, OWNER = 1, 2
-"""Roles of a class in a rule: the rule's selector selects it; it carries the rule. Both may be."""
+"""Flags of a class's role in a rule: the rule's selector selects it; its pods carry the rule."""
 
 
 class CallEdge(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class CallEdge(msgspec.Struct, frozen=True):
     Attributes:
         caller: workload that calls.
         callee: workload that is called.
-        weight: traffic of all callers together, in any unit that all edges share.
+        weight: traffic of all callers together, in the same unit for all edges.
         routing: of the callee's Service.
         max_cost: maxNetworkCost.
-        table: number of its `Table`; `compile_problem` sets it.
+        table: index of its `Table`; `compile_problem` sets it.
     """
 
     caller: int
@@ -56,16 +56,16 @@ class CallEdge(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Cost of a call by zone pair.
+    """Cost of a call by pair of zones.
 
     Attributes:
-        latency: [zone, zone] from a caller to a callee on another host, microseconds (or costs, in parity).
-        local: within one host.
-        violates_limit: [zone, zone] whether that breaks the limit of the edges that use this table.
+        latency: [zone, zone] from a caller to a callee on another host; microseconds, or network cost in parity.
+        host_latency: within one host.
+        violates_limit: [zone, zone] whether such a call exceeds the limit of the edges that use this table.
     """
 
     latency: Floats
-    local: float
+    host_latency: float
     violates_limit: Bools
 
 
@@ -73,26 +73,26 @@ class Rule(msgspec.Struct, frozen=True):
     """A rule about replicas that must, must not, or should not share a domain.
 
     Attributes:
-        kind: see there.
+        kind: kind of the term.
         roles: class -> role.
-        domain_of: [host] or -1 where a host has none.
-        bound: [domain] counted pods that stay where they are.
-        owned: [domain] pods that carry the rule and stay.
-        eligible: [domain] whether its count enters the least that skew is measured from.
-        skew: most by which a domain may exceed the least.
-        short: fewer domains than minDomains, so that the least is 0.
-        price: of a pair of owner and counted pod in one domain, as a share of what a replica's calls cost at worst; of preferred
-            rules only, below 0 for affinity.
+        domain_of: [host] its domain, -1 if it has none.
+        bound_counted: [domain] pods that stay, and that the rule counts.
+        bound_owners: [domain] pods that stay, and that carry the rule.
+        eligible: [domain] whether its count enters the minimum that skew is measured from.
+        max_skew: most by which a domain's count may exceed the minimum.
+        lacks_domains: whether there are fewer domains than minDomains; the minimum is then 0.
+        price: of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
+            preferences, below 0 for affinity.
     """
 
     kind: RuleKind
     roles: dict[int, int]
     domain_of: Ints
-    bound: Ints
-    owned: Ints
+    bound_counted: Ints
+    bound_owners: Ints
     eligible: Bools
-    skew: int = 1
-    short: bool = False
+    max_skew: int = 1
+    lacks_domains: bool = False
     price: float = 0.0
 
 
@@ -100,28 +100,28 @@ class Problem(msgspec.Struct, frozen=True):
     """All inputs of a search, as arrays.
 
     Attributes:
-        free: [host, resource] what is free; may be negative where a host is overcommitted.
+        free: [host, resource] free amount; below 0 on an overcommitted host.
         capacity: [host, resource] allocatable.
-        zone_of: [host].
+        zone_of: [host] its zone.
         zoned: [zone] whether nodes there carry the zone label.
-        host_price: [host] of a replica there, as a share of what a replica's calls cost at worst.
-        workload_of: [class].
-        asks: [class, resource].
-        row_of: [class] row of ``allowed``.
-        allowed: [row, host] whether a class may go there at all.
-        class_of: [replica].
-        fixed: per workload, the hosts of replicas that stay.
+        workload_of: [class] its workload.
+        requests: [class, resource].
+        row_of: [class] its row of ``allowed``.
+        allowed: [row, host] whether a class may be placed there at all.
+        class_of: [replica] its class.
+        fixed: [workload] hosts of the replicas that stay.
         edges: at most one per ordered pair of workloads.
-        tables: at least one where there are edges.
+        tables: at least one if there are edges.
         rules: required and preferred rules.
         must_span_zones: [workload] whether it must not be wholly in one zone.
         colocation_penalty: [workload] of two of its replicas on one host, as a share of the most that sharing a host with peers gains;
-            sharing a zone counts a thousandth of that, so that it decides between equals only.
-        crowd: the same for any two replicas of the problem, less where there are more replicas than hosts.
-        load: share of a call above a replica's fair share that costs as much as a call to another zone.
-        balance: how much a step of load from an empty host to a full one counts, as a share of the mean price of a replica.
+            sharing a zone costs a thousandth of that, so that it decides between equals only.
+        host_price: [host] of each replica there, as a share of the worst cost of a replica's calls.
+        crowding_price: of any two replicas on one host, as ``colocation_penalty``; less if there are more replicas than hosts.
+        overload_price: of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
+        balance_price: of a full host, as a share of the mean price of a replica; grows with the square of its utilization.
         host_names: names of the hosts.
-        resource_names: names of the resources; ports of hosts among them.
+        resource_names: names of the resources, host ports included.
     """
 
     free: Ints
@@ -129,7 +129,7 @@ class Problem(msgspec.Struct, frozen=True):
     zone_of: Ints
     zoned: Bools
     workload_of: Ints
-    asks: Ints
+    requests: Ints
     row_of: Ints
     allowed: Bools
     class_of: Ints
@@ -140,9 +140,9 @@ class Problem(msgspec.Struct, frozen=True):
     must_span_zones: Bools | None = None
     colocation_penalty: Floats | None = None
     host_price: Floats | None = None
-    crowd: float = 0.0
-    load: float = 1.0
-    balance: float = 1e-3
+    crowding_price: float = 0.0
+    overload_price: float = 1.0
+    balance_price: float = 1e-3
     host_names: Sequence[str] = ()
     resource_names: Sequence[str] = ()
 
@@ -153,6 +153,6 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def totals(self) -> Ints:
-        """[workload] replicas, those that stay included."""
+        """[workload] number of replicas, those that stay included."""
         placed = np.bincount(self.workload_of[self.class_of], minlength=self.workloads)
         return placed + np.array([len(hosts) for hosts in self.fixed], np.int64)

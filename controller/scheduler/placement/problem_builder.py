@@ -1,6 +1,6 @@
 """Builds a `Problem` from pods, nodes and dependencies: one class per distinct pod spec.
 
-The caller (controller, `simulate`) says which pods wait and which stay; all rules are here.
+The caller decides which pods wait and which stay.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from controller.scheduler.placement.tables import (
 from controller.scheduler.rules import raw_score
 
 Objective = Literal["time", "parity", "money", "both"]
-"""``time``: what calls spend on the network, by the replica that answers. ``parity``: upstream's sum of whole costs over all
-pairs of caller and replica. ``money``: what their bytes cost, and time between equals. ``both``: the most expensive path between two
-zones counts like the slowest one.
+"""``time``: latency of calls to the replicas that answer them. ``parity``: upstream's sum of network costs over all pairs of caller
+and replica. ``money``: price of the calls' bytes, and time between equals. ``both``: the most expensive path between two zones counts
+like the slowest one.
 """
 PRICED: frozenset[Objective] = frozenset({"money", "both"})
-"""Those that need prices."""
+"""Objectives that need prices."""
 Spread = Literal["none", "soft", "zone"]
-"""``none``: replicas may share hosts and zones. ``soft``: replicas prefer different hosts. ``zone``: and no workload of several
-replicas is in one zone only.
+"""``none``: replicas may share hosts and zones. ``soft``: replicas prefer different hosts. ``zone``: as ``soft``, and a workload with
+several replicas is in more than one zone.
 """
 
-_BALANCE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
-_BETWEEN_EQUALS = 1e-3
-"""Weight of time where money decides: most paths cost the same."""
-_CROWD = 0.1
-"""Share by which each replica on a host reduces the gain of co-location: some share hosts, never all."""
+_BALANCE_PRICE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
+_TIME_SHARE_OF_MONEY = 1e-3
+"""Weight of time with the objective ``money``: it decides between the many paths of equal price."""
+_CROWDING_PRICE = 0.1
+"""Share by which each replica on a host reduces the gain of co-location, so that never all replicas share one."""
 
 
 class WaitingReplica(msgspec.Struct, frozen=True):
-    """A replica to place: a pod, or one that its workload declares and that does not exist yet (no key).
+    """A replica to place: a waiting pod, or a declared replica that does not exist yet.
 
     Attributes:
-        key: of the pod, or empty.
-        workload: number of its workload.
-        pod: what it asks for.
-        volumes: what its volumes demand of a node; every one must hold.
-        refused: hosts that the scheduler refused to pods like it.
+        key: of the pod; empty for a replica that does not exist yet.
+        workload: index of its workload.
+        pod: the pod, or another of its workload as a model.
+        volumes: node selectors of its volumes; all must match.
+        refused_hosts: hosts that the scheduler refused to such pods a moment ago, and hot hosts.
     """
 
     key: str
     workload: int
     pod: GroupPod
     volumes: tuple[NodeSelector, ...] = ()
-    refused: frozenset[str] = frozenset()
+    refused_hosts: frozenset[str] = frozenset()
 
 
 class BoundReplica(msgspec.Struct, frozen=True):
@@ -74,8 +74,8 @@ class BoundReplica(msgspec.Struct, frozen=True):
 
     Attributes:
         node: its node.
-        workload: number of its workload; -1 for pods of none.
-        pod: itself, None where only its place is known.
+        workload: index of its workload; -1 for a pod outside the group, or one that is about to be replaced.
+        pod: the pod; None if only its node is known.
     """
 
     node: str
@@ -87,13 +87,13 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """The replicas to place, with their dependencies.
 
     Attributes:
-        snapshot: for hosts, what is used of them, costs and prices.
-        waiting: what is to be placed.
-        bound: what stays.
-        spreads: per workload.
-        edges: at most one per ordered pair.
-        taken: host -> amounts that ``snapshot.used`` does not count yet.
-        objective: by what a placement is judged.
+        snapshot: hosts, their used amounts, costs and prices.
+        waiting: replicas to place.
+        bound: pods that stay.
+        spreads: [workload] how its replicas are spread.
+        edges: at most one per ordered pair of workloads.
+        extra_requests: host -> amounts that ``snapshot.used`` does not count yet.
+        objective: the cost to minimize.
     """
 
     snapshot: GroupSnapshot
@@ -101,15 +101,15 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     bound: Sequence[BoundReplica]
     spreads: Sequence[Spread]
     edges: Sequence[CallEdge]
-    taken: Mapping[str, Amounts] = {}
+    extra_requests: Mapping[str, Amounts] = {}
     objective: Objective = "time"
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """Interchangeable replicas."""
+    """A class of `Problem`: its workload, requests, row of ``allowed``, and one of its pods."""
 
     workload: int
-    asks: Amounts
+    requests: Amounts
     row: int
     pod: GroupPod
 
@@ -123,63 +123,62 @@ class _Compiler:
     def __init__(self, request: PlacementRequest) -> None:
         self._request, self._snapshot = request, request.snapshot
         hosts = self._snapshot.hosts
-        self._names = sorted(hosts)
-        self._hosts = [hosts[name] for name in self._names]
-        self._number_of = {name: number for number, name in enumerate(self._names)}
+        self._host_names = sorted(hosts)
+        self._hosts = [hosts[name] for name in self._host_names]
+        self._host_number = {name: number for number, name in enumerate(self._host_names)}
         self._locations = sorted({host.location for host in self._hosts})
-        index = {location: number for number, location in enumerate(self._locations)}
-        self._repelling = [host.name for host in self._hosts if host.taints or host.unavailable_reason]
-        self._location_of = np.array([index[host.location] for host in self._hosts], np.int64)
-        self._rows: dict[bytes, int] = {}
+        location_number = {location: number for number, location in enumerate(self._locations)}
+        self._restricted_hosts = [host.name for host in self._hosts if host.taints or host.unavailable_reason]
+        self._location_of = np.array([location_number[host.location] for host in self._hosts], np.int64)
+        self._row_number: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
-        self._classes: dict[bytes, int] = {}
-        self._known: list[_Class] = []
+        self._class_number: dict[bytes, int] = {}
+        self._classes: list[_Class] = []
         labels_matter = _has_pod_topology_terms(request)
         self._class_of = [self._classify(waiting, labels_matter=labels_matter) for waiting in request.waiting]
-        self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
+        self._resources = sorted({name for class_ in self._classes for name, value in class_.requests.items() if value})
 
     def _classify(self, waiting: WaitingReplica, *, labels_matter: bool) -> int:
+        """The number of a replica's class, which is added if it is new."""
         spec = waiting.pod.spec
-        limits = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
-        hosts = msgspec.json.encode((*limits, waiting.volumes, sorted(waiting.refused)))
-        asks = host_requests_of(spec)
-        shares: tuple[object, ...] = ()
+        constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
+        row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_hosts)))
+        requests = host_requests_of(spec)
+        topology: tuple[object, ...] = ()
         if labels_matter:
             meta = waiting.pod.metadata
-            shares = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
-        key = hosts + msgspec.json.encode((waiting.workload, sorted(asks.items()), shares))
-        number = self._classes.get(key)
-        if number is None:
-            number = self._classes[key] = len(self._known)
-            self._known.append(_Class(waiting.workload, asks, self._row(hosts, waiting), waiting.pod))
+            topology = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
+        key = row_key + msgspec.json.encode((waiting.workload, sorted(requests.items()), topology))
+        number = self._class_number.setdefault(key, len(self._classes))
+        if number == len(self._classes):
+            row = self._row_number.setdefault(row_key, len(self._allowed))
+            if row == len(self._allowed):
+                self._allowed.append(self._eligible_hosts(waiting))
+            self._classes.append(_Class(waiting.workload, requests, row, waiting.pod))
         return number
-
-    def _row(self, hosts: bytes, waiting: WaitingReplica) -> int:
-        if hosts not in self._rows:
-            self._rows[hosts] = len(self._allowed)
-            self._allowed.append(self._eligible_hosts(waiting))
-        return self._rows[hosts]
 
     def problem(self) -> Problem:
         request = self._request
         workloads = len(request.spreads)
         fixed: list[list[int]] = [[] for _ in range(workloads)]
         for bound in request.bound:
-            number = self._number_of.get(bound.node)
+            number = self._host_number.get(bound.node)
             if bound.workload >= 0 and number is not None:
                 fixed[bound.workload].append(number)
-        asks = [[clamp_amount(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
+        requests = [
+            [clamp_amount(class_.requests.get(resource, 0)) for resource in self._resources] for class_ in self._classes
+        ]
         tables, table_of = self._tables()
-        shape = (max(len(self._allowed), 1), len(self._names))
+        shape = (max(len(self._allowed), 1), len(self._host_names))
         by_size = self._snapshot.allocatable.weight > 0
         return Problem(
             free=self._free(),
             capacity=self._by_resource(lambda host, resource: capacity_of(resource, host.allocatable)),
             zone_of=self._location_of,
             zoned=np.array([bool(location.zone) for location in self._locations], np.bool_),
-            workload_of=np.array([known.workload for known in self._known], np.int64),
-            asks=np.array(asks, np.int64).reshape(len(self._known), len(self._resources)),
-            row_of=np.array([known.row for known in self._known], np.int64),
+            workload_of=np.array([class_.workload for class_ in self._classes], np.int64),
+            requests=np.array(requests, np.int64).reshape(len(self._classes), len(self._resources)),
+            row_of=np.array([class_.row for class_ in self._classes], np.int64),
             allowed=np.array(self._allowed, np.bool_).reshape(shape) if self._allowed else np.zeros(shape, np.bool_),
             class_of=np.array(self._class_of, np.int64),
             fixed=tuple(tuple(hosts) for hosts in fixed),
@@ -187,25 +186,25 @@ class _Compiler:
             tables=tables,
             rules=self._rules(),
             must_span_zones=self._must_span_zones(),
-            # Where nodes are preferred by their size, that decides which are shared.
+            # If nodes are preferred by size, the size decides which replicas share one.
             colocation_penalty=np.array([float(s != "none" and not by_size) for s in request.spreads], np.float64),
-            crowd=0.0 if "none" in request.spreads or by_size else _CROWD,
-            load=0.0 if request.objective == "parity" else 1.0,
+            crowding_price=0.0 if "none" in request.spreads or by_size else _CROWDING_PRICE,
+            overload_price=0.0 if request.objective == "parity" else 1.0,
             host_price=self._host_price(),
-            balance=min((_BALANCE[spread] for spread in request.spreads), default=0.0),
-            host_names=self._names,
+            balance_price=min((_BALANCE_PRICE[spread] for spread in request.spreads), default=0.0),
+            host_names=self._host_names,
             resource_names=self._resources,
         )
 
     def _free(self) -> Ints:
-        """[host, resource]; a port that a bound pod has is taken, counted or not."""
+        """[host, resource] free amount. Host ports of bound pods are never free, even if ``used`` does not count them yet."""
         request, used, none = self._request, self._snapshot.used, Amounts()
         ports = {(s.node, port) for s in request.bound if s.pod is not None for port in ports_of(s.pod.spec)}
 
         def free(host: Host, resource: str) -> int:
             if (host.name, resource) in ports:
                 return 0
-            counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.taken))
+            counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.extra_requests))
             return capacity_of(resource, host.allocatable) - sum(counted)
 
         return self._by_resource(free)
@@ -224,20 +223,22 @@ class _Compiler:
         return args.weight * (raw.max() - raw) / spread if spread else None
 
     def _must_span_zones(self) -> Bools:
-        """[workload] those that want to survive a zone and have hosts in more than one."""
+        """[workload] whether its spread is ``zone`` and its eligible hosts are in several zones."""
         zones_of: dict[int, set[int]] = defaultdict(set)
-        for known in self._known:
-            zones_of[known.workload] |= set(self._location_of[self._allowed[known.row]].tolist())
+        for class_ in self._classes:
+            zones_of[class_.workload] |= set(self._location_of[self._allowed[class_.row]].tolist())
         spreads = self._request.spreads
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
     def _tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
-        """Tables, one for all limits that the same pairs violate; and limit -> number of its table."""
+        """The tables, one for all limits that the same pairs of zones violate, and limit -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
-        prices = price_table(locations, snapshot.costs, measured=snapshot.measured, parity=objective == "parity")
+        prices = price_table(
+            locations, snapshot.costs, has_topology=snapshot.has_topology, parity=objective == "parity"
+        )
         local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
         if objective in PRICED and snapshot.prices is not None:
-            share = _BETWEEN_EQUALS if objective == "money" else 1.0
+            share = _TIME_SHARE_OF_MONEY if objective == "money" else 1.0
             prices, local = combine_with_money(prices, local, money_table(locations, snapshot.prices), share)
         matrix = cost_matrix(locations, snapshot.costs)
         limits = canonical_limits((edge.max_cost for edge in self._request.edges), matrix)
@@ -246,10 +247,10 @@ class _Compiler:
         return tables, {max_cost: number_of[limit] for max_cost, limit in limits.items()}
 
     def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
-        """In parity every pair weighs the same, and every replica may answer."""
+        """The edges with their tables. In parity every pair has the same weight, and any replica may answer."""
         count = np.array([len(hosts) for hosts in fixed], np.int64)
-        for class_ in self._class_of:
-            count[self._known[class_].workload] += 1
+        for number in self._class_of:
+            count[self._classes[number].workload] += 1
         parity = self._request.objective == "parity"
         return tuple(
             msgspec.structs.replace(
@@ -262,41 +263,41 @@ class _Compiler:
         )
 
     def _rules(self) -> tuple[Rule, ...]:
-        known = ((self._number_of.get(s.node), s.pod) for s in self._request.bound)
-        bound = [(number, pod) for number, pod in known if number is not None and pod is not None]
-        return PodTopologyConstraints([known.pod for known in self._known], self._hosts, bound).rules()
+        numbered = ((self._host_number.get(replica.node), replica.pod) for replica in self._request.bound)
+        bound = [(number, pod) for number, pod in numbered if number is not None and pod is not None]
+        return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()
 
     def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
-        """[host] whether a replica may go there, see `why_refused`. Only some nodes can refuse a pod without node constraints."""
-        looked_at = self._names
+        """[host] whether a replica may be placed there, see `why_refused`. Only restricted hosts refuse pods without node constraints."""
+        candidates = self._host_names
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
-            looked_at = [*self._repelling, *(waiting.refused & self._number_of.keys())]
-        may: Bools = np.ones(len(self._names), np.bool_)
-        may[[self._number_of[name] for name in why_refused(self._request, waiting, looked_at)]] = False
-        return may
+            candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_number.keys())]
+        eligible: Bools = np.ones(len(self._host_names), np.bool_)
+        eligible[[self._host_number[name] for name in why_refused(self._request, waiting, candidates)]] = False
+        return eligible
 
 
 def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
-    """Host -> why a replica may not go there, of those of these hosts that refuse it."""
-    constraints, found = Constraints(waiting.pod.spec), {}
+    """Host -> why a replica may not be placed there, for those of these hosts that refuse it."""
+    constraints, reasons = Constraints(waiting.pod.spec), {}
     for name in names:
-        why = request.snapshot.hosts[name].refusal(constraints, waiting.volumes)
-        if why or name in waiting.refused:
-            found[name] = why or "refused by the scheduler a moment ago, or hot"
-    return found
+        reason = request.snapshot.hosts[name].refusal(constraints, waiting.volumes)
+        if reason or name in waiting.refused_hosts:
+            reasons[name] = reason or "refused by the scheduler a moment ago, or hot"
+    return reasons
 
 
 def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
-    """NetworkCost of a placement summed over all pairs of caller and callee, by the contract's table."""
-    hosts_of = count_hosts(problem, at)
-    on = [{problem.host_names[host]: count for host, count in counts.items()} for counts in hosts_of]
-    locations = {name: request.snapshot.hosts[name].location for counts in on for name in counts}
+    """NetworkCost of a placement summed over all pairs of caller and callee (docs/contracts.md, section 4)."""
+    by_host = count_hosts(problem, at)
+    by_node = [{problem.host_names[host]: count for host, count in counts.items()} for counts in by_host]
+    locations = {name: request.snapshot.hosts[name].location for counts in by_node for name in counts}
     cost = request.snapshot.costs.total_cost
-    return sum(cost(on[edge.caller], on[edge.callee], locations) for edge in request.edges)
+    return sum(cost(by_node[edge.caller], by_node[edge.callee], locations) for edge in request.edges)
 
 
 def _has_pod_topology_terms(request: PlacementRequest) -> bool:
-    """Whether any pod has terms about other pods; then labels distinguish pods."""
+    """Whether any pod has terms about other pods, so that labels distinguish classes."""
     pods = [w.pod for w in request.waiting] + [s.pod for s in request.bound if s.pod is not None]
     return any(
         pod.spec.topology_spread_constraints

@@ -28,17 +28,17 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         costs: the weight in use.
         hosts: every node by name.
         used: node -> requests of the pods on it.
-        released: pod key -> target of pods that the scheduler may be placing right now; these stay.
-        previous: pod key -> target of an earlier plan, which wins over equally good ones.
+        released_targets: pod key -> target of pods that the scheduler may be placing right now; these stay.
+        previous_targets: pod key -> target of an earlier plan, which wins over equally good ones.
         assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead.
         group: for its annotations.
         routings: workload selector -> routing of calls to it; any replica where absent.
-        measured: whether there is a NetworkTopology.
-        promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
-        refused: pod key -> hosts that the scheduler refused to pods like it, and that have not changed since.
+        has_topology: whether there is a NetworkTopology.
+        reserved: node -> requests of pods of other groups that are expected there, beyond ``used``.
+        refused_hosts: pod key -> hosts that the scheduler refused to pods like it, and that have not changed since.
         volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
-        hot: hosts that the descheduler finds overloaded, used only as a last resort.
+        hot_hosts: hosts that the descheduler finds overloaded, used only as a last resort.
         foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
         turn: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.
@@ -51,16 +51,16 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     costs: CostTable
     hosts: Mapping[str, Host]
     used: Mapping[str, Amounts]
-    released: Mapping[str, Target] = {}
-    previous: Mapping[str, Target] = {}
+    released_targets: Mapping[str, Target] = {}
+    previous_targets: Mapping[str, Target] = {}
     assigned_nodes: Mapping[str, str] = {}
     group: AppGroup = AppGroup()
     routings: Mapping[str, Routing] = {}
-    measured: bool = True
-    promised: Mapping[str, Amounts] = {}
-    refused: Mapping[str, frozenset[str]] = {}
+    has_topology: bool = True
+    reserved: Mapping[str, Amounts] = {}
+    refused_hosts: Mapping[str, frozenset[str]] = {}
     volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
-    hot: frozenset[str] = frozenset()
+    hot_hosts: frozenset[str] = frozenset()
     foreign: Sequence[ForeignPods] = ()
     turn: int = 0
     prices: PriceTable | None = None
@@ -72,10 +72,10 @@ def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
-    promised, assigned_nodes = dict(snapshot.promised), dict(snapshot.assigned_nodes)
+    promised, assigned_nodes = dict(snapshot.reserved), dict(snapshot.assigned_nodes)
     if assigned_nodes.pop(key, ""):
         left = dict(promised.get(node, {}))
         add_amounts(left, host_requests_of(pod.spec, pod.status), -1)
         promised[node] = left
     pods = [waiting if other is pod else other for other in snapshot.pods]
-    return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, promised=promised)
+    return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, reserved=promised)

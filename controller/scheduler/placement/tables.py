@@ -17,55 +17,56 @@ from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)
 ON_HOST_US, IN_ZONE_US = 30.0, 100.0
-"""Round trips within a host and between two hosts of a zone, if not measured. Providers document 70 to 110 µs for
-the latter.
-"""
+"""Round trips within a host, and between two hosts of a zone if not measured (providers document 70 to 110 µs)."""
 _LEAST_BETWEEN_ZONES_US, _US_PER_COST = 250.0, 1000.0
 _UNMEASURED_ZONE_US, _UNMEASURED_REGION_US = 1000.0, 50_000.0
-"""Where there is no NetworkTopology at all: zones of a region are nearer than regions, and no more is known."""
-_TABLES = 64
-"""Tables between zones that are kept: group after group is planned by the same costs."""
+"""Round trips between zones and between regions without a NetworkTopology."""
+_CACHE_SIZE = 64
+"""Cached tables: many groups have the same costs."""
 
 
-@lru_cache(_TABLES)
-def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: bool, parity: bool) -> Floats:
+@lru_cache(_CACHE_SIZE)
+def price_table(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, parity: bool) -> Floats:
     """[zone, zone] cost of a call between two different hosts: whole costs in parity, else microseconds. Read-only."""
     if parity:
         flat = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
     else:
         one_zone = is_one_zone(locations)
-        flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
+        flat = [
+            latency_us(a, b, costs, has_topology=has_topology, one_zone=one_zone) for a in locations for b in locations
+        ]
     return _read_only(np.array(flat, np.float64).reshape(len(locations), len(locations)))
 
 
 def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
-    """[zone, zone] price of a GB of calls made that way, answers included."""
+    """[zone, zone] price of a GB of traffic from caller to callee, responses included."""
     flat = [prices.per_gb(a, b) for a in locations for b in locations]
     return np.array(flat, np.float64).reshape(len(locations), len(locations))
 
 
-def combine_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
-    """Combine times and money in one table; returns it and the value within a host.
+def combine_with_money(times: Floats, host_time: float, money: Floats, time_share: float) -> tuple[Floats, float]:
+    """The costs of calls by price and time: [zone, zone], and within a host. The times are unchanged if all prices are equal.
 
-    Money is scaled to time, the most expensive path to the slowest, and time counts ``share`` of itself. If all prices are
-    equal, the times are unchanged.
+    Prices are scaled so that the most expensive path costs as much as the slowest path.
 
     Args:
         times: [zone, zone].
-        local: time within a host, which costs no money.
+        host_time: time within a host, which costs no money.
         money: [zone, zone].
-        share: of time.
+        time_share: factor of the times.
     """
-    dearest = float(money.max(initial=0.0))
-    if dearest <= 0 or float(money.min()) == dearest:
-        return times, local
-    return _read_only(money * (float(times.max()) / dearest) + share * times), share * local
+    highest_price = float(money.max(initial=0.0))
+    if highest_price <= 0 or float(money.min()) == highest_price:
+        return times, host_time
+    return _read_only(money * (float(times.max()) / highest_price) + time_share * times), time_share * host_time
 
 
-def latency_us(origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool) -> float:
+def latency_us(
+    origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, one_zone: bool
+) -> float:
     """Published latency; else cost x 1 ms; else, without a NetworkTopology, 1 ms within a region and 50 ms between regions.
 
-    Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
+    Nodes without a zone label are in one zone only if ``one_zone``, that is if no node has the label.
     """
     if origin == destination and (origin.zone or one_zone):
         return costs.latency_us(origin, destination) or IN_ZONE_US
@@ -75,29 +76,29 @@ def latency_us(origin: Location, destination: Location, costs: CostTable, *, mea
     cost = costs.cost(origin, destination)
     if cost is not None:
         return max(cost * _US_PER_COST, _LEAST_BETWEEN_ZONES_US)
-    if measured:
+    if has_topology:
         return UNKNOWN_COST * _US_PER_COST
     return _UNMEASURED_ZONE_US if origin.region == destination.region else _UNMEASURED_REGION_US
 
 
-@lru_cache(_TABLES)
+@lru_cache(_CACHE_SIZE)
 def cost_matrix(locations: tuple[Location, ...], costs: CostTable) -> Ints:
-    """[zone, zone] cost to compare with a limit: MAX_NETWORK_COST + 1 if always violated, -1 if never. Read-only."""
+    """[zone, zone] cost to compare with a limit; MAX_NETWORK_COST + 1 violates every limit, -1 none. Read-only."""
 
     def limit_cost(a: Location, b: Location) -> int:
-        found, cost = costs.check_limit(a, b, MAX_NETWORK_COST)
-        if found == "violated":
+        result, cost = costs.check_limit(a, b, MAX_NETWORK_COST)
+        if result == "violated":
             return MAX_NETWORK_COST + 1
-        return cost if found == "satisfied" and a != b else -1
+        return cost if result == "satisfied" and a != b else -1
 
     flat = [limit_cost(a, b) for a in locations for b in locations]
     return _read_only(np.array(flat, np.int64).reshape(len(locations), len(locations)))
 
 
 def canonical_limits(limits: Iterable[int], matrix: Ints) -> dict[int, int]:
-    """Map each limit to the smallest one that the same pairs violate: a group may have a limit for each dependency."""
-    known = np.unique(matrix).tolist()
-    return {limit: known[bisect_right(known, limit) - 1] if known and limit >= known[0] else -1 for limit in limits}
+    """Map each limit to the smallest limit that the same pairs violate, so that dependencies share tables."""
+    levels = np.unique(matrix).tolist()
+    return {limit: levels[bisect_right(levels, limit) - 1] if levels and limit >= levels[0] else -1 for limit in limits}
 
 
 def _read_only(table: NDArray[T]) -> NDArray[T]:

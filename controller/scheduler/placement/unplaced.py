@@ -12,26 +12,26 @@ from controller.scheduler.placement.problem_builder import PlacementRequest, why
 
 
 def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica: int) -> str:
-    """Why a replica has no place, in kube-scheduler's manner: how many nodes there are, and what each of them lacks.
+    """Why a replica has no place, in kube-scheduler's words: the number of nodes, and how many of them lack what.
 
     Args:
         request: the replicas to place.
         problem: its arrays.
         at: [replica] host or -1.
-        replica: which one has no place.
+        replica: index of the replica.
     """
-    asks = problem.asks[problem.class_of[replica]]
-    left, placed = problem.free.copy(), at >= 0
-    np.subtract.at(left, at[placed], problem.asks[problem.class_of[placed]])
+    requests = problem.requests[problem.class_of[replica]]
+    free_after, placed = problem.free.copy(), at >= 0
+    np.subtract.at(free_after, at[placed], problem.requests[problem.class_of[placed]])
     refused = why_refused(request, request.waiting[replica], problem.host_names)
     reasons = Counter(refused.values())
     for host, name in enumerate(problem.host_names):
         if name in refused:
             continue
-        scarce = np.flatnonzero((asks > 0) & (problem.free[host] < asks))
-        if scarce.size:
-            reasons[describe_lack(problem.resource_names[scarce[0]])] += 1
-        elif ((asks > 0) & (left[host] < asks)).any():
+        insufficient = np.flatnonzero((requests > 0) & (problem.free[host] < requests))
+        if insufficient.size:
+            reasons[describe_lack(problem.resource_names[insufficient[0]])] += 1
+        elif ((requests > 0) & (free_after[host] < requests)).any():
             reasons["no room left beside the other pods of the plan"] += 1
         else:
             reasons["pod affinity, anti-affinity or topology spread constraints"] += 1
@@ -40,7 +40,7 @@ def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica:
 
 
 def describe_lack(resource: str) -> str:
-    """In kube-scheduler's words."""
+    """Why a node without enough of a resource refuses a pod, in kube-scheduler's words."""
     if resource.startswith(PORT_PREFIX):
         return "host port taken"
     return "too many pods" if resource == "pods" else f"insufficient {resource}"

@@ -57,7 +57,7 @@ def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> Non
     greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
     pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]
     promised = {next(iter(start.hosts)): {"memory": 3 * MAX_AMOUNT}}
-    plan = plan_group(msgspec.structs.replace(start, pods=pods, promised=promised))
+    plan = plan_group(msgspec.structs.replace(start, pods=pods, reserved=promised))
     assert plan.unplaced == (pods[0].metadata.key,)
     assert len(plan.targets) == len(pods) - 1
 

@@ -89,10 +89,10 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
     ),
     "used room is taken": (TWO, "22", {"used": {"a": {"cpu": 1000}}}, {"w0-0": "b", "w1-0": "b"}),
     "a released pod keeps its target": (
-        line(), "199", {"released": {FIRST_KEY: ON_A}},
+        line(), "199", {"released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b", "w2-0": "b"},
     ),
-    "its target is gone": (line((1,)), "9", {"released": {FIRST_KEY: GONE}}, {"w0-0": "a"}),
+    "its target is gone": (line((1,)), "9", {"released_targets": {FIRST_KEY: GONE}}, {"w0-0": "a"}),
     "a bound pod is not counted yet": (TWO, "12", {"pods": BEGUN, "assigned_nodes": {}}, {"w1-0": "b"}),
     "and takes the room of its node": (TWO, "11", {"pods": BEGUN, "assigned_nodes": {}}, {"w1-0": "a"}),
     "a pod is counted but still looks waiting": (
@@ -100,11 +100,11 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"w1-0": "b"},
     ),
     "an earlier plan is kept where no other is better": (
-        line(), "999", {"previous": {f"default/w{i}-0": ON_B for i in range(3)}},
+        line(), "999", {"previous_targets": {f"default/w{i}-0": ON_B for i in range(3)}},
         {"w0-0": "b", "w1-0": "b", "w2-0": "b"},
     ),
     "wherever it is": (
-        line(), "999", {"previous": {f"default/w{i}-0": ON_C for i in range(3)}},
+        line(), "999", {"previous_targets": {f"default/w{i}-0": ON_C for i in range(3)}},
         {"w0-0": "c", "w1-0": "c", "w2-0": "c"},
     ),
     "a pod behind another gate takes no place": (
@@ -112,7 +112,7 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"w1-0": "a"},
     ),
     "no limit is broken for a cool host": (
-        line((1, 1), most=9), "999", {"hot": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
+        line((1, 1), most=9), "999", {"hot_hosts": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
         {"w1-0": "a"},
     ),
     "finished pods and those of no workload are left out": (
@@ -120,15 +120,15 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"w1-0": "a"},
     ),
     "a host that refused a pod takes others": (
-        TWO, "91", {"refused": {FIRST_KEY: frozenset("a")}},
+        TWO, "91", {"refused_hosts": {FIRST_KEY: frozenset("a")}},
         {"w0-0": "b", "w1-0": "a"},
     ),
     "room beside that of other groups": (
-        TWO, "31", {"promised": {"a": {"cpu": 1000, "pods": 1}}},
+        TWO, "31", {"reserved": {"a": {"cpu": 1000, "pods": 1}}},
         {"w0-0": "a", "w1-0": "a"},
     ),
     "released pods add to the room of other groups": (
-        TWO, "31", {"promised": {"a": {"cpu": 2000}}, "released": {FIRST_KEY: ON_A}},
+        TWO, "31", {"reserved": {"a": {"cpu": 2000}}, "released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b"},
     ),
     "our own zone": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
@@ -142,15 +142,15 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"d": "a", "c": "b", "b": "a", "a": "a2"},
     ),
     "the elder keeps a host that has room for one": (
-        ALONE, "11", {"pods": aged("w0", *"ba"), "previous": {"default/a": ON_A, "default/b": ON_A}},
+        ALONE, "11", {"pods": aged("w0", *"ba"), "previous_targets": {"default/a": ON_A, "default/b": ON_A}},
         {"b": "a", "a": "b"},
     ),
     "of equal pods each keeps its host": (
-        groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2)), "12", {"previous": {FIRST_KEY: ON_B, "default/w0-1": ON_A, "default/w0-2": ON_B}},
+        groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2)), "12", {"previous_targets": {FIRST_KEY: ON_B, "default/w0-1": ON_A, "default/w0-2": ON_B}},
         {"w0-0": "b", "w0-1": "a", "w0-2": "b"},
     ),
     "one whose host is gone takes another": (
-        groups.Case((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous": {FIRST_KEY: GONE, "default/w0-1": ON_A}},
+        groups.Case((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous_targets": {FIRST_KEY: GONE, "default/w0-1": ON_A}},
         {"w0-0": "b", "w0-1": "a"},
     ),
 }  # fmt: skip
@@ -290,11 +290,11 @@ def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
-    asked = snapshot(line((1, 1)), nodes, hot=frozenset({"a"}), previous=previous)
+    asked = snapshot(line((1, 1)), nodes, hot_hosts=frozenset({"a"}), previous_targets=previous)
     asked = msgspec.structs.replace(asked, pods=[asked.pods[0], nowhere])
     plan = plan_group(asked)
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
-    plan = plan_group(msgspec.structs.replace(asked, hot=frozenset({"a", "b"})))
+    plan = plan_group(msgspec.structs.replace(asked, hot_hosts=frozenset({"a", "b"})))
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "nothing else will do"
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], full]))
@@ -453,7 +453,7 @@ def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_g
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
     case = groups.Case((1,), (), ((0,),), (9,))
     gone = without_pod(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
-    assert node_cache.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0
+    assert node_cache.used["a"]["cpu"] + gone.reserved["a"]["cpu"] == 0
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
     """With a NetworkTopology, as there is one unless somebody says otherwise; without any, zones are taken for near."""
     nodes = [node("a", "z0", "1"), node("b", "z9", "1")]
     unknown = plan_of(line((1, 1)), nodes, objective="time")
-    none = plan_of(line((1, 1)), nodes, objective="time", measured=False)
+    none = plan_of(line((1, 1)), nodes, objective="time", has_topology=False)
     assert unknown.latency_us == 100_000
     assert none.latency_us < 10_000
 
@@ -509,7 +509,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
         pods=[*bound, waiting_pod("w0-2", "w0")],
         assigned_nodes=seats,
         used=counted,
-        promised={k: dict(v) for k, v in others.items()},
+        reserved={k: dict(v) for k, v in others.items()},
     )
     assert plan_group(start).targets == {}
     left = without_pod(start, "default/w0-0")
@@ -517,7 +517,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
     found = plan_group(left)
     assert [target.node for target in found.targets.values()] == ["a"]
     assert len(found.unplaced) == 1
-    assert start.promised == others, "whose it is stays as it was"
+    assert start.reserved == others, "whose it is stays as it was"
 
 
 def test_annotations_that_cannot_be_read_are_reported_once_and_the_default_counts() -> None:
@@ -561,7 +561,7 @@ def test_nodes_without_a_zone_are_not_near_each_other_in_a_cluster_that_has_zone
     wishes = {"spread": "none", "objective": "time"}
     found = plan_of(case, [*two, *zoned], **wishes)
     assert set(zones_of(found).values()) == {"z0", "z1"}
-    assert plan_of(case, two, **wishes, measured=False).latency_us == 100.0
+    assert plan_of(case, two, **wishes, has_topology=False).latency_us == 100.0
 
 
 def of_revision(pod: GroupPod, revision: str, minute: int, node: str = "") -> GroupPod:

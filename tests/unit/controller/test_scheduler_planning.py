@@ -362,7 +362,7 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_time_is_o
     assert await world.nodes("d/g1") == {"d/replacement": wanted}
     assert world.overbooked() == []
     await world.plans.make("d/g2")
-    assert world.asked[-1].promised[wanted]["cpu"] == 3000, "its plan reserves for it now"
+    assert world.asked[-1].reserved[wanted]["cpu"] == 3000, "its plan reserves for it now"
     world.delete("d/g1", "d/replacement")
     assert await other_goes_to() != wanted
     world.now += 61

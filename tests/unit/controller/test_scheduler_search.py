@@ -40,7 +40,7 @@ def make_problem(
         zone_of=np.array(zone_of, np.int64),
         zoned=np.ones(zones, np.bool_),
         workload_of=np.arange(len(replicas)),
-        asks=np.ones((len(replicas), 1), np.int64),
+        requests=np.ones((len(replicas), 1), np.int64),
         row_of=np.zeros(len(replicas), np.int64),
         allowed=np.ones((1, hosts), np.bool_),
         class_of=np.repeat(np.arange(len(replicas)), replicas),
@@ -105,7 +105,7 @@ def test_flexible_replicas_move_to_free_the_only_host_of_a_constrained_one() -> 
     """Each replica fills a host. The constrained workload fits only host 0, which the first workload would take."""
     allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
     problem = make_problem(
-        [0, 1, 2], [2, 1], free_cpu=2, asks=np.array([[2], [2]], np.int64), allowed=allowed, row_of=np.array([0, 1])
+        [0, 1, 2], [2, 1], free_cpu=2, requests=np.array([[2], [2]], np.int64), allowed=allowed, row_of=np.array([0, 1])
     )
     assert sorted(solve(problem).tolist()[:2]) == [1, 2]
     assert solve(problem).tolist()[2] == 0
@@ -201,11 +201,11 @@ FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([Tru
         ),
         (
             [2],
-            rule(RuleKind.SPREAD, ZONES, {0: OWNER}, bound=np.array([2, 0])),
+            rule(RuleKind.SPREAD, ZONES, {0: OWNER}, bound_counted=np.array([2, 0])),
             {},
             lambda at: {ZONES[host] for host in at} == {1},
         ),
-        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}, short=True), {}, lambda at: at.count(-1) == 2),
+        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}, lacks_domains=True), {}, lambda at: at.count(-1) == 2),
         ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda at: at.count(-1) == 3),
         (
             [4],
@@ -255,9 +255,9 @@ def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
 
 
 def test_replicas_without_calls_take_the_emptier_hosts() -> None:
-    problem = make_problem([0, 0, 0, 0], [1, 1, 1, 1], crowd=0.1, balance=0.02)
+    problem = make_problem([0, 0, 0, 0], [1, 1, 1, 1], crowding_price=0.1, balance_price=0.02)
     assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
-    uneven = make_problem([0, 0], [1], free=np.array([[2], [8]], np.int64), balance=0.02)
+    uneven = make_problem([0, 0], [1], free=np.array([[2], [8]], np.int64), balance_price=0.02)
     assert solve(uneven).tolist() == [1]
 
 
@@ -267,7 +267,13 @@ def test_the_rest_of_a_rollout_weighs_colocation_like_the_whole_plan() -> None:
     calls = [(0, callee, Routing.ZONE) for callee in range(1, workloads)]
     must_span = np.ones(workloads, np.bool_)
     problem = make_problem(
-        [0, 1, 2], [2] * workloads, *calls, free_cpu=40, crowd=0.1, balance=0.02, must_span_zones=must_span
+        [0, 1, 2],
+        [2] * workloads,
+        *calls,
+        free_cpu=40,
+        crowding_price=0.1,
+        balance_price=0.02,
+        must_span_zones=must_span,
     )
     used = sorted(set(solve(problem).tolist()))
     assert len(used) == 2
@@ -302,8 +308,8 @@ def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(s
         free_cpu=rng.randint(2, 3),
         zoned=np.array([True, True, False]),
         fixed=((), (rng.randrange(4),) if seed % 2 else (), ()),
-        load=0.0,
-        balance=1e-9,
+        overload_price=0.0,
+        balance_price=1e-9,
     )
     far = np.array(
         [[100.0, rng.randint(200, 900), 500.0], [rng.randint(200, 900), 100.0, 500.0], [400.0, 600.0, 100.0]]
