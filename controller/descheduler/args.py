@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
@@ -15,7 +15,6 @@ from kubekit.selectors import Selector
 from kubekit.settings import Percent, Range, Section, SelectorSpec, join_path
 from netperf.contract import BANDWIDTH
 
-T = TypeVar("T", float, int)
 Weight = Annotated[int, Range(1, 1_000_000)]
 
 ARGS_KIND = "LowNodeLoadArgs"
@@ -107,12 +106,9 @@ class PoolArgs(Section, frozen=True):
                     "with useDeviationThresholds give both, such as cpu: 10",
                 )
             low, high = DEFAULT_LOW, DEFAULT_HIGH
-        lows, highs = (
-            _by_resource(p.cpu, p.memory, p.bandwidth) for p in (low or PercentArgs(), high or PercentArgs())
-        )
+        lows, highs = _by_resource(low), _by_resource(high)
         _check_thresholds(lows, highs, field)
-        weight_args, anomaly = self.resource_weights or WeightArgs(), self.anomaly_condition or AnomalyCondition()
-        weights = _by_resource(weight_args.cpu, weight_args.memory, weight_args.bandwidth)
+        weights, anomaly = _by_resource(self.resource_weights), self.anomaly_condition or AnomalyCondition()
         timeout_s = parse_duration(anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1)
         selector = self.node_selector
         return Pool(
@@ -200,7 +196,7 @@ class Pool:
     use_deviation: bool
     low: Mapping[str, float]
     high: Mapping[str, float]
-    weights: Mapping[str, int]
+    weights: Mapping[str, float]
     anomaly: AnomalyCondition
 
 
@@ -225,7 +221,9 @@ class LowNodeLoadConfig:
         return frozenset(resource for pool in self.pools for resource in pool.high)
 
 
-def _by_resource(*values: T | None) -> dict[str, T]:
+def _by_resource(args: PercentArgs | WeightArgs | None) -> dict[str, float]:
+    """The values that are set, by resource."""
+    values = (None, None, None) if args is None else (args.cpu, args.memory, args.bandwidth)
     return {resource: value for resource, value in zip(RESOURCES, values, strict=True) if value is not None}
 
 

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import proxy
 
+import msgspec
+
 from controller.cluster.hosts import Host
 from controller.cluster.requests import add_amounts
 from controller.descheduler.args import LowNodeLoadConfig, Pool
@@ -25,8 +27,8 @@ from controller.descheduler.node_load import (
     update_detectors,
     usage_of,
 )
-from controller.descheduler.round import Candidate, Round, TargetFinder, workload_of
-from controller.descheduler.round_plan import Move, NodeState
+from controller.descheduler.round import Candidate, Round, TargetFinder
+from controller.descheduler.round_plan import NodeState
 from controller.descheduler.usage import RESOURCES, Amounts, exceeded_resources, percents, weighted_percent
 from netperf.contract import HOT_TAINT
 
@@ -206,24 +208,12 @@ class LowNodeLoadRound(TargetFinder):
 
     def _plan_move(self, candidate: Candidate, load: NodeLoad, used: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Plan a move off a node with this usage; returns the node's usage after it."""
-        pod, allocatable = candidate.pod, load.node.allocatable
+        allocatable = load.node.allocatable
         after = {resource: max(0.0, amount - candidate.used.get(resource, 0.0)) for resource, amount in used.items()}
         node_before, relief = percents(used, allocatable), percents(candidate.used, allocatable)
-        move = Move(
-            pod=pod.key,
-            uid=pod.uid,
-            workload=workload_of(pod),
-            node=load.name,
-            target=candidate.target,
-            strategy="LowNodeLoad",
-            reason=describe_overload(node_before, load.high, exceeded),
-            used=candidate.used,
-            node_before=node_before,
-            node_after=percents(after, allocatable),
-            group=self._round.snapshot.group_of(pod),
-        )
+        move = self._round.make_move(candidate, describe_overload(node_before, load.high, exceeded))
         pending = PendingMove(
-            move,
+            msgspec.structs.replace(move, node_before=node_before, node_after=percents(after, allocatable)),
             self._round.now,
             usage_percent_before={r: load.usage_percent[r] for r in load.exceeded},
             expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded},

@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from weakref import proxy
 
+import msgspec
+
 from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
@@ -21,8 +23,7 @@ from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, R
 from controller.descheduler.config import Strategy
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
-from controller.descheduler.round import Candidate, Round, TargetFinder, workload_of
-from controller.descheduler.round_plan import Move
+from controller.descheduler.round import Candidate, Round, TargetFinder
 from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import NodeScore, ScoreTable
 
@@ -215,9 +216,7 @@ class MisplacementRound(TargetFinder):
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
             candidate.group_refusal = f"{ready} of {required} pods of AppGroup {name} are ready"
-        if report_first_failure(round_, candidate, POD_CONDITIONS) or report_first_failure(
-            round_, candidate, MOVE_CONDITIONS
-        ):
+        if report_first_failure(round_, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS)):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         reason = describe_misplacement(current, target)
@@ -226,18 +225,8 @@ class MisplacementRound(TargetFinder):
                 f"all replicas of its workload are in zone {self._forbidden_zone(candidate)}, "
                 "and it should survive the loss of a zone"
             )
-        move = Move(
-            pod=pod.key,
-            uid=pod.uid,
-            workload=workload_of(pod),
-            node=pod.node,
-            target=candidate.target,
-            strategy=candidate.strategy,
-            reason=reason,
-            used=candidate.used,
-            cost_before=current.cost,
-            cost_after=candidate.cost,
-            group=group,
+        move = msgspec.structs.replace(
+            round_.make_move(candidate, reason), cost_before=current.cost, cost_after=candidate.cost
         )
         round_.plan_move(candidate, PendingMove(move, round_.now))
 

@@ -207,6 +207,21 @@ class Round:
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))
 
+    def make_move(self, candidate: Candidate, reason: str) -> Move:
+        """The candidate's move to its target, without costs and usage of nodes."""
+        pod = candidate.pod
+        return Move(
+            pod=pod.key,
+            uid=pod.uid,
+            workload=workload_of(pod),
+            node=pod.node,
+            target=candidate.target,
+            strategy=candidate.strategy,
+            reason=reason,
+            used=candidate.used,
+            group=self.snapshot.group_of(pod),
+        )
+
     def plan_move(self, candidate: Candidate, pending: PendingMove) -> None:
         """Add a move to the plan, and count it against limits, budgets and the target's capacity."""
         pod, move = candidate.pod, pending.move

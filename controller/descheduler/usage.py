@@ -33,7 +33,7 @@ def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
     }
 
 
-def weighted_percent(percent: Percents, weights: Mapping[str, int]) -> float:
+def weighted_percent(percent: Percents, weights: Mapping[str, float]) -> float:
     """Weighted mean over resources with a weight and known usage; 0 without any."""
     total = sum(weight for resource, weight in weights.items() if resource in percent)
     if not total:

@@ -18,16 +18,19 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     """A pod that is pending, or that belongs to an AppGroup.
 
     Attributes:
-        group: the AppGroup that its label names.
+        group: name of the AppGroup in its label; empty without one.
         group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
+        workload: selector of its workload in its label; empty without one.
+        node: empty while it has none.
+        scheduler: name of the scheduler that places it.
         gates: names of its scheduling gates.
-        scheduled: its condition PodScheduled, None before any scheduler tried it.
+        scheduled: its condition PodScheduled; None before a scheduler has tried it.
         target: the plan's node; empty without a plan.
-        spec: constraints on its nodes.
-        terminating: being deleted.
-        created: unix seconds.
+        spec: has the constraints on its nodes.
+        is_terminating: whether it is being deleted.
+        created_s: unix seconds; None if unknown.
         has_placement: whether node affinity on the pod places it, so that its scheduler need not call our extender.
-        owner: kind and name of its controller, a Deployment rather than its ReplicaSet; None for a bare pod.
+        owner: kind and name of its controller, with the Deployment for a ReplicaSet; None for a bare pod.
     """
 
     namespace: str
@@ -37,13 +40,13 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     workload: str = ""
     node: str = ""
     phase: str = ""
-    scheduler: str = ""
+    scheduler: str = DEFAULT_SCHEDULER
     gates: tuple[str, ...] = ()
     scheduled: Condition | None = None
     target: str = ""
     spec: GroupPodSpec = GroupPodSpec()
-    terminating: bool = False
-    created: float | None = None
+    is_terminating: bool = False
+    created_s: float | None = None
     owner: tuple[str, str] | None = None
     has_placement: bool = False
 
@@ -53,14 +56,9 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
         return f"{self.namespace}/{self.name}"
 
     @property
-    def scheduler_name(self) -> str:
-        """Name of the scheduler that places it."""
-        return self.scheduler or DEFAULT_SCHEDULER
-
-    @property
     def is_active(self) -> bool:
-        """Whether it is neither finished nor being deleted."""
-        return not self.terminating and self.phase not in FINISHED_PHASES
+        """Whether it is neither finished nor terminating."""
+        return not self.is_terminating and self.phase not in FINISHED_PHASES
 
     @property
     def is_pending(self) -> bool:
@@ -74,7 +72,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node, with the taints that keep pods away; a cordon counts as one."""
+    """A node, with the taints that keep pods away, such as that of a cordon."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()

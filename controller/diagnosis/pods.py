@@ -74,19 +74,19 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         return _diagnose_placed(pod, facts, describe)
     if pod.gates:
         return _diagnose_gated(pod, facts, describe, has_leader=has_leader)
-    by = pod.scheduler_name
+    by = pod.scheduler
     if pod.found_no_node and pod.scheduled is not None:
         surveys = NodeSurveys(facts.nodes)
         reason = reason_of(pod, surveys)
         message = pod.scheduled.message or pod.scheduled.reason
         kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
-        since = unix_seconds(pod.scheduled.last_transition_time) or pod.created
+        since = unix_seconds(pod.scheduled.last_transition_time) or pod.created_s
         summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *restrictions(pod, surveys)))
         return PodDiagnosis(kind, summary, since, fix=reason.fix)
     if pod.group and not _uses_netaware(pod, facts):
         summary = f"it has the label of AppGroup {pod.group}, but schedulerName {by} {_NOT_NETAWARE}"
-        return PodDiagnosis("other-scheduler", summary, pod.created, fix=(_set_scheduler(facts),))
-    return PodDiagnosis("waiting", f"{by} has not answered yet", pod.created, fix=(describe,))
+        return PodDiagnosis("other-scheduler", summary, pod.created_s, fix=(_set_scheduler(facts),))
+    return PodDiagnosis("waiting", f"{by} has not answered yet", pod.created_s, fix=(describe,))
 
 
 def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
@@ -97,7 +97,7 @@ def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
 def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
     if pod.phase in FINISHED_PHASES:
         return PodDiagnosis("finished", f"it has ended ({pod.phase})", fix=(describe,))
-    if pod.terminating:
+    if pod.is_terminating:
         return PodDiagnosis("terminating", "it is being deleted", fix=(describe,))
     problem = label_problem(pod, _groups_by_key(facts)) if pod.group else ""
     if problem:
@@ -114,21 +114,21 @@ def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bo
     foreign = [gate for gate in pod.gates if gate != GATE]
     if foreign:
         summary = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which another controller opens"
-        return PodDiagnosis("foreign-gate", summary, pod.created, fix=(describe,))
+        return PodDiagnosis("foreign-gate", summary, pod.created_s, fix=(describe,))
     if not has_leader:
         summary = "it waits at its gate, and no controller leads to open it"
-        return PodDiagnosis("gated", summary, pod.created, fix=("kubectl netaware diagnose",))
-    until = None if pod.created is None else pod.created + facts.max_wait_s
+        return PodDiagnosis("gated", summary, pod.created_s, fix=("kubectl netaware diagnose",))
+    until = None if pod.created_s is None else pod.created_s + facts.max_wait_s
     problem = label_problem(pod, _groups_by_key(facts))
     if problem:
-        return PodDiagnosis("gated", f"it waits at its gate: {problem}", pod.created, until, _fix_label(pod))
+        return PodDiagnosis("gated", f"it waits at its gate: {problem}", pod.created_s, until, _fix_label(pod))
     restricted = restrictions(pod, NodeSurveys(facts.nodes))
     tail = f"; {restricted[0]}" if restricted else ""
     fix = (_group_command("describe", pod.group_key),)
     if pod.target:
         summary = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
-        return PodDiagnosis("planned", summary, pod.created, until, fix)
-    return PodDiagnosis("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, fix)
+        return PodDiagnosis("planned", summary, pod.created_s, until, fix)
+    return PodDiagnosis("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created_s, until, fix)
 
 
 def _groups_by_key(facts: Facts) -> dict[str, AppGroup]:
@@ -206,7 +206,7 @@ def _names(pods: Iterable[PodFact]) -> tuple[str, ...]:
 
 
 def _oldest(pods: Iterable[PodFact]) -> float | None:
-    return min((pod.created for pod in pods if pod.created is not None), default=None)
+    return min((pod.created_s for pod in pods if pod.created_s is not None), default=None)
 
 
 def _describe(pods: list[PodFact]) -> str:
@@ -247,19 +247,19 @@ def _not_admitted(facts: Facts) -> Iterator[tuple[str, str]]:
 def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
     """The newest active pod of each owner, by namespace and owner."""
     owned = [pod for pod in reversed(facts.pods) if pod.owner is not None and pod.is_active]
-    return {(pod.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created or 0)}
+    return {(pod.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created_s or 0)}
 
 
 def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
     """Findings about groups of which netaware places only some pods."""
     by_group: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        if pod.group_key and not pod.terminating:
+        if pod.group_key and not pod.is_terminating:
             by_group[pod.group_key].append(pod)
     for key, pods in sorted(by_group.items()):
         others = [pod for pod in pods if not _uses_netaware(pod, facts)]
         if others and len(others) < len(pods):
-            by = ", ".join(sorted({pod.scheduler_name for pod in others}))
+            by = ", ".join(sorted({pod.scheduler for pod in others}))
             summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} {_NOT_NETAWARE}"
             yield PodFinding(
                 "other-scheduler", "warning", summary, affects=_names(others), fix=(_set_scheduler(facts),)
@@ -278,7 +278,7 @@ def _unschedulable(facts: Facts) -> Iterator[PodFinding]:
             gated[pod.group_key].append(pod)
     for (_, group, code), pods in sorted(by_cause.items()):
         first, reason, message = pods[0], reason_of(pods[0], surveys), message_of(pods[0])
-        summary = f"{_describe(pods)}: {first.scheduler_name} finds no node: {reason.meaning}"
+        summary = f"{_describe(pods)}: {first.scheduler} finds no node: {reason.meaning}"
         times = [unix_seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((time for time in times if time is not None), default=_oldest(pods))
         cause = (*((message,) if message else ()), *restrictions(first, surveys))
@@ -292,11 +292,11 @@ def _untried(facts: Facts) -> Iterator[PodFinding]:
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     active = _active_schedulers(facts)
     for pod in facts.pods:
-        name = pod.scheduler_name
+        name = pod.scheduler
         # An active scheduler may have a long queue. When a gate opened is unknown.
         timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled is None else GATED_ATTEMPT_TIMEOUT_S
         timeout_s = LONG_WAIT_S if name in active else timeout_s
-        is_overdue = pod.created is not None and facts.now - pod.created > timeout_s
+        is_overdue = pod.created_s is not None and facts.now - pod.created_s > timeout_s
         if pod.is_pending and not pod.gates and not pod.found_no_node and is_overdue:
             by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
@@ -318,7 +318,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
         if pod.scheduled is not None and (pod.node or pod.found_no_node):
             at = unix_seconds(pod.scheduled.last_transition_time)
             if at is not None and facts.now - at < GATED_ATTEMPT_TIMEOUT_S:
-                names.add(pod.scheduler_name)
+                names.add(pod.scheduler)
     return names
 
 
@@ -327,7 +327,7 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
     groups = _groups_by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        is_overdue = pod.created is not None and facts.now - pod.created > LONG_WAIT_S
+        is_overdue = pod.created_s is not None and facts.now - pod.created_s > LONG_WAIT_S
         is_gated = pod.is_pending and pod.gates == (GATE,)
         if is_gated and is_overdue and pod.key not in explained and not label_problem(pod, groups):
             by_group[pod.namespace, pod.group_key].append(pod)

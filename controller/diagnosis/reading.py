@@ -1,4 +1,4 @@
-"""Turns a snapshot into facts, and reads the state of netaware's own programs."""
+"""Turns a snapshot into facts, and reads the state of netaware's own programs from the API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, Placement, placement_of, target_of
+from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPod, Placement, placement_of, target_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
@@ -70,7 +70,7 @@ class ProgramPodObject(Object, frozen=True):
 
 
 def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
-    """The facts of a snapshot, and of one more pod."""
+    """The facts of a snapshot, with one more pod if that is not in it."""
     status, membership = snapshot.control_plane or ControlPlaneStatus(), snapshot.membership
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
     placements, default = snapshot.placements, snapshot.scheduler.placement
@@ -107,7 +107,7 @@ async def read_control_plane(
     can_list_topologies: bool = True,
     failed_checks: Iterable[str] = (),
 ) -> ControlPlaneStatus:
-    """The state of netaware's programs in namespace ``home``; what cannot be read is unknown."""
+    """The state of netaware's programs in namespace ``home``. A Lease or pods that cannot be read are unknown."""
     lease, programs = None, None
     try:
         spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=home)).spec
@@ -146,7 +146,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
 
 
 def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
-    """The facts of a pod; ``placement`` is its default without a label."""
+    """The facts of a pod; ``placement`` is the mode of its namespace, for a pod without a label."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
@@ -157,13 +157,13 @@ def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "exte
         node=spec.node_name,
         phase=pod.status.phase,
         # The API server accepts any text here, and it becomes part of commands.
-        scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name),
+        scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name) or DEFAULT_SCHEDULER,
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         scheduled=pod.condition("PodScheduled"),
         target=target.node if target is not None else "",
         spec=spec,
-        terminating=meta.deletion_timestamp is not None,
-        created=unix_seconds(meta.creation_timestamp),
+        is_terminating=meta.deletion_timestamp is not None,
+        created_s=unix_seconds(meta.creation_timestamp),
         owner=owner_of(meta),
         has_placement=target is not None or placement_of(meta.labels, placement) != "extender",
     )

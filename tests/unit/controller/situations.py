@@ -62,7 +62,7 @@ def pod(name: str = "front-1", **fields: Any) -> PodFact:
         "group": "shop",
         "workload": "front",
         "scheduler": SCHEDULER,
-        "created": NOW_S - 60,
+        "created_s": NOW_S - 60,
         **fields,
     }
     known.setdefault("group_key", "web/shop" if known["group"] == "shop" else "")
@@ -120,7 +120,7 @@ def no_pods(*programs: Program) -> ControlPlaneStatus:
 
 
 def waiting(**fields: Any) -> tuple[PodFact, ...]:
-    return tuple(pod(f"p{i}", gates=(GATE,), **{"created": NOW_S - 5000, **fields}) for i in range(11))
+    return tuple(pod(f"p{i}", gates=(GATE,), **{"created_s": NOW_S - 5000, **fields}) for i in range(11))
 
 
 def no_node(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
@@ -371,13 +371,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "a scheduler's name that no scheduler has",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
-        facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
+        facts(pods=(pod(scheduler="network-aware-schedular", created_s=NOW_S - 300),)),
     ),
     Situation(
         "pods that wait at our gate for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
-        facts(pods=waiting(created=NOW_S - 700)),
+        facts(pods=waiting(created_s=NOW_S - 700)),
     ),
     stuck(
         "no node has room",

@@ -130,10 +130,10 @@ def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemon_set()
 
 
 def test_pods_that_a_rollout_replaces_and_terminating_pods_are_no_finding() -> None:
-    old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created": NOW_S - 900}
-    fresh = pod("new", owner=FRONT, created=NOW_S - 5)
+    old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created_s": NOW_S - 900}
+    fresh = pod("new", owner=FRONT, created_s=NOW_S - 5)
     assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
-    assert diagnose(facts(pods=(pod("gone", terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
+    assert diagnose(facts(pods=(pod("gone", is_terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
     (finding,) = diagnose(facts(pods=(pod("old", **old), msgspec.structs.replace(fresh, workload="renamed"))))
     assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
     bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
@@ -190,7 +190,7 @@ REFUSED = unscheduled(
         ),
         ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
         ({"phase": "Failed"}, "finished", "Failed"),
-        ({"terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
+        ({"is_terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
         ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
         ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),
         ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
@@ -221,10 +221,10 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     """A thousand pods whose gates were opened together wait for half a minute."""
     bound = Condition("PodScheduled", "True", last_transition_time=format_time(NOW_S - ago_s))
     others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=by)
-    waits = pod(created=NOW_S - 300)
+    waits = pod(created_s=NOW_S - 300)
     codes = [found.code for found in diagnose(facts(pods=(others, waits)))]
     assert codes.count("no-scheduler") == told
-    late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created=NOW_S - 700))))]
+    late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created_s=NOW_S - 700))))]
     assert "no-scheduler" in late
 
 
@@ -258,7 +258,7 @@ VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's 
 TOLD = pod("front-2", scheduler="default-scheduler", node="n2", has_placement=True)
 
 
-QUEUED = tuple(pod(name, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
+QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
 
 
 def outlier(ago_s: float) -> Facts:
@@ -275,7 +275,7 @@ def without_a_node(message: str) -> Facts:
 @pytest.mark.parametrize(
     ("now", "codes"),
     [
-        (facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2))), []),
+        (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
         (
             facts(control_plane=status(programs=None, lease=None, can_read_lease=False)),
             [],
@@ -284,7 +284,7 @@ def without_a_node(message: str) -> Facts:
         (facts(pods=(pod(node="n1"), TOLD)), []),
         # An overlay without a scheduler misses none until somebody asks for it.
         (facts(control_plane=no_pods("scheduler", "extender")), []),
-        (facts(control_plane=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)), ["scheduler-down"]),
+        (facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
         # The leader's word and a failed probe in the results say the same.
         (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
         # Outliers are told when each pair has had its next turn.
@@ -295,11 +295,11 @@ def without_a_node(message: str) -> Facts:
         (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), our_schedulers=()), ["no-scheduler"]),
         # Whoever may write a pod's status chooses the number.
         (without_a_node(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
-        (facts(pods=(pod(created=NOW_S - 19),)), []),
-        (facts(pods=(pod(created=NOW_S - 21),)), ["no-scheduler"]),
+        (facts(pods=(pod(created_s=NOW_S - 19),)), []),
+        (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
         # Written at creation, it stays until the scheduler's first attempt.
-        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 2),)), []),
-        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 300),)), ["no-scheduler"]),
+        (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
+        (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)), ["no-scheduler"]),
         (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
         *(
             (without_a_node(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
@@ -321,7 +321,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("now", "line"),
     [
-        (facts(pods=waiting(created=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
+        (facts(pods=waiting(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
         (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
         (
             facts(

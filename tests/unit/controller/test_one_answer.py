@@ -463,7 +463,7 @@ async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_m
 async def test_what_is_reported_of_a_group_is_reported_of_pods_of_other_namespaces_too() -> None:
     world = World(*NODES, group("default"), *(gated(name) for name in ("a", "b")))
     facts = led(await world.page())
-    old = tuple(msgspec.structs.replace(fact, created=-1000.0) for fact in facts.pods)
+    old = tuple(msgspec.structs.replace(fact, created_s=-1000.0) for fact in facts.pods)
     late = diagnose(msgspec.structs.replace(facts, pods=old))
     (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
     assert stuck.affects == tuple(fact.key for fact in facts.pods)
