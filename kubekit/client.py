@@ -73,8 +73,9 @@ class Client:
         *,
         user_agent: str = "netaware",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        list_timeout_s: float = LIST_TIMEOUT_S,
     ):
-        self.config, self._timeout_s = config, timeout_s
+        self.config, self._timeout_s, self._list_timeout_s = config, timeout_s, list_timeout_s
         self._pools = ConnectionPools(config, user_agent)
         self._pool: ConnectionPool | None = None
         self._guard: WriteGuard | None = None
@@ -120,7 +121,7 @@ class Client:
             params["resourceVersion"] = "0"
         while True:
             path = resource.path(scope.get("namespace"))
-            body = await self.request("GET", path, params=params, timeout_s=LIST_TIMEOUT_S)
+            body = await self.request("GET", path, params=params, timeout_s=self._list_timeout_s)
             page = decode_response(body, RawPage)
             yield page
             if not page.metadata.continue_:

@@ -80,8 +80,8 @@ async def _open_session(command: Command, options: argparse.Namespace, stack: As
     cluster = ClusterConfig("http://offline.invalid")
     if command.needs_cluster(options):
         cluster = await asyncio.to_thread(find_cluster, options.kubeconfig or None, options.context or None)
-    timeouts = {"timeout_s": options.timeout, "list_timeout_s": options.timeout}
-    client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", **timeouts))
+    client = Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout, list_timeout_s=options.timeout)
+    await stack.enter_async_context(client)
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
     prometheus = None
     if address:
