@@ -81,23 +81,23 @@ def _condition_findings(group: AppGroup, unreachable: Collection[str]) -> Iterat
     """Findings from conditions of the group's status that are False."""
     meta = group.metadata
     show_graph = format_command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
-    false = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
+    failed = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
 
     def finding(type_: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
-        since, cause = unix_seconds(false[type_].last_transition_time), (false[type_].message,)
+        since, cause = unix_seconds(failed[type_].last_transition_time), (failed[type_].message,)
         severity: Severity = "info" if type_ == BALANCED else "warning"
         return ConditionFinding(
             code, severity, f"AppGroup {meta.key}: {summary}", cause, since, (meta.key,), fix, alert
         )
 
-    if ADMITTED in false:
+    if ADMITTED in failed:
         summary = "other namespaces do not admit it to their pods"
-        yield finding(ADMITTED, "namespace-not-admitted", summary, _consent_commands(group, false[ADMITTED]))
-    if COSTS_MET in false and not any(zone in false[COSTS_MET].message for zone in unreachable):
+        yield finding(ADMITTED, "namespace-not-admitted", summary, _consent_commands(group, failed[ADMITTED]))
+    if COSTS_MET in failed and not any(zone in failed[COSTS_MET].message for zone in unreachable):
         summary = "dependencies cost more than their maxNetworkCost"
         move = f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_edit_command(group)}"
         yield finding(COSTS_MET, "costs-violated", summary, (show_graph, move), "NetawareDependenciesViolated")
-    if BALANCED in false:
+    if BALANCED in failed:
         summary = "its replicas are not balanced over zones or under load"
         fix = (show_graph, "let the descheduler move its pods, or restart its Deployments")
         yield finding(BALANCED, "not-balanced", summary, fix)

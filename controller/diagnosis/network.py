@@ -88,7 +88,7 @@ _REASONS: dict[str, ConditionReason] = {
         "NetawareProbesFailing",
     ),
 }
-_WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
 """Fields to remove together, because either may be the wrong one."""
@@ -97,23 +97,23 @@ _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
     """Findings about agents that do not work, one for each zone, or a single one if no agent works; and about impaired agents."""
-    failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    working: dict[str, int] = defaultdict(int)
+    failures: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    working_by_zone: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
-        reason = _failure(agent, facts)
+        reason = _agent_failure(agent, facts)
         if reason:
-            failed[agent.zone].append((agent.node, reason))
+            failures[agent.zone].append((agent.node, reason))
         elif agent.state != "excluded":
-            working[agent.zone] += 1
-    if failed and not working:
-        yield _no_agents(facts, failed)
+            working_by_zone[agent.zone] += 1
+    if failures and not working_by_zone:
+        yield _no_agents(facts, failures)
         return
-    for zone, nodes in sorted(failed.items()):
+    for zone, nodes in sorted(failures.items()):
         cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
         names = tuple(node for node, _ in nodes)
         fix = _restart_agents(facts, names)
-        if working[zone]:
-            summary = f"{len(nodes)} of {len(nodes) + working[zone]} agents of zone {zone} do not work"
+        if working_by_zone[zone]:
+            summary = f"{len(nodes)} of {len(nodes) + working_by_zone[zone]} agents of zone {zone} do not work"
             affects = names[:MAX_AFFECTED]
             yield NodeFinding("agents-down", "warning", summary, cause, None, affects, fix, "NetawareAgentDown")
         else:
@@ -129,7 +129,7 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         yield NodeFinding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
 
 
-def _failure(agent: AgentView, facts: Facts) -> str:
+def _agent_failure(agent: AgentView, facts: Facts) -> str:
     """Why an agent that should work does not; empty if it works, or need not."""
     max_age_s = refresh_interval_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
@@ -154,8 +154,8 @@ def _restart_all_agents(facts: Facts) -> str:
     return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
 
 
-def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Finding:
-    nodes = [entry for zone in sorted(failed) for entry in failed[zone]]
+def _no_agents(facts: Facts, failures: dict[str, list[tuple[str, str]]]) -> Finding:
+    nodes = [entry for zone in sorted(failures) for entry in failures[zone]]
     cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
     summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     fix = (
@@ -163,7 +163,7 @@ def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Findin
         format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
         _restart_all_agents(facts),
     )
-    zones = tuple(sorted(failed))
+    zones = tuple(sorted(failures))
     return Finding("no-agents", "critical", summary, cause, None, zones[:MAX_AFFECTED], fix, "NetawareAgentDown")
 
 
@@ -185,16 +185,16 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     unreachable = {_zones(p) for p in pairs if p.basis == "unreachable"}
     unreachable |= {pair for pair in facts.unreachable if not set(silent_zones).intersection(pair)}
     dead_pairs = sorted({(min(pair), max(pair)) for pair in unreachable})
-    yield from (_unreachable(*pair) for pair in dead_pairs)
-    working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
-    if facts.network.interval_s is None and len(working) > 1:
-        yield _no_plan(facts, tuple(sorted(working)))
+    yield from (_zones_unreachable(*pair) for pair in dead_pairs)
+    working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
+    if facts.network.interval_s is None and len(working_zones) > 1:
+        yield _no_plan(facts, tuple(sorted(working_zones)))
         return
     yield from _condition_findings(facts)
-    yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead_pairs])
+    yield from _pairs_unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead_pairs])
     # Costs of other pairs may be inferred over these paths, and are then old too.
     if not silent_zones and not dead_pairs:
-        yield from _stale_costs(facts, pairs)
+        yield from _pairs_stale(facts, pairs)
 
 
 def _zones(pair: PairView) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]
     return tuple(sorted({f"{p.origin} to {p.destination}" for p in pairs if p.basis in bases}))
 
 
-def _unreachable(zone: str, other: str) -> Finding:
+def _zones_unreachable(zone: str, other: str) -> Finding:
     summary = f"zones {zone} and {other} cannot reach each other"
     cause = ("probes between them fail from more than one node",)
     show_latency = format_command("kubectl netaware latency {} {}", zone, other)
@@ -225,7 +225,7 @@ def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
     return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
 
 
-def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
+def _pairs_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
     names = _pair_names(pairs, "absent", "inferred")
     if names:
         summary = f"some zones have no measurement between them ({pluralize(len(names), 'pair')})"
@@ -234,7 +234,7 @@ def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
         yield ZoneFinding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
 
 
-def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
+def _pairs_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     """A finding about costs from old measurements, by the leader's condition or by the samples."""
     conditions = [
         c for _, of_topology in sorted(facts.topologies.items()) for c in of_topology if c.reason == "MeasurementsOld"
@@ -251,7 +251,7 @@ def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
         )
 
 
-def _defaults(message: str) -> dict[str, object]:
+def _reset_patch(message: str) -> dict[str, object]:
     """A merge patch that removes the field of costPolicy that a message names; all fields if it names none."""
     match = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None
@@ -274,8 +274,8 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
             is_recent = since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s
             if condition.type == "OutlierNodes" and severity == "info" and is_recent:
                 continue  # The next probe of its pair may clear it.
-            nodes = [word for word in _WORDS.findall(message) if word in facts.nodes] or ["NODE"]
-            names = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(message)}
-            commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
+            nodes = [word for word in _NODE_NAME.findall(message) if word in facts.nodes] or ["NODE"]
+            placeholders = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _reset_patch(message)}
+            commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **placeholders) for line in fix)
             summary = f"NetworkTopology {key}: {summary}"
             yield ConditionFinding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)

@@ -22,17 +22,8 @@ from kubekit.wire import FINISHED_PHASES, split_key
 from netperf.contract import SCHEDULER
 
 PodDiagnosisKind = Literal[
-    "placed",
-    "planned",
-    "gated",
-    "foreign-gate",
-    "refused",
-    "unschedulable",
-    "waiting",
-    "other-scheduler",
-    "terminating",
-    "finished",
-]
+    "placed", "planned", "gated", "foreign-gate", "refused", "unschedulable", "waiting", "other-scheduler", "terminating", "finished"
+]  # fmt: skip
 ATTEMPT_TIMEOUT_S = 20.0
 """A healthy scheduler tries a new pod within this time."""
 GATED_ATTEMPT_TIMEOUT_S = 60.0
@@ -48,9 +39,11 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
     """Why a pod is on its node, or why it is pending.
 
     Attributes:
-        kind: its state; ``planned`` is gated and has a target, ``refused`` violates dependencies on every node.
+        kind: its state. ``planned`` is gated by netaware with a target, ``gated`` without; ``foreign-gate`` is gated by others.
+            ``refused`` would violate dependencies on every node; ``waiting`` has not been tried by its scheduler.
         summary: the state in one sentence.
-        since, until: unix seconds; None if unknown. It waits until then at the latest.
+        since: start of the state, unix seconds; None if unknown.
+        until: time at which it ends at the latest, unix seconds; None if unknown.
         fix: commands that show more or change the state.
     """
 
@@ -65,8 +58,8 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
     """Why a pod is on its node, or why it is pending.
 
     Args:
-        pod: one of the facts.
-        facts: the cluster's.
+        pod: one of the facts' pods.
+        facts: facts of the cluster.
         has_leader: whether a controller leads, see `findings.has_leader`.
     """
     describe = format_command("kubectl -n {} describe pod {}", pod.namespace, pod.name)
@@ -74,19 +67,20 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         return _diagnose_placed(pod, facts, describe)
     if pod.gates:
         return _diagnose_gated(pod, facts, describe, has_leader=has_leader)
-    by = pod.scheduler
     if pod.found_no_node and pod.scheduled is not None:
         surveys = NodeSurveys(facts.nodes)
         reason = reason_of(pod, surveys)
         message = pod.scheduled.message or pod.scheduled.reason
         kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
         since = unix_seconds(pod.scheduled.last_transition_time) or pod.created_s
-        summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *restrictions(pod, surveys)))
+        summary = "; ".join(
+            (f"{pod.scheduler} finds no node for it: {reason.meaning} ({message})", *restrictions(pod, surveys))
+        )
         return PodDiagnosis(kind, summary, since, fix=reason.fix)
     if pod.group and not _uses_netaware(pod, facts):
-        summary = f"it has the label of AppGroup {pod.group}, but schedulerName {by} {_NOT_NETAWARE}"
-        return PodDiagnosis("other-scheduler", summary, pod.created_s, fix=(_set_scheduler(facts),))
-    return PodDiagnosis("waiting", f"{by} has not answered yet", pod.created_s, fix=(describe,))
+        summary = f"it has the label of AppGroup {pod.group}, but schedulerName {pod.scheduler} {_NOT_NETAWARE}"
+        return PodDiagnosis("other-scheduler", summary, pod.created_s, fix=(_scheduler_instruction(facts),))
+    return PodDiagnosis("waiting", f"{pod.scheduler} has not answered yet", pod.created_s, fix=(describe,))
 
 
 def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
@@ -106,14 +100,14 @@ def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
     return PodDiagnosis("placed", f"it is on {pod.node}")
 
 
-def _set_scheduler(facts: Facts) -> str:
+def _scheduler_instruction(facts: Facts) -> str:
     return format_command("set schedulerName: {} in its template", next(iter(facts.our_schedulers), "NAME"))
 
 
 def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
-    foreign = [gate for gate in pod.gates if gate != GATE]
-    if foreign:
-        summary = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which another controller opens"
+    other_gates = [gate for gate in pod.gates if gate != GATE]
+    if other_gates:
+        summary = f"it waits at {'gate' if len(other_gates) == 1 else 'gates'} {', '.join(other_gates)}, which another controller opens"
         return PodDiagnosis("foreign-gate", summary, pod.created_s, fix=(describe,))
     if not has_leader:
         summary = "it waits at its gate, and no controller leads to open it"
@@ -201,7 +195,7 @@ def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
     yield from _gated_too_long(facts, explained)
 
 
-def _names(pods: Iterable[PodFact]) -> tuple[str, ...]:
+def _affected(pods: Iterable[PodFact]) -> tuple[str, ...]:
     return tuple(pod.key for pod in pods)[:MAX_AFFECTED]
 
 
@@ -214,25 +208,21 @@ def _describe(pods: list[PodFact]) -> str:
 
 
 def _unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods whose labels name no workload, by labels."""
+    """Findings about pods whose labels name no workload, one for each namespace and problem."""
     groups, newest, not_admitted = _groups_by_key(facts), _newest_by_owner(facts), set(_not_admitted(facts))
     by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        is_concerned = pod.is_active and (pod.group or (pod.is_pending and GATE in pod.gates))
-        if not is_concerned or not (problem := label_problem(pod, groups)):
-            continue
+        needs_group = pod.is_active and (pod.group or (pod.is_pending and GATE in pod.gates))
+        problem = label_problem(pod, groups) if needs_group else ""
         # The finding namespace-not-admitted covers these pods.
-        if not pod.group_key and (pod.namespace, pod.group) in not_admitted:
-            continue
-        # A running rollout replaces pods with older labels.
-        latest = newest.get((pod.namespace, pod.owner), pod)
-        if not label_problem(latest, groups):
-            continue
-        by_label[pod.namespace, problem].append(pod)
+        is_covered = not pod.group_key and (pod.namespace, pod.group) in not_admitted
+        # If the newest pod of the owner is right, a running rollout replaces this one.
+        if problem and not is_covered and label_problem(newest.get((pod.namespace, pod.owner), pod), groups):
+            by_label[pod.namespace, problem].append(pod)
     for (_, problem), pods in sorted(by_label.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.node for pod in pods) else ()
         summary, fix = f"{_describe(pods)}: {problem}", _fix_label(pods[0])
-        yield PodFinding("unknown-workload", "warning", summary, cause, _oldest(pods), _names(pods), fix)
+        yield PodFinding("unknown-workload", "warning", summary, cause, _oldest(pods), _affected(pods), fix)
 
 
 def _not_admitted(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -251,7 +241,7 @@ def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], P
 
 
 def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about groups of which netaware places only some pods."""
+    """Findings about AppGroups of which netaware places only some pods."""
     by_group: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         if pod.group_key and not pod.is_terminating:
@@ -262,7 +252,7 @@ def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
             by = ", ".join(sorted({pod.scheduler for pod in others}))
             summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} {_NOT_NETAWARE}"
             yield PodFinding(
-                "other-scheduler", "warning", summary, affects=_names(others), fix=(_set_scheduler(facts),)
+                "other-scheduler", "warning", summary, affects=_affected(others), fix=(_scheduler_instruction(facts),)
             )
 
 
@@ -283,32 +273,33 @@ def _unschedulable(facts: Facts) -> Iterator[PodFinding]:
         since = min((time for time in times if time is not None), default=_oldest(pods))
         cause = (*((message,) if message else ()), *restrictions(first, surveys))
         yield PodFinding(
-            f"no-node-{code}", "warning", summary, cause, since, _names((*pods, *gated[group])), reason.fix
+            f"no-node-{code}", "warning", summary, cause, since, _affected((*pods, *gated[group])), reason.fix
         )
 
 
 def _untried(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods that no scheduler has tried: the name is wrong, or the scheduler hangs."""
+    """Findings about pods that no scheduler has tried, by schedulerName: the name is wrong, or the scheduler hangs."""
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     active = _active_schedulers(facts)
     for pod in facts.pods:
         name = pod.scheduler
-        # An active scheduler may have a long queue. When a gate opened is unknown.
+        # A pod that was gated has the condition, and the time when its gate opened is unknown.
         timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled is None else GATED_ATTEMPT_TIMEOUT_S
+        # An active scheduler may have a long queue.
         timeout_s = LONG_WAIT_S if name in active else timeout_s
         is_overdue = pod.created_s is not None and facts.now - pod.created_s > timeout_s
         if pod.is_pending and not pod.gates and not pod.found_no_node and is_overdue:
             by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
         summary = f"{_describe(pods)}: no scheduler named {name} has answered"
-        fix: tuple[str, ...] = (f"{_set_scheduler(facts)}, if you run no scheduler of that name",)
+        fix: tuple[str, ...] = (f"{_scheduler_instruction(facts)}, if you run no scheduler of that name",)
         if name in facts.our_schedulers:
             fix = (
                 format_command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),
                 format_command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
-        yield PodFinding("no-scheduler", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
+        yield PodFinding("no-scheduler", "warning", summary, (), _oldest(pods), _affected(pods), fix, alert)
 
 
 def _active_schedulers(facts: Facts) -> set[str]:
@@ -323,7 +314,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
 
 
 def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
-    """Findings about pods that wait at our gate for too long, without another finding that explains it."""
+    """Findings about pods that wait at our gate for too long, except ``explained`` ones, which another finding affects."""
     groups = _groups_by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
@@ -342,4 +333,4 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
             f"{len(pods)} pods of AppGroup {key} have waited at their gate for more than {LONG_WAIT_S / 60:.0f} min"
         )
         alert = "NetawarePodsGatedTooLong"
-        yield PodFinding("gated-too-long", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
+        yield PodFinding("gated-too-long", "warning", summary, (), _oldest(pods), _affected(pods), fix, alert)

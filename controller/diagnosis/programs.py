@@ -1,4 +1,4 @@
-"""Findings about netaware's own programs: readiness, leadership, and what they report about themselves."""
+"""Findings about netaware's own programs: readiness, leadership, and failed checks of their /readyz."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATEST_REVISION = (
     "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
 )
-_EFFECTS: dict[Program, str] = {
+_CONSEQUENCES: dict[Program, str] = {
     "controller": "costs and plans are not updated, and gates stay shut",
     "extender": "pods are placed without regard to the network",
     "scheduler": "pods that name our scheduler stay Pending",
@@ -36,9 +36,9 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
     if not_ready["controller"] is not None:
         yield _program_down(facts, "controller", not_ready["controller"], gated, "NetawareNoLeader")
-    elif status.can_read_lease and has_expired(status.lease, facts.now):
+    elif status.can_read_lease and _has_expired(status.lease, facts.now):
         yield _no_leader(facts, gated)
-    # Some overlays have no scheduler; then it is missing only if a pod names it.
+    # Some overlays have no scheduler. It is missing only if a pod waits for it.
     if not_ready["scheduler"] or (not_ready["scheduler"] is not None and waiting):
         yield _program_down(facts, "scheduler", not_ready["scheduler"], waiting, "NetawareSchedulerDown")
     elif not_ready["extender"]:
@@ -61,7 +61,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
 def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     lease = facts.control_plane.lease
     holder = lease.holder if lease is not None else ""
-    since = lease.renewed if lease is not None else None
+    since = lease.renewed_s if lease is not None else None
     if since is None:
         cause = f"no controller has ever held the Lease {CONTROLLER}"
     else:
@@ -70,19 +70,19 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
         format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
         format_command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
     )
-    summary = f"no controller leads: {_EFFECTS['controller']}"
+    summary = f"no controller leads: {_CONSEQUENCES['controller']}"
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
 
 
-def has_expired(lease: LeaseFact | None, now: float) -> bool:
-    """Whether no replica holds this Lease."""
-    if lease is None or lease.renewed is None or not lease.holder:
+def _has_expired(lease: LeaseFact | None, now: float) -> bool:
+    """Whether no replica holds the Lease."""
+    if lease is None or lease.renewed_s is None or not lease.holder:
         return True
-    return now - lease.renewed > lease.duration_s + LEASE_SLACK_S
+    return now - lease.renewed_s > lease.duration_s + LEASE_SLACK_S
 
 
 def _unready_pods(facts: Facts, program: Program) -> list[ProgramPod] | None:
-    """Pods of a program of which none is ready; None if one is ready, or if that is unknown."""
+    """The pods of a program, if none is ready; None if one is ready, or if the pods are unknown."""
     if facts.control_plane.programs is None:
         return None
     pods = [pod for pod in facts.control_plane.programs if pod.program == program]
@@ -114,7 +114,7 @@ def _program_down(
             format_command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
-    summary = f"no {program} is ready: {_EFFECTS[program]}"
+    summary = f"no {program} is ready: {_CONSEQUENCES[program]}"
     return Finding(f"{program}-down", "critical", summary, cause, since, affects[:MAX_AFFECTED], fix, alert)
 
 
@@ -122,9 +122,9 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
     """Commands that fix a pod, by the reason that it reports.
 
     Args:
-        facts: the cluster's.
-        pod: of the program.
-        name: of its Deployment.
+        facts: facts of the cluster.
+        pod: a pod of the program.
+        name: name of its Deployment.
         templates: hashes of the pod templates whose pods fail.
     """
     if not pod.node:

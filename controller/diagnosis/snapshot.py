@@ -1,4 +1,4 @@
-"""The snapshot of all objects that views and findings are computed from."""
+"""The snapshot of all objects from which views and findings are computed."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class ProgramPod(msgspec.Struct, frozen=True):
 
 
 class LeaseFact(msgspec.Struct, frozen=True):
-    """The leader's Lease. ``renewed`` is unix seconds; None if it was never renewed."""
+    """The leader's Lease. ``renewed_s`` is the time of the last renewal, unix seconds; None without one."""
 
     holder: str = ""
-    renewed: float | None = None
+    renewed_s: float | None = None
     duration_s: float = 10.0
 
 
@@ -59,7 +59,7 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         is_installed: whether the cluster has netaware's CustomResourceDefinitions.
         can_list_topologies: whether NetworkTopologies could be listed.
         programs: pods of the programs; None if they cannot be listed.
-        lease: None without one.
+        lease: the leader's Lease; None without one.
         can_read_lease: whether the Lease could be read.
         failed_checks: failed checks of /readyz of the controller's replicas, a line each.
     """
@@ -89,7 +89,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         policy: the controller's default cost policy.
         scheduler: the scheduler's configuration.
         verdicts: pod (namespace/name) -> direction -> verdict of its agent, from Prometheus; empty without it.
-        prices: of bytes between zones; None if not configured.
+        prices: prices of bytes between zones; None if not configured.
         control_plane: the state of netaware's programs; None if it was not read.
     """
 

@@ -19,15 +19,15 @@ from netperf.contract import CAPACITY_ANNOTATION
 MAX_NODES_NAMED = 5
 ROLLOUT_KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
 """Kinds that replace their pods when their template changes."""
-_KUBERNETES_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""Prefixes of taints that Kubernetes sets for the state of a node."""
+_NODE_STATE_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Prefixes of taints that Kubernetes sets by the state of a node."""
 
 
 class UnschedulableReason(msgspec.Struct, frozen=True):
-    """A reason why nodes are excluded.
+    """A reason for which a scheduler excludes nodes.
 
     Attributes:
-        code: short and stable.
+        code: short and stable; a part of the finding's code.
         pattern: regular expression for the scheduler's message.
         meaning: completes "finds no node: ...".
         fix: commands and instructions, with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (the
@@ -44,7 +44,7 @@ _GET_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
 _EXPLAIN = "kubectl netaware explain pod {pod} -n {namespace}"
 _ALLOCATED = "kubectl describe nodes | grep -A 9 'Allocated resources'"
 _BANDWIDTH = "kubectl netaware bandwidth"
-_TABLE: tuple[UnschedulableReason, ...] = (
+_REASONS: tuple[UnschedulableReason, ...] = (
     UnschedulableReason(
         "max-cost",
         r"does not meet several network requirements",
@@ -123,7 +123,7 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         (_GET_POD, "add nodes, or lower its replicas to one for each node"),
     ),
 )
-_SELECTOR_INDEX = next(index for index, reason in enumerate(_TABLE) if reason.code == "selector")
+_SELECTOR_INDEX = next(index for index, reason in enumerate(_REASONS) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
     "unschedulable", "", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
 )
@@ -133,10 +133,10 @@ class NodeSurvey(msgspec.Struct, frozen=True):
     """The nodes that a pod's selector and affinity allow.
 
     Attributes:
-        zones: the zone of each; empty for a node without one.
-        tolerated: number of those whose taints the pod tolerates.
-        cordoned: sorted names of those that are cordoned.
-        taint: the most frequent taint of the others that the pod does not tolerate; None without one.
+        zones: the zone of each node; empty for a node without one.
+        tolerated: number of nodes whose taints the pod tolerates.
+        cordoned: sorted names of cordoned nodes.
+        taint: the most frequent other taint that the pod does not tolerate; None without one.
     """
 
     zones: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class NodeSurvey(msgspec.Struct, frozen=True):
 
 
 class NodeSurveys:
-    """Surveys of specs; pods of one template share theirs, because there may be 10,000 nodes."""
+    """Surveys of pods' specs. Pods of one template share a survey, because there may be 10,000 nodes."""
 
     def __init__(self, nodes: Mapping[str, NodeFact]) -> None:
         self._nodes = nodes
@@ -177,7 +177,7 @@ class NodeSurveys:
 
 
 def reason_of(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
-    """The reason that excludes most nodes, of a pod without a node."""
+    """The reason that excludes most nodes for a pod without a node, with commands for this pod."""
     survey = surveys.survey(pod.spec)
     reason = reason_in_message(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
     if reason.code == "taint" and survey.taint is not None:
@@ -191,14 +191,14 @@ def message_of(pod: PodFact) -> str:
 
 
 def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
-    """The fix for a taint: a toleration; for a taint of Kubernetes, to correct its cause."""
-    if taint.key.startswith(_KUBERNETES_PREFIXES):
+    """The fix for a taint: to correct the node's state that it shows, or to add a toleration."""
+    if taint.key.startswith(_NODE_STATE_PREFIXES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
         return (f"add a toleration of {taint.key} to its template",)
     toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
     # The patch replaces the list; Kubernetes adds its own tolerations to each pod.
-    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_KUBERNETES_PREFIXES)]
+    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, toleration]}]
     kind, name = pod.owner
     return (format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
@@ -206,19 +206,19 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def parse_message(message: str) -> UnschedulableReason:
-    """The reason that excludes most nodes by the scheduler's message; its commands have placeholders."""
+    """The reason that excludes most nodes in a scheduler's message; its commands have placeholders."""
     counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
         number = re.search(r"(?:^|: )([0-9]{1,9}) ", part)
-        for index, reason in enumerate(_TABLE):
+        for index, reason in enumerate(_REASONS):
             if re.search(reason.pattern, part):
                 counts[index] += int(number[1]) if number else 1
                 break
     if len(counts) > 1:
         # The pod's own selector excludes nodes on purpose.
         counts.pop(_SELECTOR_INDEX, None)
-    return _TABLE[min(counts, key=lambda index: (-counts[index], index))] if counts else _UNKNOWN
+    return _REASONS[min(counts, key=lambda index: (-counts[index], index))] if counts else _UNKNOWN
 
 
 def reason_in_message(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
@@ -226,5 +226,5 @@ def reason_in_message(message: str, pod: str, namespace: str, group: str, survey
     home, name = split_key(group)
     reason = parse_message(message)
     cordoned = survey.cordoned[:MAX_NODES_NAMED] or "NODE"
-    words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
-    return msgspec.structs.replace(reason, fix=tuple(format_command(line, **words) for line in reason.fix))
+    placeholders = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
+    return msgspec.structs.replace(reason, fix=tuple(format_command(line, **placeholders) for line in reason.fix))

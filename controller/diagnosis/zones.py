@@ -1,4 +1,4 @@
-"""Zones and pairs of zones: their costs, what these rest on, and latencies."""
+"""Zones and pairs of zones: their costs, the sources of these, and latencies."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def _results_for(
 
 
 def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
-    """The costs that a controller would decide on that starts now, with no memory but the costs written last.
+    """The costs that a controller would decide if it started now, and knew only the costs written last.
 
-    Ages of samples are those that their writers claim.
+    Ages of samples are taken from their writers.
     """
     topology_snapshot = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
@@ -67,15 +67,15 @@ def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zo
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and all ordered pairs of them, with the costs that the scheduler uses, else any others."""
+    """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
     topology = _topology(snapshot)
     is_in_use = topology is not None and topology in (
         _topology_in_use(snapshot),
         _topology_in_use(snapshot, topology.metadata.namespace),
     )
-    used = weight_for(topology, snapshot.rules)
+    weight_in_use = weight_for(topology, snapshot.rules)
     others = topology.spec.weights or () if topology is not None else ()
-    weight = used or next((other for other in others if other.topology_list), None)
+    weight = weight_in_use or next((other for other in others if other.topology_list), None)
     weights = weight.name if weight is not None else None
     zone_map = build_zone_map(snapshot.nodes)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
@@ -98,7 +98,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max(newest, default=None),
-        unused=topology is not None and (not is_in_use or used is None),
+        unused=topology is not None and (not is_in_use or weight_in_use is None),
     )
 
 
@@ -109,10 +109,10 @@ def _sorted_zones(zones: Mapping[str, str]) -> list[str]:
 
 def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
-    facts = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
-    nodes = Counter(f.zone for f in facts)
-    ready = Counter(f.zone for f in facts if f.ready)
-    agents = Counter(f.zone for f in facts if f.ready and f.has_ready_agent)
+    probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
+    nodes = Counter(f.zone for f in probe_nodes)
+    ready = Counter(f.zone for f in probe_nodes if f.ready)
+    agents = Counter(f.zone for f in probe_nodes if f.ready and f.has_ready_agent)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
         for zone in _sorted_zones(zone_map.zones)
@@ -128,15 +128,15 @@ def _pairs(
     round_s: float,
     now_s: float,
 ) -> tuple[PairView, ...]:
-    """All ordered pairs of zones. What a cost rests on follows from the samples; the object does not have it."""
+    """All ordered pairs of zones. The sources of costs follow from the samples, because the NetworkTopology does not have them."""
     stale = set(group_pairs(decision.table, decision.policy, round_s)["stale"])
-    chosen = _representatives(decision.results.samples.values(), decision.state)
+    samples_shown = _representatives(decision.results.samples.values(), decision.state)
     names = _sorted_zones(zone_map.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)
         basis = _basis(entry is not None, weights, pair in stale, decision.table.zones.get(pair))
-        pairs.append(_pair(pair, entry, basis, chosen.get(pair) or chosen.get((pair[1], pair[0])), now_s))
+        pairs.append(_pair(pair, entry, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s))
     return tuple(pairs)
 
 
@@ -159,15 +159,15 @@ def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePa
         for pair, stream in best.items()
         if stream is not None
     }
-    chosen: dict[ZonePair, Sample] = {}
+    samples_shown: dict[ZonePair, Sample] = {}
     for sample in sorted(samples, key=lambda s: s.taken_at):
         measurement = sample.measurement
         if measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
             continue
         identity = (sample.origin.node, sample.destination.node, measurement.prober, measurement.test)
         if representative.get(sample.zones, identity) == identity:
-            chosen[sample.zones] = sample
-    return chosen
+            samples_shown[sample.zones] = sample
+    return samples_shown
 
 
 def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float) -> PairView:
