@@ -1,4 +1,4 @@
-"""``python -m agent``: runs the agent, or shows what it finds on this node."""
+"""``python -m agent``: runs the agent, or shows the links or limits of this node."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kubekit.runtime import EXIT_USAGE, run_program
 
 _COMMANDS = {
     "run": "run the agent of this node",
-    "capacity": "show links and the capacity that follows from them",
-    "bandwidth": "show whether pods are kept to their bandwidth annotations",
+    "capacity": "show the links of this node and its capacity",
+    "bandwidth": "show whether the bandwidth annotations of this node's pods are enforced",
 }
 _STAY, _ONCE = "stay", "once"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, check everything, run; return the exit code."""
-    # Not from the docstring, which the image leaves out.
-    description = "Run the agent of a node, or show what it finds there."
+    """Parse and check the command line, run the command, and return the exit code."""
+    # Not the module's docstring, which is missing in the image.
+    description = "Run the agent of a node, or show the node's links or limits."
     parser = argparse.ArgumentParser(prog="agent", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, help_ in _COMMANDS.items():
@@ -37,15 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 nargs="?",
                 const=_STAY,
                 choices=(_STAY, _ONCE),
-                help="take back what the agent wrote; then stay, idle and ready, so that a DaemonSet's rollout goes on from"
-                " node to node, or with once end",
+                help="remove what the agent wrote on the node; then stay: idle and ready, for the rollout of a DaemonSet"
+                " (default), or once: exit",
             )
         else:
-            command.add_argument("--json", action="store_true", help="for machines")
+            command.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse_args(arguments)
     try:
         set_up_logs(parsed)
-        config = read_config(parsed, need_node=parsed.command == "run")
+        config = read_config(parsed, need_node=parsed.command != "capacity")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     # Imported late, so that a wrong flag is reported at once.
-    with _small_pyroute2():
+    with _minimal_pyroute2():
         from agent import program
 
     if parsed.command != "run":
@@ -68,17 +68,17 @@ def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
 
 
 @contextmanager
-def _small_pyroute2() -> Iterator[None]:
-    """Import only the modules of pyroute2 that are asked for, which saves 5 MB of memory.
+def _minimal_pyroute2() -> Iterator[None]:
+    """Inside this context, imports of pyroute2's modules do not import the whole package, which saves memory.
 
     The package itself imports a module for each netlink protocol. One module that we need imports unittest.mock for a class that only
-    pyroute2's tests use. If an upgrade needs more, a unit test fails that runs the agent with this import.
+    pyroute2's tests use. If an upgrade of pyroute2 needs more, the unit test that runs the agent with this import fails.
     """
     spec = find_spec("pyroute2")
     if spec is None or {"pyroute2", "unittest"} & sys.modules.keys():
         yield
         return
-    sys.modules["pyroute2"] = module_from_spec(spec)  # Not executed; its path is enough to find its modules.
+    sys.modules["pyroute2"] = module_from_spec(spec)  # not executed; the path is enough to find submodules
     sys.modules["unittest"] = cast("ModuleType", SimpleNamespace(mock=SimpleNamespace(Mock=object)))
     try:
         yield

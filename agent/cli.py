@@ -1,11 +1,11 @@
-"""``agent capacity`` and ``agent bandwidth``: print what the agent finds on this node.
+"""``agent capacity`` and ``agent bandwidth``: print the links or the limits of this node.
 
-For ``kubectl exec``: uses the rules of the running agent, and changes nothing.
+For ``kubectl exec``: decides as the running agent does, and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,14 +18,14 @@ from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import LimitStatus
 from agent.capacity.instances import firmware_type
 from agent.capacity.link_reader import LinkReader
-from agent.capacity.links import Link, LinkSnapshot
+from agent.capacity.links import Link
 from agent.capacity.node_bandwidth import choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
 from agent.node import OwnNode
 from kubekit.client import Client
 from kubekit.config import load_cluster
-from kubekit.errors import ConfigError, KubekitError
+from kubekit.errors import KubekitError
 from kubekit.wire import NODES, PODS, Pod
 from netperf.contract import BANDWIDTH
 
@@ -33,7 +33,7 @@ TIMEOUT_S = 5.0
 
 
 async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
-    """Print links, uplinks, and the capacity that follows.
+    """Print the node's links and its capacity.
 
     Raises:
         KernelError: the links cannot be read.
@@ -57,13 +57,14 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
             "warnings": list(node_bandwidth.warnings),
             "uplinks": [names.get(index, str(index)) for index in uplinks],
             "standby": [names.get(index, str(index)) for index in standby],
-            "devices": list(node_bandwidth.devices),
+            "devices": list(node_bandwidth.counted_devices),
             "links": [msgspec.to_builtins(link) for link in snapshot.links],
         }
         _print_json(document)
         return
-    print(_link_table(snapshot, uplinks, standby, node_bandwidth.devices), end="\n\n")
-    print(f"capacity   {_bits(node_bandwidth.rate_bps)}")
+    roles = dict.fromkeys(standby, "standby") | dict.fromkeys(uplinks, "uplink")
+    print(_link_table(snapshot.links, names, roles, node_bandwidth.counted_devices), end="\n\n")
+    print(f"capacity   {_format_rate(node_bandwidth.rate_bps)}")
     print(f"source     {node_bandwidth.source}: {node_bandwidth.explanation}")
     for warning in node_bandwidth.warnings:
         print(f"warning    {warning}")
@@ -74,27 +75,25 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     """Print the verdict on each annotated pod of this node.
 
     Raises:
-        ConfigError: no node name, or no cluster.
+        ConfigError: the cluster's configuration cannot be used.
         KubekitError: the pods, or traffic control, cannot be read.
     """
-    if not config.node:
-        raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    limits = tuple(spec_of(pod) for pod in pods if not pod.is_finished)
-    snapshot = await take_snapshot(config.proc, network_of(config), limits, ResultCache())
+    specs = tuple(spec_of(pod) for pod in pods if not pod.is_finished)
+    snapshot = await take_snapshot(config.proc, network_of(config), specs, ResultCache())
     plan = plan_limits(snapshot, Policy())
     if as_json:
         _print_json({"verdicts": [_verdict(status) for status in plan.statuses], "unlocated": plan.unlocated})
         return
     rows = [_bandwidth_row(status) for status in plan.statuses]
-    rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
+    rows += [(key, "-", "-", "-", "-", "-", "-", "-", reason) for key, reason in sorted(plan.unlocated.items())]
     header = ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
     print(_table([header, *rows]) if rows else "no pod on this node has a bandwidth annotation")
 
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
-    """The node, or why it is unknown; the command also works without a cluster."""
+    """The node, or None and why it is unknown; the command also works without a cluster."""
     if not config.node:
         return None, "no --node-name"
     try:
@@ -104,13 +103,14 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
         return None, str(error)
 
 
-def _link_table(snapshot: LinkSnapshot, uplinks: list[int], standby: list[int], counted: Sequence[str]) -> str:
-    names = {link.index: link.name for link in snapshot.links}
+def _link_table(
+    links: Sequence[Link], names: Mapping[int, str], roles: Mapping[int, str], counted_devices: Sequence[str]
+) -> str:
     rows = [("DEVICE", "KIND", "DRIVER", "STATE", "SPEED", "ON", "ROLE")]
-    for link in snapshot.links:
-        if link.loopback or (link.kind == "veth" and link.index not in uplinks):
+    for link in links:
+        role = roles.get(link.index, "")
+        if link.loopback or (link.kind == "veth" and role != "uplink"):
             continue
-        role = "uplink" if link.index in uplinks else "standby" if link.index in standby else ""
         rows.append(
             (
                 link.name,
@@ -118,14 +118,14 @@ def _link_table(snapshot: LinkSnapshot, uplinks: list[int], standby: list[int], 
                 link.driver or "-",
                 "up" if link.up else "down",
                 "-" if link.sysfs_mbps is None else str(link.sysfs_mbps),
-                _below(link, names),
-                ", ".join(part for part in (role, "counted" if link.name in counted else "") if part),
+                _lower_device(link, names),
+                ", ".join(part for part in (role, "counted" if link.name in counted_devices else "") if part),
             )
         )
     return _table(rows)
 
 
-def _below(link: Link, names: dict[int, str]) -> str:
+def _lower_device(link: Link, names: Mapping[int, str]) -> str:
     if link.master is not None:
         return f"in {names.get(link.master, link.master)}"
     if link.parent is not None and not link.parent_elsewhere:
@@ -154,17 +154,17 @@ def _bandwidth_row(status: LimitStatus) -> tuple[str, ...]:
         status.direction,
         status.verdict,
         status.device_name or "-",
-        _bits(status.wanted_bps, "-"),
-        _bits(None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8, "-"),
+        _format_rate(status.wanted_bps, "-"),
+        _format_rate(None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8, "-"),
         "-" if status.burst_bytes is None else f"{status.burst_bytes} B",
         "-" if status.queue_s is None else f"{status.queue_s * 1000:.0f} ms",
         status.detail,
     )
 
 
-def _bits(rate_bps: int | None, none: str = "unknown") -> str:
+def _format_rate(rate_bps: int | None, unknown: str = "unknown") -> str:
     if rate_bps is None:
-        return none
+        return unknown
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if rate_bps >= size:
             return f"{rate_bps / size:g} {unit}bit/s"

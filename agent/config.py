@@ -1,6 +1,6 @@
 """The agent's settings: flags, equivalent environment variables, and a file with capacities by node label or instance type.
 
-All are checked before the agent starts. An error names the flag and what to write instead.
+All settings are checked before the agent starts. An error names the flag and the fix.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """Capacity reserved for the node itself: a share from 0 to 1, plus bits per second."""
+    """Bandwidth reserved for the node itself: a share of the capacity from 0 to 1, plus bits per second."""
 
     ratio: float = 0.0
     rate_bps: int = 0
 
 
 class CapacityRule(msgspec.Struct, frozen=True):
-    """The capacity of nodes that match a label selector."""
+    """The capacity of nodes that match a label selector, and the selector's text."""
 
     selector: selectors.Selector
     text: str
@@ -52,7 +52,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         node: name of this node.
         credentials: directory with server, ca.crt and token; None for the pod's ServiceAccount.
         address: the node's address for probes; None for its InternalIP.
-        capacity_bps: capacity instead of the hardware's; ``capacity_rules`` and ``capacity_by_type`` are the file's.
+        capacity_bps: capacity instead of the hardware's; None if not set.
+        capacity_rules, capacity_by_type: capacities of the file, by node label and by instance type.
+        cni_network: name of the CNI network; None for the name in the node's CNI configuration.
         proc, sys: where the host's proc and sys file systems are mounted.
     """
 
@@ -78,7 +80,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     sys: Path = Path("/sys")
 
 
-class _FileRule(Section, frozen=True):
+class _NodeCapacity(Section, frozen=True):
     """Capacity of the nodes that match a selector.
 
     Attributes:
@@ -90,22 +92,22 @@ class _FileRule(Section, frozen=True):
     capacity: str | int
 
 
-class _File(Section, frozen=True):
+class _ConfigFile(Section, frozen=True):
     """The file of ``--config``.
 
     Attributes:
-        capacity_by_node: rules by node label.
-        capacity_by_instance_type: instance type and bits per second.
+        capacity_by_node: capacities by node label; the first match counts.
+        capacity_by_instance_type: bits per second by instance type.
     """
 
     api_version: ApiVersion
     kind: Literal["AgentConfiguration"]
-    capacity_by_node: list[_FileRule] = []
+    capacity_by_node: list[_NodeCapacity] = []
     capacity_by_instance_type: dict[str, str | int] = {}
 
 
 def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """Declare the flags of ``run``. Values stay strings: `read_config` checks them, and names the flag in errors."""
+    """Declare the flags of all commands. Values stay strings: `read_config` checks them, and names the flag in errors."""
 
     def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", **options: Any) -> None:
         variable = variable or ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
@@ -143,8 +145,8 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: format or level is unknown.
     """
-    format_ = _choice("--log-format", arguments.log_format, logs.FORMATS)
-    level = _choice("--log-level", arguments.log_level, logs.LEVELS)
+    format_ = _check_choice("--log-format", arguments.log_format, logs.FORMATS)
+    level = _check_choice("--log-level", arguments.log_level, logs.LEVELS)
     logs.set_up(format_=format_, level=level)
 
 
@@ -159,21 +161,21 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
     parse_listen(arguments.listen)
     rules, by_type = read_capacities(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
-        node=_name("--node-name", arguments.node_name) if arguments.node_name else "",
+        node=_check_name("--node-name", arguments.node_name) if arguments.node_name else "",
         credentials=arguments.credentials or None,
         listen=arguments.listen,
-        namespace=_name("--namespace", arguments.namespace),
+        namespace=_check_name("--namespace", arguments.namespace),
         address=_parse_address(arguments.address) if arguments.address else None,
         capacity_bps=parse_rate("--capacity", arguments.capacity) if arguments.capacity else None,
         capacity_rules=rules,
         capacity_by_type=by_type,
         reserve=parse_reserve(arguments.reserve),
-        measured_capacity=_boolean("--measured-capacity", arguments.measured_capacity),
-        bandwidth=cast("BandwidthMode", _choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
-        repair_burst=_boolean("--repair-burst", arguments.repair_burst),
+        measured_capacity=_parse_boolean("--measured-capacity", arguments.measured_capacity),
+        bandwidth=cast("BandwidthMode", _check_choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
+        repair_burst=_parse_boolean("--repair-burst", arguments.repair_burst),
         cni_network=arguments.cni_network or None,
-        probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
-        traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
+        probing=_check_choice("--probing", arguments.probing, ("on", "off")) == "on",
+        traffic=cast("TrafficMode", _check_choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file),
         max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
         upstream_percentiles=_parse_percentiles(arguments.upstream_keys),
@@ -188,7 +190,7 @@ def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int
     """
     document = load_yaml(path, "--config")
     try:
-        file = convert(document, _File)
+        file = convert(document, _ConfigFile)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.field}", error.problem, "see the reference of AgentConfiguration") from error
     rules: list[CapacityRule] = []
@@ -212,10 +214,7 @@ def parse_rate(field: str, text: str | int) -> int:
     Raises:
         ConfigError: ``text`` is invalid; names ``field``.
     """
-    try:
-        rate_bps = quantity.parse_int(text)
-    except QuantityError as error:
-        raise ConfigError(field, str(error)) from error
+    rate_bps = _parse_quantity(field, text)
     if rate_bps <= 0:
         raise ConfigError(field, f"{text!r} is not above 0", "write bits per second, such as 10G")
     return rate_bps
@@ -225,26 +224,30 @@ def parse_reserve(text: str) -> Reserve:
     """A reserve, from ``10%`` or a quantity in bits per second; 0 reserves nothing.
 
     Raises:
-        ConfigError: ``text`` is invalid, or 100 %.
+        ConfigError: ``text`` is invalid, or 100 % or more.
     """
     if text.strip().endswith("%"):
         number = text.strip().removesuffix("%")
         if re.fullmatch(r"\d{1,2}(\.\d+)?", number):
             return Reserve(ratio=float(number) / 100)
-        raise ConfigError("--reserve", f"{text!r} is no share from 0% to 99%", "write 10% or a quantity such as 500M")
-    try:
-        rate_bps = quantity.parse_int(text)
-    except QuantityError as error:
-        raise ConfigError("--reserve", str(error)) from error
+        raise ConfigError("--reserve", f"{text!r} is not a share below 100%", "write 10% or a quantity such as 500M")
+    rate_bps = _parse_quantity("--reserve", text)
     if rate_bps < 0:
         raise ConfigError("--reserve", f"{text!r} is below 0", "write 10% or a quantity such as 500M")
     return Reserve(rate_bps=rate_bps)
 
 
+def _parse_quantity(field: str, text: str | int) -> int:
+    try:
+        return quantity.parse_int(text)
+    except QuantityError as error:
+        raise ConfigError(field, str(error)) from error
+
+
 def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
-    """Percentiles from a list such as ``p50,p90``; may be empty."""
+    """Parse a list of percentiles such as ``p50,p90``; may be empty."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(cast("Percentile", _choice("--upstream-keys", part, PERCENTILES)) for part in parts)
+    return tuple(cast("Percentile", _check_choice("--upstream-keys", part, PERCENTILES)) for part in parts)
 
 
 def _parse_address(text: str) -> str:
@@ -257,17 +260,17 @@ def _parse_address(text: str) -> str:
     return str(address)
 
 
-def _choice(field: str, text: str, choices: Sequence[str]) -> str:
+def _check_choice(field: str, text: str, choices: Sequence[str]) -> str:
     if text not in choices:
         raise ConfigError(field, f"{text!r} is unknown", "write " + ", ".join(choices))
     return text
 
 
-def _boolean(field: str, text: str) -> bool:
-    return _choice(field, text.lower(), ("true", "false")) == "true"
+def _parse_boolean(field: str, text: str) -> bool:
+    return _check_choice(field, text.lower(), ("true", "false")) == "true"
 
 
-def _name(field: str, text: str) -> str:
+def _check_name(field: str, text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ConfigError(field, f"{text!r} is no object name", "lower case letters, digits, - and .")
+        raise ConfigError(field, f"{text!r} is not an object name", "write lower case letters, digits, - and .")
     return text

@@ -1,7 +1,7 @@
-"""Waits for netlink events about links and traffic control; reads only the message types.
+"""Waits for netlink events about links and traffic control.
 
-Messages are not decoded, because a change causes a full read anyway. A burst may overrun the socket, which is treated as a change of
-every kind.
+Only the types of messages are read, because a change causes a full read anyway. If the socket loses messages, listeners of every kind
+are called.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from pyroute2.netlink.rtnl import RTMGRP_LINK, RTMGRP_TC
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK, RTMGRP_TC
 
 from agent.netlink import call_when_readable, each_datagram, each_message, open_netlink
 from kubekit import logs
 
 log = logs.get("agent.kernel")
 
-_LINK_TYPES = range(16, 20)
+_LINK_TYPES = frozenset({RTM_NEWLINK, RTM_DELLINK})
 _BUFFER_BYTES = 1 << 20
 
 Listener = Callable[[], None]
 
 
 class KernelEvents:
-    """Calls listeners when something of their kind changed.
+    """Calls listeners after changes of links or traffic control.
 
     Attributes:
         overruns: how often the socket lost messages.
@@ -32,19 +32,19 @@ class KernelEvents:
 
     def __init__(self) -> None:
         self.overruns = 0
-        self._links: list[Listener] = []
-        self._tc: list[Listener] = []
+        self._link_listeners: list[Listener] = []
+        self._tc_listeners: list[Listener] = []
 
-    def on_links(self, listener: Listener) -> None:
+    def subscribe_to_links(self, listener: Listener) -> None:
         """Call ``listener`` after changes of links."""
-        self._links.append(listener)
+        self._link_listeners.append(listener)
 
-    def on_tc_change(self, listener: Listener) -> None:
+    def subscribe_to_tc(self, listener: Listener) -> None:
         """Call ``listener`` after changes of queueing disciplines, filters and links."""
-        self._tc.append(listener)
+        self._tc_listeners.append(listener)
 
     async def run(self) -> None:
-        """Listen until cancelled. If listening is not permitted, it only waits, because other parts poll anyway."""
+        """Listen until cancelled. If listening is not permitted, only wait, because other parts poll anyway."""
         try:
             netlink = open_netlink(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC)
         except OSError as error:
@@ -56,13 +56,12 @@ class KernelEvents:
             await call_when_readable(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:
-        links = tc = False
+        listeners: dict[Listener, None] = {}
         for data in each_datagram(netlink):
-            tc = True
+            listeners |= dict.fromkeys(self._tc_listeners)
             if data is None:
                 self.overruns += 1
-                links = True
-            else:
-                links = links or any(kind in _LINK_TYPES for kind, _, _ in each_message(data))
-        for listener in (*(self._links if links else ()), *(self._tc if tc else ())):
+            if data is None or any(kind in _LINK_TYPES for kind, _, _ in each_message(data)):
+                listeners |= dict.fromkeys(self._link_listeners)
+        for listener in listeners:
             listener()

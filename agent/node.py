@@ -1,4 +1,4 @@
-"""The agent's own node, kept by a watch, with listeners for changes."""
+"""The agent's own node, kept up to date by a watch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ class NodeInfo(Wire, frozen=True):
 
 
 class OwnNodeStatus(NodeStatus, frozen=True):
-    """The part of the own node's status that we read."""
+    """The part of the node's status that we read."""
 
     node_info: NodeInfo = NodeInfo()
 
 
 class OwnNode(Object, frozen=True):
-    """v1 Node, with what an agent needs of its own."""
+    """The agent's own v1 Node, with the parts that the agent reads."""
 
     status: OwnNodeStatus = OwnNodeStatus()
 
     @property
     def zone(self) -> str:
-        """The zone label; empty without one."""
+        """The value of the zone label; empty without the label."""
         return self.metadata.label(ZONE_LABEL)
 
 
 class NodeView:
-    """The latest state of the own node; ``node`` is None before the first read and after the node's deletion."""
+    """The latest state of the agent's own node, and its listeners.
+
+    Attributes:
+        node: None before the first read and after the node's deletion.
+    """
 
     def __init__(self) -> None:
         self.node: OwnNode | None = None
@@ -57,7 +61,7 @@ class NodeView:
         await self._changed.wait()
 
     async def wait_for_node(self) -> OwnNode:
-        """Wait until the node was read."""
+        """Wait until the node has been read, and return it."""
         while self.node is None:
             await self.wait_for_change()
         return self.node

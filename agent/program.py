@@ -1,4 +1,4 @@
-"""``agent run``: runs all parts of the agent in one task group; if one ends, all are cancelled."""
+"""``agent run``: runs all parts of the agent as supervised tasks, and ``--cleanup``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logs.get("agent")
 Tasks = dict[str, Coroutine[Any, Any, None]]
 """Tasks to run, by name."""
 TLS_BUFFER_BYTES = 32 << 10
-"""Read buffer of a TLS connection, of which each watch has one; asyncio's own takes 256 KiB, and a TLS record has 16 KiB."""
+"""Read buffer of a TLS connection, of which each watch has one. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
 
 
 async def run_agent(config: AgentConfig) -> None:
@@ -45,11 +45,11 @@ async def run_agent(config: AgentConfig) -> None:
 
     Raises:
         ConfigError: the cluster's configuration, or the listen address, cannot be used.
-        BaseExceptionGroup: a task ended that should not.
+        BaseExceptionGroup: a task failed or ended; the others were cancelled.
     """
     cluster = load_cluster(config.credentials)
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
-    disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which is not used
+    disable_created_metrics()  # type: ignore[no-untyped-call] # an unused series for each counter
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
@@ -83,15 +83,15 @@ async def run_agent(config: AgentConfig) -> None:
 def _capacity_publisher(
     client: Client, view: NodeView, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
 ) -> Publisher:
-    """The publisher of the node's capacity, with metrics of it."""
+    """Create the publisher of the node's capacity, its metrics, and its subscription to changes of links."""
     links = LinkReader(config.sys, config.proc)
 
-    async def find_hardware() -> HardwareCapacity:
+    async def read_hardware() -> HardwareCapacity:
         return find_capacity(await links.read())
 
     instance_type = firmware_type(read_machine(config.sys, config.proc))
-    publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
-    kernel.on_links(publisher.on_link_change)
+    publisher = Publisher(client, view, config, read_hardware, instance_type=instance_type, registry=registry)
+    kernel.subscribe_to_links(publisher.on_link_change)
     UplinkMetrics(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
     return publisher
 
@@ -105,15 +105,15 @@ def _pod_tasks(
     kernel: KernelEvents,
     registry: CollectorRegistry,
 ) -> Tasks:
-    """Tasks of what reads the node's pods. Packages are imported only if enabled, to save memory."""
+    """Tasks that need the node's pods: bandwidth limits and traffic. Imports their packages only if enabled, to save memory."""
     tasks: Tasks = {}
     if config.bandwidth != "off":
         from agent.bandwidth.manager import BandwidthManager
 
         recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
-        limits = BandwidthManager(config, recorder, registry, pods)
-        kernel.on_tc_change(limits.on_kernel_change)
-        tasks |= {"events": recorder.run(), **limits.tasks()}
+        bandwidth = BandwidthManager(config, recorder, registry, pods)
+        kernel.subscribe_to_tc(bandwidth.on_kernel_change)
+        tasks |= {"events": recorder.run(), **bandwidth.tasks()}
     if config.traffic != "off":
         from agent.traffic.manager import TrafficManager
 
@@ -123,11 +123,11 @@ def _pod_tasks(
 
 
 async def clean_up(config: AgentConfig, *, stay: bool) -> None:
-    """Remove what the agent wrote on its node, and in ``enforce`` its limits (``--cleanup``).
+    """Remove what the agent wrote on its node, and with ``--bandwidth enforce`` its limits (``--cleanup``).
 
     Args:
         config: of the agent.
-        stay: then serve /readyz until cancelled, because a rollout waits for ready pods.
+        stay: afterwards serve /readyz until cancelled, because a rollout waits for ready pods.
 
     Raises:
         ConfigError: the cluster's configuration cannot be used.
@@ -151,7 +151,8 @@ async def _remove_own_writes(client: Client, config: AgentConfig) -> None:
     else:
         writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
         await execute_writes(client, config.node, writes)
-        log.info("removed what it wrote on the node" if writes else "nothing to remove", node=config.node)
+        message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
+        log.info(message, node=config.node)
     if config.bandwidth == "enforce":
         from agent.bandwidth.manager import remove_limits
 

@@ -44,7 +44,7 @@ _NLA_TYPE_MASK = 0x3FFF
 
 
 @asynccontextmanager
-async def rtnetlink(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
+async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
     """An rtnetlink socket with extended errors; all requests on it must end within `DEADLINE_S`.
 
     Raises:
@@ -113,7 +113,7 @@ def tc_request(index: int = 0, parent: int = 0) -> tcmsg:
     return request
 
 
-def attributes(data: bytes, begin: int, end: int) -> Spans:
+def parse_attributes(data: bytes, begin: int, end: int) -> Spans:
     """Parse the attributes between two offsets; stops at the first invalid one."""
     spans: Spans = {}
     while begin + ATTRIBUTE.size <= end:
@@ -125,10 +125,10 @@ def attributes(data: bytes, begin: int, end: int) -> Spans:
     return spans
 
 
-def nested(data: bytes, spans: Spans, kind: int) -> Spans:
+def parse_nested(data: bytes, spans: Spans, kind: int) -> Spans:
     """Parse the attributes nested in an attribute; empty if that is missing."""
     span = spans.get(kind)
-    return {} if span is None else attributes(data, *span)
+    return {} if span is None else parse_attributes(data, *span)
 
 
 def read_number(data: bytes, spans: Spans, kind: int) -> int | None:

@@ -232,7 +232,7 @@ def flag_rows() -> list[tuple[str, str, str]]:
 
 def configuration() -> str:
     """docs/configuration.md."""
-    from agent.config import _File
+    from agent.config import _ConfigFile
     from controller.config import ControllerConfiguration
     from netperf.policy import CostPolicy
 
@@ -256,7 +256,7 @@ def configuration() -> str:
         table(("flag", "default", "meaning"), flag_rows()),
         "### The file of `--config`\n",
         CAPACITIES,
-        table(("field", "type", "default", "meaning"), list(rows_of(_File))),
+        table(("field", "type", "default", "meaning"), list(rows_of(_ConfigFile))),
         CAPACITIES_EXAMPLE,
     ]
     return "\n".join(parts)

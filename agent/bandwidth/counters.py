@@ -11,11 +11,11 @@ from pathlib import Path
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 
+from agent import rtnetlink as rtnl
 from agent.bandwidth.meters import DeviceCount, KernelCount, TrafficMeters
 from agent.bandwidth.processes import POD_INTERFACE
 from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
 from agent.bandwidth.tc_reader import DEVICE_GONE_ERRNOS, each_action
-from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
 
 _TCA_STATS2, _TCA_STATS_BASIC, _TCA_ACT_STATS = 7, 1, 4
 _BASIC_STATS = struct.Struct("=Q")
@@ -79,13 +79,13 @@ async def read_kernel_count(filter_devices: Iterable[int]) -> KernelCount:
     Raises:
         KernelError: netlink did not answer.
     """
-    async with rtnetlink("cannot read the counters of limits") as netlink:
-        bucket_bytes = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_bucket))
+    async with rtnl.open_socket("cannot read the counters of limits") as netlink:
+        bucket_bytes = dict(await rtnl.dump(netlink, rtnl.tc_request, RTM_GETQDISC, parse_bucket))
         redirected_bytes: dict[int, int] = {}
         for index in filter_devices:
-            request = partial(tc_request, index, INGRESS_HOOK)
+            request = partial(rtnl.tc_request, index, INGRESS_HOOK)
             try:
-                redirected_bytes[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
+                redirected_bytes[index] = sum(await rtnl.dump(netlink, request, RTM_GETTFILTER, parse_redirected))
             except NetlinkError as error:
                 if error.code not in DEVICE_GONE_ERRNOS:
                     raise
@@ -94,8 +94,9 @@ async def read_kernel_count(filter_devices: Iterable[int]) -> KernelCount:
 
 def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
     """Parse an RTM_NEWQDISC message: device and bytes sent of a root qdisc (TCA_STATS2, linux/gen_stats.h); None for other qdiscs."""
-    _, index, _, parent, _ = TC.unpack_from(data, begin)
-    basic = nested(data, attributes(data, begin + TC.size, end), _TCA_STATS2).get(_TCA_STATS_BASIC)
+    _, index, _, parent, _ = rtnl.TC.unpack_from(data, begin)
+    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
+    basic = rtnl.parse_nested(data, spans, _TCA_STATS2).get(_TCA_STATS_BASIC)
     if parent != ROOT or basic is None:
         return None
     return index, int(_BASIC_STATS.unpack_from(data, basic[0])[0])
@@ -105,7 +106,7 @@ def parse_redirected(data: bytes, begin: int, end: int) -> int | None:
     """Parse an RTM_NEWTFILTER message: bytes redirected so far; None for filters without a redirect."""
     redirected_bytes = None
     for action, redirects in each_action(data, begin, end):
-        basic = nested(data, action, _TCA_ACT_STATS).get(_TCA_STATS_BASIC)
+        basic = rtnl.parse_nested(data, action, _TCA_ACT_STATS).get(_TCA_STATS_BASIC)
         if redirects and basic is not None:
             redirected_bytes = (redirected_bytes or 0) + int(_BASIC_STATS.unpack_from(data, basic[0])[0])
     return redirected_bytes

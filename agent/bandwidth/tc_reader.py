@@ -16,6 +16,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
+from agent import rtnetlink as rtnl
 from agent.bandwidth.state import (
     EGRESS_HOOK,
     ETHERNET_MTU,
@@ -27,26 +28,6 @@ from agent.bandwidth.state import (
     TcState,
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
-from agent.rtnetlink import (
-    IFINFO,
-    IFLA_IFNAME,
-    IFLA_INFO_KIND,
-    IFLA_LINK,
-    IFLA_LINK_NETNSID,
-    IFLA_LINKINFO,
-    TC,
-    TCA_KIND,
-    TCA_OPTIONS,
-    Spans,
-    attributes,
-    dump,
-    nested,
-    read_number,
-    read_tbf,
-    read_text,
-    rtnetlink,
-    tc_request,
-)
 
 _IFLA_MTU, _IFLA_IFALIAS = 4, 20
 _TCA_CHAIN = 11
@@ -83,9 +64,9 @@ async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int
     Raises:
         KernelError: netlink did not answer.
     """
-    async with rtnetlink("cannot read traffic control") as netlink:
-        devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
-        qdiscs = await dump(netlink, tc_request, RTM_GETQDISC, parse_qdisc)
+    async with rtnl.open_socket("cannot read traffic control") as netlink:
+        devices = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
+        qdiscs = await rtnl.dump(netlink, rtnl.tc_request, RTM_GETQDISC, parse_qdisc)
         filters: list[Filter] = []
         for index in sorted({q.device_index for q in qdiscs if q.kind in {"ingress", "clsact"}}):
             filters += await read_filters(netlink, index, "ingress")
@@ -101,9 +82,9 @@ async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     """Read the filters at one of a device's hooks; none if the device is gone."""
-    request = partial(tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
+    request = partial(rtnl.tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
     try:
-        return await dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
+        return await rtnl.dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
     except NetlinkError as error:
         if error.code in DEVICE_GONE_ERRNOS:
             return []
@@ -121,26 +102,26 @@ async def _namespace_id(netlink: Any, pid: int) -> int | None:
 
 def parse_device(data: bytes, begin: int, end: int) -> Device:
     """Parse an RTM_NEWLINK message: struct ifinfomsg and IFLA_* attributes."""
-    _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
-    spans = attributes(data, begin + IFINFO.size, end)
+    _, _, index, flags, _ = rtnl.IFINFO.unpack_from(data, begin)
+    spans = rtnl.parse_attributes(data, begin + rtnl.IFINFO.size, end)
     return Device(
         index=index,
-        name=read_text(data, spans, IFLA_IFNAME),
-        kind=read_text(data, nested(data, spans, IFLA_LINKINFO), IFLA_INFO_KIND),
-        mtu=read_number(data, spans, _IFLA_MTU) or ETHERNET_MTU,
-        alias=read_text(data, spans, _IFLA_IFALIAS),
-        namespace_id=read_number(data, spans, IFLA_LINK_NETNSID),
-        peer=read_number(data, spans, IFLA_LINK) or None,
+        name=rtnl.read_text(data, spans, rtnl.IFLA_IFNAME),
+        kind=rtnl.read_text(data, rtnl.parse_nested(data, spans, rtnl.IFLA_LINKINFO), rtnl.IFLA_INFO_KIND),
+        mtu=rtnl.read_number(data, spans, _IFLA_MTU) or ETHERNET_MTU,
+        alias=rtnl.read_text(data, spans, _IFLA_IFALIAS),
+        namespace_id=rtnl.read_number(data, spans, rtnl.IFLA_LINK_NETNSID),
+        peer=rtnl.read_number(data, spans, rtnl.IFLA_LINK) or None,
         up=bool(flags & IFF_UP),
     )
 
 
 def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     """Parse an RTM_NEWQDISC message: struct tcmsg and TCA_* attributes."""
-    _, index, handle, parent, _ = TC.unpack_from(data, begin)
-    spans = attributes(data, begin + TC.size, end)
-    kind = read_text(data, spans, TCA_KIND)
-    tbf = read_tbf(data, nested(data, spans, TCA_OPTIONS)) if kind == "tbf" else None
+    _, index, handle, parent, _ = rtnl.TC.unpack_from(data, begin)
+    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
+    kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
+    tbf = rtnl.read_tbf(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
     params = None
     if tbf is not None:
         rate, buffer, limit = tbf
@@ -150,19 +131,19 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
 
 def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> Filter | None:
     """Parse an RTM_NEWTFILTER message: struct tcmsg and TCA_* attributes. None for u32's hash tables, which match nothing."""
-    _, index, _, _, info = TC.unpack_from(data, begin)
-    spans = attributes(data, begin + TC.size, end)
-    kind = read_text(data, spans, TCA_KIND)
-    options = nested(data, spans, TCA_OPTIONS)
+    _, index, _, _, info = rtnl.TC.unpack_from(data, begin)
+    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
+    kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
+    options = rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
     if kind == "u32" and _TCA_U32_SEL not in options:
         return None
     matches_all = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_TCA_U32_SEL]))
-    is_offloaded = (read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
-    if read_number(data, spans, _TCA_CHAIN) or is_offloaded or _TCA_U32_INDEV in options:
+    is_offloaded = (rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
+    if rtnl.read_number(data, spans, _TCA_CHAIN) or is_offloaded or _TCA_U32_INDEV in options:
         matches_all = False  # The filter does not see every packet.
     target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):
-        polices = polices or read_text(data, action, _TCA_ACT_KIND) == "police"
+        polices = polices or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
         redirect = _redirect(data, action)
         if redirect is not None and target is None:
             target, loses_packets = redirect
@@ -171,7 +152,7 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         kind=kind,
         hook=hook,
         priority=info >> PRIORITY_SHIFT,
-        name=read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
+        name=rtnl.read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
         matches_all=matches_all and info & _PROTOCOL_MASK == ALL_PROTOCOLS,
         redirects_to=target,
         polices=polices,
@@ -179,16 +160,17 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     )
 
 
-def each_action(data: bytes, begin: int, end: int) -> Iterator[tuple[Spans, bool]]:
+def each_action(data: bytes, begin: int, end: int) -> Iterator[tuple[rtnl.Spans, bool]]:
     """Yields the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
-    spans = attributes(data, begin + TC.size, end)
-    for action in _actions(data, read_text(data, spans, TCA_KIND), nested(data, spans, TCA_OPTIONS)):
+    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
+    kind, options = rtnl.read_text(data, spans, rtnl.TCA_KIND), rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
+    for action in _actions(data, kind, options):
         yield action, _redirect(data, action) is not None
 
 
-def _actions(data: bytes, kind: str, options: Spans) -> list[Spans]:
-    by_order = nested(data, options, _TCA_ACT_BY_KIND.get(kind, -1))
-    return [attributes(data, *span) for span in by_order.values()]
+def _actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:
+    by_order = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND.get(kind, -1))
+    return [rtnl.parse_attributes(data, *span) for span in by_order.values()]
 
 
 def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
@@ -197,11 +179,11 @@ def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
     return not any(any(keys[i : i + _U32_MASK_BYTES]) for i in range(0, len(keys), _U32_KEY_BYTES))
 
 
-def _redirect(data: bytes, action: Spans) -> tuple[int, bool] | None:
+def _redirect(data: bytes, action: rtnl.Spans) -> tuple[int, bool] | None:
     """The device that a mirred action redirects to (0 if it is gone), and whether packets are lost once it is gone."""
-    if read_text(data, action, _TCA_ACT_KIND) != "mirred":
+    if rtnl.read_text(data, action, _TCA_ACT_KIND) != "mirred":
         return None
-    span = nested(data, action, _TCA_ACT_OPTIONS).get(_TCA_MIRRED_PARMS)
+    span = rtnl.parse_nested(data, action, _TCA_ACT_OPTIONS).get(_TCA_MIRRED_PARMS)
     if span is None or span[1] - span[0] < _MIRRED.size:
         return None
     _, _, verdict, _, _, mirred_action, target = _MIRRED.unpack_from(data, span[0])

@@ -26,7 +26,7 @@ from agent.bandwidth.state import (
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 from agent.bandwidth.tc_reader import ALL_PROTOCOLS, PRIORITY_SHIFT
-from agent.rtnetlink import rtnetlink
+from agent.rtnetlink import open_socket
 
 _FLOW_ID = 0x10001
 """1:1, as in the filter of the CNI bandwidth plugin; a redirect ignores it."""
@@ -65,7 +65,7 @@ async def execute(action: Action) -> None:
     Raises:
         KernelError: the kernel refused, for example because a device changed since the snapshot.
     """
-    async with rtnetlink(f"{type(action).__name__} on {action.device_name}") as netlink:
+    async with open_socket(f"{type(action).__name__} on {action.device_name}") as netlink:
         if isinstance(action, LimitIngress):
             await _replace_tbf(netlink, action.device_index, action.params)
         elif isinstance(action, LimitEgress):

@@ -1,8 +1,8 @@
-"""Bandwidth of clouds' instance types, from a table with the date and source of each cloud's part.
+"""Bandwidth of clouds' instance types, from the table instances.json, which names the date and source of each part.
 
-Burstable types have their baseline in it, because reservations need what is always available. Google's bandwidth depends on series
-and processors, so ``n2-*-8`` stands for ``n2-standard-8`` and similar types, with or without local disks, but not custom types. For
-Amazon's types with several network cards the table has the bandwidth of one, which a pod uses.
+Of burstable types the table has the baseline, because reserved bandwidth must always be available. Google's bandwidth depends on
+series and processors, so ``n2-*-8`` stands for ``n2-standard-8`` and similar types, with or without local disks, but not for custom
+types. Of Amazon's types with several network cards the table has the bandwidth of one card, because a pod uses one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _decode_clouds = msgspec.json.Decoder(list[_Cloud]).decode
 
 @lru_cache(maxsize=4)
 def find_instance(type_: str) -> Instance | None:
-    """An instance type's bandwidth; None if the table lacks it. Only results are cached, not the table."""
+    """The bandwidth of an instance type; None if it is not in the table. Results are cached, the table is not."""
     for cloud in _decode_clouds(Path(__file__).with_name("instances.json").read_bytes()):
-        mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))
+        mbps = cloud.mbps.get(type_) or cloud.mbps.get(_size_pattern(type_))
         if mbps is not None:
             return Instance(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")
     return None
@@ -51,7 +51,7 @@ def firmware_type(machine: Machine) -> str:
     return machine.product if is_amazons and _AMAZON_TYPE.fullmatch(machine.product) else ""
 
 
-def _by_size(type_: str) -> str:
+def _size_pattern(type_: str) -> str:
     """``n2-*-8`` of ``n2-highmem-8`` and ``n2-standard-8-lssd``; empty for names of another form."""
     parts = type_.split("-")
     return f"{parts[0]}-*-{parts[2]}" if len(parts) in {3, 4} and parts[1] not in {"", "custom"} else ""

@@ -17,29 +17,10 @@ from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
+from agent import rtnetlink as rtnl
 from agent.capacity.links import Link, LinkSnapshot, Route
 from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
 from agent.netlink import aligned
-from agent.rtnetlink import (
-    IFINFO,
-    IFLA_IFNAME,
-    IFLA_INFO_KIND,
-    IFLA_LINK,
-    IFLA_LINK_NETNSID,
-    IFLA_LINKINFO,
-    TC,
-    TCA_KIND,
-    TCA_OPTIONS,
-    Spans,
-    attributes,
-    dump,
-    nested,
-    read_number,
-    read_tbf,
-    read_text,
-    rtnetlink,
-    tc_request,
-)
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 """struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags."""
@@ -78,11 +59,11 @@ class LinkReader:
             KernelError: netlink did not answer.
         """
         directory = NetDirectory(self._sys)
-        async with rtnetlink("cannot read links") as netlink:
-            links = await dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
-            roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
+        async with rtnl.open_socket("cannot read links") as netlink:
+            links = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
+            roots = dict(await rtnl.dump(netlink, rtnl.tc_request, RTM_GETQDISC, parse_root))
             if time.monotonic() - self._routes_read_at_s >= ROUTES_INTERVAL_S:
-                dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
+                dumped = await rtnl.dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(route for hops in dumped for route in hops)
                 self._routes_read_at_s = time.monotonic()
         links = _with_speeds([_with_root(link, roots) for link in links], directory)
@@ -98,51 +79,51 @@ def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
 
 def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
     """Parse an RTM_NEWQDISC message: device, kind and rate (of token buckets only) of a root qdisc; None for other qdiscs."""
-    _, index, _, parent, _ = TC.unpack_from(data, begin)
+    _, index, _, parent, _ = rtnl.TC.unpack_from(data, begin)
     if parent != _TC_H_ROOT:
         return None
-    spans = attributes(data, begin + TC.size, end)
-    kind = read_text(data, spans, TCA_KIND)
-    tbf = read_tbf(data, nested(data, spans, TCA_OPTIONS)) if kind == "tbf" else None
+    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
+    kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
+    tbf = rtnl.read_tbf(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
     return index, (kind, None if tbf is None else tbf[0] * 8 // 1_000_000)
 
 
 def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
     """Parse an RTM_NEWLINK message (struct ifinfomsg, IFLA_* attributes), and add sysfs' attributes of hardware."""
-    _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
-    spans = attributes(data, begin + IFINFO.size, end)
-    name, info = read_text(data, spans, IFLA_IFNAME), nested(data, spans, IFLA_LINKINFO)
-    kind = read_text(data, info, IFLA_INFO_KIND)
+    _, _, index, flags, _ = rtnl.IFINFO.unpack_from(data, begin)
+    spans = rtnl.parse_attributes(data, begin + rtnl.IFINFO.size, end)
+    name, info = rtnl.read_text(data, spans, rtnl.IFLA_IFNAME), rtnl.parse_nested(data, spans, rtnl.IFLA_LINKINFO)
+    kind = rtnl.read_text(data, info, rtnl.IFLA_INFO_KIND)
     link = Link(
         index=index,
         name=name,
         kind=kind,
-        up=bool(flags & IFF_UP) and read_number(data, spans, _IFLA_CARRIER) != 0,
-        parent=read_number(data, spans, IFLA_LINK),
-        parent_elsewhere=IFLA_LINK_NETNSID in spans,
-        master=read_number(data, spans, _IFLA_MASTER),
+        up=bool(flags & IFF_UP) and rtnl.read_number(data, spans, _IFLA_CARRIER) != 0,
+        parent=rtnl.read_number(data, spans, rtnl.IFLA_LINK),
+        parent_elsewhere=rtnl.IFLA_LINK_NETNSID in spans,
+        master=rtnl.read_number(data, spans, _IFLA_MASTER),
     )
     if kind in _POD_LINK_KINDS:
         return link
-    options, port = nested(data, info, _IFLA_INFO_DATA), nested(data, info, _IFLA_INFO_SLAVE_DATA)
-    port_kind = read_text(data, info, _IFLA_INFO_SLAVE_KIND)
+    options, port = rtnl.parse_nested(data, info, _IFLA_INFO_DATA), rtnl.parse_nested(data, info, _IFLA_INFO_SLAVE_DATA)
+    port_kind = rtnl.read_text(data, info, _IFLA_INFO_SLAVE_KIND)
     is_bond, is_physical = kind == "bond", directory.is_physical(name)
     return msgspec.structs.replace(
         link,
         physical=is_physical,
         driver=directory.driver(name) if is_physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
-        bond_mode=read_number(data, options, _IFLA_BOND_MODE) if is_bond else None,
-        active_slave=read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if is_bond else None,
+        bond_mode=rtnl.read_number(data, options, _IFLA_BOND_MODE) if is_bond else None,
+        active_slave=rtnl.read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if is_bond else None,
         aggregator=_aggregator(data, options if is_bond else {}, port if port_kind == "bond" else {}),
         virtual_function=is_physical and directory.is_virtual_function(name),
     )
 
 
-def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
+def _aggregator(data: bytes, bond: rtnl.Spans, port: rtnl.Spans) -> int | None:
     """The active aggregator of an LACP bond, or a port's own aggregator."""
-    active = read_number(data, nested(data, bond, _IFLA_BOND_AD_INFO), _IFLA_BOND_AD_INFO_AGGREGATOR)
-    return active or read_number(data, port, _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID)
+    active = rtnl.read_number(data, rtnl.parse_nested(data, bond, _IFLA_BOND_AD_INFO), _IFLA_BOND_AD_INFO_AGGREGATOR)
+    return active or rtnl.read_number(data, port, _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID)
 
 
 def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None:
@@ -150,12 +131,12 @@ def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None
     family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(data, begin)
     if length or kind != _RTN_UNICAST or family not in _IP_VERSIONS:
         return None
-    spans = attributes(data, begin + _ROUTE.size, end)
-    if (read_number(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
+    spans = rtnl.parse_attributes(data, begin + _ROUTE.size, end)
+    if (rtnl.read_number(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
         return None
-    device = read_number(data, spans, _RTA_OIF)
+    device = rtnl.read_number(data, spans, _RTA_OIF)
     hops = [device] if device is not None else _next_hops(data, spans.get(_RTA_MULTIPATH))
-    metric = read_number(data, spans, _RTA_PRIORITY) or 0
+    metric = rtnl.read_number(data, spans, _RTA_PRIORITY) or 0
     return [Route(device=hop, metric=metric, family=_IP_VERSIONS[family], multipath=len(hops) > 1) for hop in hops]
 
 

@@ -1,4 +1,4 @@
-"""A node's links as the kernel describes them, in a form that can be recorded and shown.
+"""Data types: a node's links, routes and machine, in a form that can be recorded and shown.
 
 Speeds are kept as they were read, -1 included; `agent.capacity.rules` decides which of them to use.
 """
@@ -24,17 +24,17 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         parent: IFLA_LINK, the index of the device below or, for veth, of the peer.
         parent_elsewhere: the parent is in another network namespace, so its index means nothing here.
         master: index of the bond, bridge or switch that this device belongs to.
-        physical: it has a device behind it (``/sys/class/net/X/device``).
+        physical: a hardware device is behind it (``/sys/class/net/X/device``).
         driver: kernel driver of that device.
         loopback: IFF_LOOPBACK.
         bond_mode: see `BOND_MODES`.
         active_slave: index of an active-backup bond's active port.
         aggregator: number of an 802.3ad bond's active aggregator, or of a bond port's own aggregator.
-        virtual_function: it is one of an SR-IOV device.
+        virtual_function: it is a virtual function of an SR-IOV device.
         root: kind of its root qdisc.
         root_mbps: rate of that qdisc in Mbit/s, if it is a token bucket.
-        sysfs_mbps: the file ``speed``, None where reading it gave an error.
-        psutil_mbps: psutil's speed, 0 for unknown; read only where the file is missing.
+        sysfs_mbps: the file ``speed``; None if it cannot be read.
+        psutil_mbps: psutil's speed, 0 for unknown; None if the file can be read.
     """
 
     index: int
@@ -58,7 +58,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A hop of a default route of the main table; ``multipath`` if the route has several hops."""
+    """A hop of a default route of the main table.
+
+    Attributes:
+        device: index of the device.
+        family: IP version, 4 or 6.
+        multipath: the route has several hops.
+    """
 
     device: int
     metric: int = 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.capacity.node_bandwidth import NodeBandwidth
+from agent.capacity.node_bandwidth import NodeBandwidth, Source
 from agent.capacity.sysfs import NetDirectory
 
 
@@ -15,9 +16,9 @@ class UplinkMetrics:
     """A collector for one node.
 
     Args:
-        node: its name, the label of every series.
+        node: name of the node, the label of every series.
         directory: where the counters are.
-        node_bandwidth: the capacity now, None before the first.
+        node_bandwidth: returns the latest choice; None before the first.
         registry: where to register.
     """
 
@@ -32,7 +33,7 @@ class UplinkMetrics:
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this node; what is unknown is absent."""
+        """The metric families of this node; unknown values are absent."""
         node_bandwidth = self._node_bandwidth()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
         known = GaugeMetricFamily(
@@ -41,7 +42,7 @@ class UplinkMetrics:
         known.add_metric((self._node,), float(rate_bps is not None))
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
-            "Published capacity after the reserve, and its source.",
+            f"Published capacity after the reserve, by source: {', '.join(get_args(Source))}.",
             labels=("node", "source"),
         )
         sent = CounterMetricFamily("netaware_node_network_transmit_bytes", "Sent by the uplinks.", labels=("node",))
@@ -51,9 +52,9 @@ class UplinkMetrics:
         if node_bandwidth is not None:
             if rate_bps is not None:
                 capacity.add_metric((self._node, node_bandwidth.source), rate_bps / 8)
-            counters = [self._directory.counters(name) for name in node_bandwidth.devices]
-            read = [one for one in counters if one is not None]
-            if read and len(read) == len(counters):
-                for family, column in zip((sent, received), zip(*read, strict=True), strict=True):
-                    family.add_metric((self._node,), sum(column))
+            counters = [self._directory.counters(name) for name in node_bandwidth.counted_devices]
+            readable = [pair for pair in counters if pair is not None]
+            if readable and len(readable) == len(counters):
+                sent.add_metric((self._node,), sum(sent_bytes for sent_bytes, _ in readable))
+                received.add_metric((self._node,), sum(received_bytes for _, received_bytes in readable))
         yield from (known, capacity, sent, received)

@@ -23,29 +23,29 @@ Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware"
 
 
 class HardwareCapacity(msgspec.Struct, frozen=True):
-    """A capacity in bits per second, or None with the reason.
+    """The capacity of the node's links.
 
     Attributes:
-        rate_bps: of each direction, since links are full duplex.
-        explanation: how it was found; shown to users.
-        devices: names of the physical devices that carry the traffic; their counters give the utilization.
+        rate_bps: bits per second of each direction, since links are full duplex; None if unknown.
+        explanation: how the capacity was found, or why it is unknown; shown to users.
+        counted_devices: names of the physical devices whose counters give the utilization.
     """
 
     rate_bps: int | None
     explanation: str
-    devices: tuple[str, ...] = ()
+    counted_devices: tuple[str, ...] = ()
 
 
 class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     """The capacity to publish, with its source.
 
     Attributes:
-        rate_bps: bits per second after the reserve, None for nothing.
-        gross_bps: before the reserve.
+        rate_bps: bits per second after the reserve; None to publish nothing.
+        gross_bps: before the reserve; None if unknown.
         source: see docs/bandwidth.md.
-        explanation: shown to users.
+        explanation: how the capacity was chosen; shown to users.
         warnings: configuration errors, such as an annotation that is not a quantity.
-        devices: see `HardwareCapacity`.
+        counted_devices: of `HardwareCapacity`.
     """
 
     rate_bps: int | None
@@ -53,7 +53,7 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     explanation: str
     warnings: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
+    counted_devices: tuple[str, ...] = ()
 
 
 def choose_bandwidth(
@@ -61,7 +61,7 @@ def choose_bandwidth(
     config: AgentConfig,
     hardware: HardwareCapacity,
     measured_bps: int | None,
-    instance_type: str = "",
+    firmware_type: str = "",
 ) -> NodeBandwidth:
     """Choose by precedence and subtract the reserve.
 
@@ -69,12 +69,11 @@ def choose_bandwidth(
         node: the own node; None if unknown, as on the command line without a cluster.
         config: flags and file.
         hardware: result of `agent.capacity.rules`.
-        measured_bps: highest throughput of stream probes; None without any, or if the option is off.
-        instance_type: the firmware's, for nodes without the label.
+        measured_bps: highest throughput of stream probes; None if there is none or the option is off.
+        firmware_type: instance type from the firmware, for nodes without the label.
     """
     warnings: list[str] = []
-    label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""
-    instance_type = label or instance_type
+    instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_type
     configured = _find_configured(node, config, warnings, instance_type)
     gross_bps, source, explanation = configured or _find_detected(hardware, measured_bps)
     if source == "unknown" and instance_type:
@@ -91,7 +90,7 @@ def choose_bandwidth(
         source=source,
         explanation=explanation,
         warnings=tuple(warnings),
-        devices=hardware.devices,
+        counted_devices=hardware.counted_devices,
     )
 
 
@@ -107,7 +106,10 @@ def _find_detected(hardware: HardwareCapacity, measured_bps: int | None) -> tupl
 def _find_configured(
     node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
 ) -> tuple[int, Source, str] | None:
-    """First match of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types."""
+    """The first of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types.
+
+    Adds to ``warnings`` if the annotation is invalid.
+    """
     annotated_bps = _read_annotation(node, warnings)
     if annotated_bps is not None:
         return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"

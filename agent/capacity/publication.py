@@ -1,6 +1,6 @@
-"""Plans the patches that publish the capacity on the node; none if it is published already. Pure.
+"""Plans the patches that publish the capacity on the node. Pure.
 
-Only our own key is touched. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
+Only our own resource is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
 allocatable is written only where no kubelet runs.
 """
 
@@ -28,7 +28,7 @@ _REAL_KUBELET = re.compile(r"v?\d+\.\d+")
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that are due; empty ones are not sent.
+    """The patches to send; empty ones are not sent.
 
     Attributes:
         status: a JSON patch of nodes/status.
@@ -57,16 +57,16 @@ def owner_of(node: OwnNode) -> str:
 
 
 def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
-    """A published capacity that is not ours; empty for none, and for the 0 that a kubelet leaves behind."""
+    """A published capacity other than ours; empty if there is none, or the 0 that a kubelet leaves behind."""
     published = _amounts(node, "capacity").get(BANDWIDTH, "0")
     return "" if published == "0" or (rate_bps is not None and _same_quantity(published, rate_bps)) else published
 
 
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
-    """Plan the writes that publish a capacity.
+    """Plan the writes that publish a capacity; none if it is published already.
 
-    A published capacity that is no longer known stays, because removing it would only keep new pods away; a 0 that a kubelet left
-    is removed.
+    A published capacity that is no longer known stays, because its removal would keep new pods away; a 0 that a kubelet left is
+    removed.
 
     Args:
         node: as the API server has it.
@@ -74,22 +74,18 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         now_s: seconds since the epoch, for the condition.
         disputed: description of another writer's repeated writes; empty without any.
     """
-    owner, foreign = owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
-    if owner not in {"", AGENT}:
-        return Writes(condition=_condition_patch(node, _owned_by_other(f"names {owner}; remove it"), now_s))
-    if not owner and foreign:
-        detail = f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}"
-        return Writes(condition=_condition_patch(node, _owned_by_other(detail), now_s))
-    if disputed:
-        return Writes(condition=_condition_patch(node, _problem("Disputed", disputed), now_s))
+    obstacle = _obstacle(node, node_bandwidth, disputed)
+    condition = _condition_patch(node, obstacle or _state(node_bandwidth), now_s)
+    if obstacle is not None:
+        return Writes(condition=condition)
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
             for field in fields
-            if owner and _amounts(node, field).get(BANDWIDTH) == "0"
+            if owner_of(node) and _amounts(node, field).get(BANDWIDTH) == "0"
         )
-        return Writes(status=stale, condition=_condition_patch(node, _state(node_bandwidth), now_s))
+        return Writes(status=stale, condition=condition)
     value = str(node_bandwidth.rate_bps)
     operations: list[Operation] = []
     for field in fields:
@@ -103,7 +99,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     return Writes(
         status=tuple(operations),
         metadata={"metadata": {"annotations": wanted}} if differs else None,
-        condition=_condition_patch(node, _state(node_bandwidth), now_s),
+        condition=condition,
     )
 
 
@@ -136,6 +132,16 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
         return quantity.parse(text) == rate_bps
     except QuantityError:
         return False
+
+
+def _obstacle(node: OwnNode, node_bandwidth: NodeBandwidth, disputed: str) -> Condition | None:
+    """The condition that says why another writer's value stays; None if ours may be written."""
+    owner, foreign = owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
+    if owner not in {"", AGENT}:
+        return _owned_by_other(f"names {owner}; remove it")
+    if not owner and foreign:
+        return _owned_by_other(f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}")
+    return _problem("Disputed", disputed) if disputed else None
 
 
 def _state(node_bandwidth: NodeBandwidth) -> Condition:

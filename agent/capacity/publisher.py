@@ -1,7 +1,7 @@
-"""Publishes the node's capacity: again whenever the node or a link changes, and once a minute.
+"""Publishes the node's capacity: whenever the node or a link changes, and at least once a minute.
 
-A kubelet that restarts may zero foreign resources; the node's watch reports that within milliseconds, and the value is written
-again. At least a second passes between writes, so that a dispute with another writer costs little.
+A kubelet that restarts may set foreign resources to 0; the watch of the node shows that at once, and the value is written again. At
+least `MIN_PAUSE_S` passes between writes, so that a dispute with another writer costs little.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ from netperf.contract import AGENT
 log = logs.get("agent.capacity")
 
 POLL_S = 60.0
-"""Interval of reading links, beside events of the kernel."""
+"""Interval of reading links without events of the kernel."""
 MIN_READ_PAUSE_S = 2.0
-"""Least time between reads of links: pods that come and go cause link events, and a read takes some milliseconds."""
+"""Least time between reads of links, because every pod that starts or ends causes link events."""
 DEBOUNCE_S = 0.5
+"""Changes within this time are handled together."""
 MIN_PAUSE_S = 1.0
+"""Least time between writes."""
 WATCH_LAG_S = 2.0
 """How long to wait for the watch to show our own write, before planning from the old state again."""
 DISPUTED_AFTER = 3
 """The value is disputed when another writer replaced it this often within `DISPUTE_WINDOW_S`."""
 DISPUTE_WINDOW_S = 600.0
 FIRST_WAIT_S, MAX_WAIT_S = 5.0, 300.0
+"""Back-off between writes of a disputed value."""
 
 
 class CompetingWriter:
-    """Counts how often another writer replaced our value, and backs off.
+    """Counts how often another writer replaced our value, and delays our writes.
 
     Attributes:
         written_bps: the value that we wrote last; None if it was replaced since, or never written.
@@ -49,20 +52,20 @@ class CompetingWriter:
 
     def __init__(self) -> None:
         self.written_bps: int | None = None
-        self._replaced_s: list[float] = []
+        self._replaced_at_s: list[float] = []
         self._wait_until_s = 0.0
 
-    def check(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
-        """The reason not to write now; empty when writing is right."""
+    def update(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
+        """Count a replacement that this state of the node shows; returns why not to write now, empty to write."""
         if now_s < self._wait_until_s:
             return self._reason
-        self._replaced_s = [at_s for at_s in self._replaced_s if now_s - at_s < DISPUTE_WINDOW_S]
-        foreign = foreign_value(node, self.written_bps)
-        if self.written_bps != node_bandwidth.rate_bps or owner_of(node) != AGENT or not foreign:
+        self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
+        is_ours = owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
+        if not is_ours or not foreign_value(node, self.written_bps):
             return ""
         self.written_bps = None  # Count each replacement once.
-        self._replaced_s.append(now_s)
-        repeats = len(self._replaced_s) - DISPUTED_AFTER + 1
+        self._replaced_at_s.append(now_s)
+        repeats = len(self._replaced_at_s) - DISPUTED_AFTER + 1
         if repeats < 1:
             return ""
         self._wait_until_s = now_s + backoff_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
@@ -70,7 +73,7 @@ class CompetingWriter:
 
     @property
     def _reason(self) -> str:
-        return f"another writer replaced the published value {len(self._replaced_s)} times within ten minutes"
+        return f"another writer replaced the published value {len(self._replaced_at_s)} times within ten minutes"
 
 
 class Publisher:
@@ -80,12 +83,12 @@ class Publisher:
         client: the cluster's.
         view: the own node.
         config: flags and file.
-        read_hardware: reads links and applies the rules to them.
-        instance_type: according to the firmware.
+        read_hardware: reads links and finds their capacity.
+        instance_type: from the firmware, for nodes without the label.
         registry: for metrics.
 
     Attributes:
-        node_bandwidth: the latest, for metrics and readiness; None before the first.
+        node_bandwidth: the latest choice; None before the first.
     """
 
     def __init__(
@@ -131,20 +134,20 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled. The value stays on the node, because pods must still fit while the agent restarts."""
         loop = asyncio.get_running_loop()
-        hardware, read_at = HardwareCapacity(None, "links were not read yet"), -POLL_S
+        hardware, read_at_s = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
             due_s = MIN_READ_PAUSE_S if self._links_changed else POLL_S
-            if loop.time() - read_at >= due_s:
+            if loop.time() - read_at_s >= due_s:
                 self._links_changed, due_s = False, POLL_S
-                hardware, read_at = await self._read_links(hardware), loop.time()
-            idle_s = read_at + due_s - loop.time()
+                hardware, read_at_s = await self._read_links(hardware), loop.time()
+            idle_s = read_at_s + due_s - loop.time()
             node = self._view.node
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
             pause_s = DEBOUNCE_S
             if node is not None:
                 try:
-                    wrote = await self._publish(node, self.node_bandwidth)
+                    has_written = await self._publish(node, self.node_bandwidth)
                 except KubekitError as error:
                     self._writes.labels("failed").inc()
                     log.change("publish", type(error).__name__, "cannot publish the capacity", error=error)
@@ -152,7 +155,7 @@ class Publisher:
                 else:
                     self._backoff.reset()
                     log.change("publish", "", "capacity can be published again")
-                    if wrote:
+                    if has_written:
                         pause_s, idle_s = MIN_PAUSE_S, WATCH_LAG_S
             await asyncio.sleep(pause_s)
             await wait_until_set(self._wake, max(0.0, idle_s - pause_s))
@@ -161,17 +164,18 @@ class Publisher:
         try:
             capacity = await self._read_hardware()
         except KernelError as error:
-            log.change("links", str(error), "cannot read links, going by what was read before", error=error)
+            log.change("links", str(error), "cannot read links, using the last result", error=error)
             return before
         log.change("links", "", "links can be read again")
         return capacity
 
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
+        """Write to the node what is due; returns whether anything was."""
         self._report(node_bandwidth)
         if node.metadata.resource_version == self._planned_version:
             self._planned_version = ""  # The watch lags behind our write. If it still does next time, write again.
             return False
-        disputed = self._competing_writer.check(node, node_bandwidth, asyncio.get_running_loop().time())
+        disputed = self._competing_writer.update(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed.set(bool(disputed))
         writes = plan_writes(node, node_bandwidth, time.time(), disputed=disputed)
         if not writes:
@@ -186,25 +190,19 @@ class Publisher:
     def _report(self, node_bandwidth: NodeBandwidth) -> None:
         for warning in node_bandwidth.warnings:
             log.change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
-        text = f"{node_bandwidth.rate_bps} {node_bandwidth.source}"
-        if node_bandwidth.rate_bps is None:
-            log.change("node_bandwidth", text, "capacity unknown, nothing is published", why=node_bandwidth.explanation)
-        else:
-            log.change(
-                "node_bandwidth",
-                text,
-                "capacity",
-                level="info",
-                rate_bps=node_bandwidth.rate_bps,
-                source=node_bandwidth.source,
-            )
+        rate_bps, source, is_known = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.rate_bps is not None
+        message, level = ("capacity", "info") if is_known else ("capacity unknown, nothing is published", "warning")
+        why = node_bandwidth.explanation
+        log.change(
+            "node_bandwidth", f"{rate_bps} {source}", message, level=level, rate_bps=rate_bps, source=source, why=why
+        )
 
 
 async def execute_writes(client: Client, name: str, writes: Writes) -> None:
     """Send the patches.
 
     Raises:
-        KubekitError: a request failed; all may be sent again.
+        KubekitError: a request failed; it is safe to send all of them again.
     """
     if writes.metadata:
         await client.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)

@@ -1,7 +1,7 @@
-"""Computes a capacity from links: the devices below the default route whose speed is reliable. Pure.
+"""Computes the capacity of the physical devices below the default route. Pure.
 
-In doubt the smaller number counts, and an unreliable one is unknown, because a scheduler would place pods on bandwidth that does
-not exist (docs/contracts, node bandwidth capacity).
+Of two possible speeds the smaller one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
+bandwidth that does not exist (docs/contracts, node bandwidth capacity).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agent.capacity.links import (
     BOND_TLB,
     Link,
     LinkSnapshot,
+    Route,
 )
 from agent.capacity.node_bandwidth import HardwareCapacity
 
@@ -40,8 +41,9 @@ _UNRELIABLE_DRIVERS = {
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 """Chassis asset tag of Azure's machines, which share vendor and product with any Hyper-V."""
 _MAX_MBPS = 1_600_000
-"""1.6 Tbit/s, the next generation of Ethernet; drivers report more if they do not know."""
+"""1.6 Tbit/s, the next generation of Ethernet; drivers report more if they do not know the speed."""
 _MAX_DEPTH = 8
+"""Longest chain of devices, such as a VLAN on a bond on two ports."""
 
 
 class _UnknownCapacity(Exception):  # noqa: N818 - an answer, not an error
@@ -49,6 +51,8 @@ class _UnknownCapacity(Exception):  # noqa: N818 - an answer, not an error
 
 
 class _Resolved(msgspec.Struct, frozen=True):
+    """The speed of a link, how it was found, and the names of the physical devices below."""
+
     mbps: int
     explanation: str
     physical: frozenset[str]
@@ -80,27 +84,24 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
 
 
 def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
-    """By address family, the devices of the default route in use, and all standby devices, in the table's order.
+    """Indexes of the devices of the default routes in use, by IP version, and of the standby devices, in the table's order.
 
-    Of several default routes of the least metric the kernel uses the first whose device is up; all hops of a multipath one.
+    Of several default routes of the least metric the kernel uses the first whose device is up, and all hops if it is a multipath one.
     """
     up = {link.index for link in snapshot.links if link.up}
     used: dict[int, list[int]] = {}
     candidates: list[int] = []
     for family in (4, 6):
-        defaults = sorted((r for r in snapshot.routes if r.family == family), key=lambda r: r.metric)
+        defaults = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
         live = [route for route in defaults if route.device in up] or defaults
-        best = live[0] if live else None
-        used[family] = list(
-            dict.fromkeys(
-                r.device
-                for r in live
-                if best is not None and (r is best or (best.multipath and r.multipath and r.metric == best.metric))
-            )
-        )
+        used[family] = list(dict.fromkeys(route.device for route in live if _is_used(route, live[0])))
         candidates += [route.device for route in defaults]
     in_use = {index for indexes in used.values() for index in indexes}
     return used, [index for index in dict.fromkeys(candidates) if index not in in_use]
+
+
+def _is_used(route: Route, best: Route) -> bool:
+    return route is best or (best.multipath and route.multipath and route.metric == best.metric)
 
 
 class _Resolver:
@@ -118,7 +119,7 @@ class _Resolver:
         """The sum of a route's devices; a device that is reached twice counts once.
 
         Raises:
-            _UnknownCapacity: of one of the devices.
+            _UnknownCapacity: the capacity of a device is unknown.
         """
         mbps, physical, parts = 0, frozenset[str](), list[str]()
         for index in uplinks:
@@ -135,7 +136,7 @@ class _Resolver:
         return _Resolved(mbps, " + ".join(parts), physical)
 
     def physical_names(self, uplinks: list[int]) -> tuple[str, ...]:
-        """Devices whose counters show the node's traffic if no speed is known: the lowest that can be found."""
+        """Names of the lowest devices that can be found, whose counters show the node's traffic also if no speed is known."""
         names: set[str] = set()
         pending = [self._links[index] for index in uplinks if index in self._links]
         seen: set[int] = set()
@@ -189,7 +190,7 @@ class _Resolver:
         return parent
 
     def _resolve_bond(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """The active slave in active-backup, all that are up otherwise; broadcast sends everything on each."""
+        """The active slave in active-backup, else all slaves that are up; broadcast sends everything on each of them."""
         slaves, mode = self._ports_of(link), link.bond_mode
         name = BOND_MODES[mode] if mode is not None and mode < len(BOND_MODES) else link.kind
         if mode == BOND_ACTIVE_BACKUP:
@@ -210,7 +211,7 @@ class _Resolver:
         return _Resolved(combine(slave.mbps for slave in resolved), explanation, physical)
 
     def _resolve_bridge(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """The ports that lead out; the slowest of several, because the path is unknown."""
+        """The slowest of the ports that lead out of the machine, because the path is unknown."""
         ports = self._ports_of(link)
         outward = [port for port in ports if port.up and port.kind in _OUTWARD_KINDS]
         if not outward:
@@ -227,7 +228,7 @@ class _Resolver:
             raise _UnknownCapacity(f"{link.name} is the loopback")
         if link.kind and link.kind not in _UNRELIABLE_KINDS:
             raise _UnknownCapacity(
-                f"{link.name}: what a device of kind {link.kind} carries is not known; set --capacity"
+                f"{link.name}: the speed of a device of kind {link.kind} is not known; set --capacity"
             )
         if link.virtual_function:
             raise _UnknownCapacity(f"{link.name} is a virtual function, which shares its port; set --capacity")
@@ -241,14 +242,13 @@ class _Resolver:
             raise _UnknownCapacity(f"{link.name}: {unreliable}; set --capacity, or a capacity by instance type")
         if not link.up:
             raise _UnknownCapacity(f"{link.name} is down")
-        refused: list[str] = []
-        # psutil is asked only if there is no file in sysfs.
+        implausible: list[str] = []
         for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
             if mbps is not None and 0 < mbps <= _MAX_MBPS:
                 shown = f"{mbps / 1000:g}G" if mbps >= 1000 else f"{mbps}M"
                 return _Resolved(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))
             if mbps is not None:
-                refused.append(f"{source} says {mbps}")
+                implausible.append(f"{source} says {mbps}")
         driver = f" ({link.driver})" if link.driver else ""
-        reason = f" ({', '.join(refused)})" if refused else ""
+        reason = f" ({', '.join(implausible)})" if implausible else ""
         raise _UnknownCapacity(f"{link.name}{driver}: its speed is unknown{reason}")

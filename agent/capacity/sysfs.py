@@ -1,6 +1,6 @@
-"""Reads what netlink lacks about devices from sysfs and psutil.
+"""Reads facts about devices and the machine that netlink does not have, from sysfs, procfs and psutil.
 
-A file that is missing or cannot be read gives None, "", 0 or False: reading ``speed`` of a device that is down gives EINVAL.
+A file that is missing or cannot be read gives None, "" or False: reading ``speed`` of a device that is down fails with EINVAL.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class NetDirectory:
         self._root = sys / "class" / "net"
 
     def speed_mbps(self, name: str) -> int | None:
-        """The file ``speed`` as it reads, -1 included."""
+        """The number in the file ``speed``, -1 included."""
         try:
             return int((self._root / name / "speed").read_text())
         except (OSError, ValueError):
             return None
 
     def is_physical(self, name: str) -> bool:
-        """Whether there is a device behind it."""
+        """Whether the network device has a hardware device (or a virtual one, such as virtio) behind it."""
         return (self._root / name / "device").exists()
 
     def driver(self, name: str) -> str:
@@ -36,7 +36,7 @@ class NetDirectory:
             return ""
 
     def is_virtual_function(self, name: str) -> bool:
-        """Whether it is a virtual function of an SR-IOV device."""
+        """Whether the device is a virtual function of an SR-IOV device."""
         return (self._root / name / "device" / "physfn").exists()
 
     def counters(self, name: str) -> tuple[int, int] | None:
@@ -59,17 +59,17 @@ def read_machine(sys: Path, proc: Path) -> Machine:
     """Read the machine's identity from firmware and processor."""
     directory = sys / "class" / "dmi" / "id"
 
-    def field(name: str) -> str:
+    def dmi_field(name: str) -> str:
         try:
             return (directory / name).read_text().strip()
         except OSError:
             return ""
 
-    vendor, product = field("sys_vendor"), field("product_name")
+    vendor, product = dmi_field("sys_vendor"), dmi_field("product_name")
     return Machine(
         vendor=vendor,
         product=product,
-        asset_tag=field("chassis_asset_tag"),
+        asset_tag=dmi_field("chassis_asset_tag"),
         hypervisor=_hypervisor(sys, proc, vendor, product),
     )
 
@@ -81,7 +81,7 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
                 if line.startswith("flags") and " hypervisor" in line:
                     return f"the processor says so, firmware {vendor} {product}".strip()
                 if not line.strip():
-                    break  # one processor is enough
+                    break  # The first processor's section is enough.
     except OSError:
         pass
     if (sys / "hypervisor" / "type").exists():
@@ -92,7 +92,7 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
 
 
 def psutil_speeds() -> dict[str, int]:
-    """Psutil's speed by device name, Mbit/s, 0 for unknown: an ioctl, where sysfs is not mounted."""
-    import psutil  # 1 MB and seldom needed
+    """Psutil's speed by device name, in Mbit/s, 0 for unknown: read by an ioctl, also where sysfs is not mounted."""
+    import psutil  # Imported late, because it is large and rarely needed.
 
     return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}

@@ -103,7 +103,7 @@ def test_a_repair_that_fails_leaves_nothing_behind() -> None:
         for failing in (
             msgspec.structs.replace(repair, stale_filters=(7,)),  # no filter has this preference
             msgspec.structs.replace(repair, alias="x" * 300),  # longer than the kernel allows
-            msgspec.structs.replace(repair, device=999_999),
+            msgspec.structs.replace(repair, device_index=999_999),
         ):
             with pytest.raises(KernelError):
                 execute(failing)

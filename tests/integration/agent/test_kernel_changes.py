@@ -26,7 +26,7 @@ def device() -> Iterator[str]:
 
 async def test_changes_reach_their_listeners_also_after_an_overrun_of_the_socket(device: str) -> None:
     events, calls = KernelEvents(), {"links": 0, "tc": 0}
-    for kind, subscribe in (("links", events.on_links), ("tc", events.on_tc_change)):
+    for kind, subscribe in (("links", events.subscribe_to_links), ("tc", events.subscribe_to_tc)):
         subscribe(lambda kind=kind: calls.update({kind: calls[kind] + 1}))  # type: ignore[misc]
     listening = asyncio.create_task(events.run())
     await asyncio.sleep(0.05)

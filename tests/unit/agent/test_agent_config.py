@@ -38,7 +38,7 @@ def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
     ("flag", "message"),
     [
         ("--capacity=ten", "'ten' is not a quantity"),
-        ("--reserve=120%", "'120%' is no share"),
+        ("--reserve=120%", "'120%' is not a share"),
         *((f"--reserve={text}", "") for text in ("100%", "-1", "-5%", "much", "1e400%")),
         ("--max-stream-bandwidth=0", "'0' is not above 0"),
         ("--listen=nonsense", "'nonsense' has no port"),

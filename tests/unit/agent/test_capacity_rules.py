@@ -45,7 +45,7 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
     name: str, rate_bps: int | None, devices: tuple[str, ...]
 ) -> None:
     capacity = find_capacity(RECORDINGS[name])
-    assert (capacity.rate_bps, capacity.devices) == (rate_bps, devices), capacity.explanation
+    assert (capacity.rate_bps, capacity.counted_devices) == (rate_bps, devices), capacity.explanation
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_bonds_routes_and_shapers(links: tuple[Link, ...], routes: tuple[Route, 
 
 def test_a_port_speed_inside_a_virtual_machine_is_not_the_guests() -> None:
     capacity = find_capacity(LinkSnapshot(links=(nic(2, "ens5", 100_000),), routes=routes(2), machine=GUEST))
-    assert (capacity.rate_bps, capacity.devices) == (None, ("ens5",))
+    assert (capacity.rate_bps, capacity.counted_devices) == (None, ("ens5",))
     assert "inside a virtual machine" in capacity.explanation
 
 

@@ -31,7 +31,7 @@ from agent.capacity.link_reader import parse_default_route, parse_link, parse_ro
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
-from agent.rtnetlink import attributes, dump, read_number, read_text, rtnetlink
+from agent.rtnetlink import dump, open_socket, parse_attributes, read_number, read_text
 from tests.support.plugin_bucket import plugin_shape
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
@@ -114,7 +114,7 @@ def test_links_of_every_kind(attributes: tuple[Attribute, ...], expected: dict[s
 
 @given(st.binary(max_size=200))
 def test_noise_is_read_without_an_error(data: bytes) -> None:
-    spans = attributes(data, 0, len(data))
+    spans = parse_attributes(data, 0, len(data))
     for kind, (begin, end) in spans.items():
         assert 0 <= begin <= end
         read_text(data, spans, kind)
@@ -156,7 +156,7 @@ def payload(data: bytes, begin: int, end: int) -> bytes:
 
 
 async def links() -> list[bytes]:
-    async with rtnetlink("cannot ask") as netlink:
+    async with open_socket("cannot ask") as netlink:
         return await dump(netlink, ifinfmsg, RTM_GETLINK, payload)
 
 
