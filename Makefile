@@ -1,5 +1,4 @@
-# Everything sets itself up: uv is found or installed below .tools, Python packages go to .venv, the lab's binaries to the
-# user's cache directory. See README.md.
+# Targets install what they need: uv below .tools, Python packages in .venv, the lab's programs in the user's cache directory.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 export UV_PYTHON_DOWNLOADS ?= never
@@ -13,31 +12,31 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## The main job on real input; ARGS=--json prints one JSON object, ARGS="--placement affinity" uses no extender
+demo: ## Measure latency, place pods and compare; ARGS=--json prints one JSON object, ARGS="--placement affinity" uses no extender
 	@$(RUN) python -m lab demo $(ARGS)
 
 .PHONY: lab
-lab: ## A lab left running to play with; `make lab-down` ends it
+lab: ## Start a lab that keeps running; `make lab-down` stops it
 	@$(RUN) python -m lab up --programs $(ARGS)
 
 .PHONY: lab-down
-lab-down: ## End the lab
+lab-down: ## Stop the lab
 	@$(RUN) python -m lab down $(ARGS)
 
 .PHONY: test
-test: ## Unit tests, and each rule once on real parts; ARGS=tests/unit for some
+test: ## Unit tests, and an integration test of each rule; ARGS=tests/unit for a part
 	@$(RUN) .ci/test $(ARGS)
 
 .PHONY: test-all
-test-all: ## Every test: real nodes, other Kubernetes minors, Prometheus, browser, ...; ARGS="-m browser" for one group
+test-all: ## All tests, also real nodes, other Kubernetes minors, Prometheus, browser, ...; ARGS="-m browser" for one group
 	@$(RUN) .ci/test --all $(ARGS)
 
 .PHONY: test-pythons
-test-pythons: ## Unit tests on each other supported Python that this machine has
+test-pythons: ## Unit tests on the other supported Pythons that are installed
 	@UV=$$(.ci/uv) .ci/unit-pythons $(ARGS)
 
 .PHONY: check
-check: ## Lint, types, layers, dependencies
+check: ## Check lint rules, types, import layers and dependencies
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy kubekit netperf agent controller lab tests
@@ -45,16 +44,16 @@ check: ## Lint, types, layers, dependencies
 	@$(RUN) deptry .
 
 .PHONY: format
-format: ## Put code into its standard form
+format: ## Format code
 	@$(RUN) ruff check --fix-only .
 	@$(RUN) ruff format .
 
 .PHONY: bench
-bench: ## Measure the budgets; ARGS=--json prints one JSON object
+bench: ## Check budgets of time and memory; ARGS=--json prints one JSON object
 	@$(RUN) python tests/bench/run.py $(ARGS)
 
 .PHONY: chaos
-chaos: ## Ten minutes of random faults on a lab, then a check of what happened; ARGS="--seed 7 --minutes 2" for others
+chaos: ## Random faults on a lab for ten minutes, then a check of the audit log; ARGS="--seed 7 --minutes 2"
 	@$(RUN) python -m tests.chaos $(ARGS)
 
 include release.mk

@@ -1,29 +1,28 @@
-# Images, chart and releases. What a release is made of is a step of .github/workflows/release.yaml each, and runs on any machine that
-# has its tools.
+# Images, chart and releases. Each step of .github/workflows/release.yaml is a target, which runs on any machine with its tools.
 DIST ?= dist
 OVERLAY ?= default
 PLATFORMS ?= linux/amd64,linux/arm64
-# A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.
+# docker.io/library is the default of kubelets and docker; podman and buildah would use localhost.
 IMAGE = $(or $(REGISTRY),docker.io/library)/netaware
 PROGRAMS = agent controller
 COMPILERS ?= x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc
-# The tag that is checked out, or the next version with the commit; pyproject.toml says how, and hatchling is asked once. Images and
-# chart have it as a semantic version, in which a dash stands before what is no release and no plus is.
+# The tag that is checked out, or the next version with the commit (pyproject.toml); hatchling computes it once.
 PYTHON_VERSION := $(if $(filter image push overlay kind version chart release-%,$(MAKECMDGOALS)),$(shell $(RUN) python -m hatchling version))
+# The same as a semantic version for images and chart; a tag may not contain a plus.
 VERSION = $(subst +,.,$(subst .dev,-dev,$(PYTHON_VERSION)))
 ENGINE = engine=; for one in docker podman buildah; do if $$one info >/dev/null 2>&1; then engine=$$one; break; fi; done; \
 	test -n "$$engine" || { echo "docker, podman or buildah is needed, and works for this user" >&2; exit 1; }
 BUILD_ARGS = --build-arg VERSION=$(VERSION) --build-arg PYTHON_VERSION=$(PYTHON_VERSION) --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null || echo unknown)"
-# The digest that a push was given.
+# Digest of a pushed image.
 digest = $$(sed -n 's/.*"containerimage.digest": *"\(sha256:[0-9a-f]*\)".*/\1/p' $(DIST)/$(1).json)
 TOOL = $(RUN) python -c 'import sys; from tests.support.tools import builds as t; print(t.find_or_build_tool(getattr(t, sys.argv[1])))'
 
 .PHONY: version
-version: ## The version of images and chart
+version: ## Print the version of images and chart
 	@echo $(VERSION)
 
 .PHONY: image
-image: ## Both images, by docker, podman or buildah; REGISTRY=host/team
+image: ## Build both images with docker, podman or buildah; REGISTRY=host/team
 	@set -eu; $(ENGINE); for name in $(PROGRAMS); do $$engine build -f Dockerfile.$$name -t "$(IMAGE)-$$name:$(VERSION)" $(BUILD_ARGS) $(ARGS) .; done
 
 .PHONY: push
@@ -31,7 +30,7 @@ push: ## Push both images; REGISTRY=host/team
 	@set -eu; $(ENGINE); for name in $(PROGRAMS); do $$engine push "$(IMAGE)-$$name:$(VERSION)"; done
 
 .PHONY: overlay
-overlay: ## An overlay with these images in dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team KUBERNETES=1.36
+overlay: ## Write an overlay with these images into dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team KUBERNETES=1.36
 	@$(if $(KUBERNETES),,echo "for Kubernetes 1.37; for another minor version add KUBERNETES=1.36" >&2)
 	@mkdir -p $(DIST)/overlay; { echo "resources: [../../manifests/overlays/$(OVERLAY)]"; \
 	  $(if $(KUBERNETES),echo "components: [../../manifests/components/kubernetes-$(KUBERNETES)]";) echo "images:"; for name in $(PROGRAMS); do \
@@ -44,7 +43,7 @@ check-release: ## Lint the chart; compare the table of licences
 	@$(RUN) python .ci/bill.py licences --check
 
 .PHONY: release-version
-release-version: ## The tag is the version: TAG=v1.2.3
+release-version: ## Check that the tag is the version; TAG=v1.2.3
 	@test "$(TAG)" = "v$(VERSION)" || { echo "the tag is $(TAG), the version v$(VERSION)" >&2; exit 1; }
 
 .PHONY: release-images
@@ -56,15 +55,15 @@ release-images: ## Build and push for all architectures, with SBOM and provenanc
 	  $(BUILD_ARGS) $(ARGS) .; done
 
 .PHONY: release-sign
-release-sign: ## Sign the pushed images by digest, without a key (cosign)
+release-sign: ## Sign the pushed images by digest, keyless (cosign)
 	@set -eu; $(foreach name,$(PROGRAMS),cosign sign --yes "$(IMAGE)-$(name)@$(call digest,$(name))";)
 
 .PHONY: sbom
-sbom: ## SPDX documents of what the images carry, in dist
+sbom: ## Write SPDX documents of the images into dist
 	@$(RUN) python .ci/bill.py sbom $(DIST)
 
 .PHONY: licences
-licences: ## The table of licences, docs/licences.md
+licences: ## Write the table of licences, docs/licences.md
 	@$(RUN) python .ci/bill.py licences
 
 .PHONY: chart
@@ -78,12 +77,12 @@ release-chart: ## Push the packed chart to an OCI registry; REGISTRY=host/team
 	@set -e; helm=$$($(TOOL) HELM); $$helm push $(DIST)/netaware-$(VERSION).tgz "oci://$(REGISTRY)/charts" $(ARGS)
 
 .PHONY: release-wheels
-release-wheels: ## Wheels for two processors and for any, and the source; COMPILERS="cc" for this processor alone
+release-wheels: ## Build wheels for two architectures, a pure one and the sdist; COMPILERS="cc" for this architecture only
 	@set -e; for CC in $(COMPILERS); do export CC; $(RUN) python -m hatchling build -t wheel -d $(DIST)/python; done
 	@export NETAWARE_PURE=1; $(RUN) python -m hatchling build -t wheel -t sdist -d $(DIST)/python
 
 .PHONY: release-krew
-release-krew: ## The plugin's archive and krew's manifest in dist; REPOSITORY=owner/name
+release-krew: ## Write the plugin's archive and krew's manifest into dist; REPOSITORY=owner/name
 	@test -n "$(REPOSITORY)" || { echo "REPOSITORY=owner/name is needed" >&2; exit 1; }
 	@mkdir -p $(DIST)/krew; sed 's/PYTHON_VERSION/$(PYTHON_VERSION)/' manifests/krew/kubectl-netaware > $(DIST)/krew/kubectl-netaware
 	@cp LICENSE $(DIST)/krew; chmod 755 $(DIST)/krew/kubectl-netaware
@@ -92,5 +91,5 @@ release-krew: ## The plugin's archive and krew's manifest in dist; REPOSITORY=ow
 	  manifests/krew/netaware.yaml > $(DIST)/netaware.yaml
 
 .PHONY: kind
-kind: ## Install, place, upgrade, uninstall on kind; KUBERNETES=1.37
+kind: ## Install, place pods, upgrade and uninstall on kind; KUBERNETES=1.37
 	@.ci/kind $(KUBERNETES) $(VERSION)

@@ -1,4 +1,4 @@
-"""All real nodes of a lab: what they pull from, the nodes themselves, and the services that a cluster of them needs."""
+"""Starts the real nodes of a lab, the registry that they pull from, and the cluster's DNS and metrics-server."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler"
 _MANIFESTS = Path(__file__).parents[2] / "manifests"
 APP_IMAGE = "netaware-lab-app:lab"
 _SERVICES = Path(__file__).with_name("services.yaml")
-# So many at a time: a start is mostly processor time, and a kubelet that is starved registers late.
-_AT_ONCE = 4
-# Images and containers are in memory where there is room: what a disk takes minutes to delete is gone with the node.
+# Starts take mostly CPU time, without which a kubelet registers late.
+_MAX_CONCURRENT_STARTS = 4
+# Memory for a node's images and containers. If there is less they are on disk, where their deletion takes minutes.
 _MEMORY_PER_NODE = 2**30
 _REGISTER_TIMEOUT_S = 90.0
 _POLL_S = 0.1
@@ -41,11 +41,11 @@ _POLL_S = 0.1
 
 @dataclass
 class RealNodes:
-    """The real nodes of a lab that is up.
+    """The real nodes of a lab.
 
     Attributes:
-        nodes: by name.
-        images: what they can pull; grows while they run.
+        nodes: name -> node.
+        images: the images that they can pull; None without nodes.
     """
 
     nodes: Mapping[str, RealNode] = field(default_factory=dict)
@@ -64,25 +64,25 @@ async def start_real_nodes(
     """Start every node whose kubelet is real, and apply DNS and metrics-server; nodes become Ready a moment later.
 
     Args:
-        lab: its name.
-        state_dir: of the lab.
-        network: its devices; nodes with a range of pods are real.
-        control_plane: where they register.
+        lab: name of the lab.
+        state_dir: state directory of the lab.
+        network: network of the lab; nodes with ranges of pods are real.
+        control_plane: control plane at which they register.
         programs: keeps their processes.
-        binaries: what they run.
+        binaries: files of their programs.
 
     Raises:
-        UnsupportedError: the machine lacks something.
+        UnsupportedError: the machine cannot run real nodes.
         BootError: a program did not start, or a node did not register.
     """
     environment, nft = binaries.debian.environment(), binaries.debian.program("nft")
     assert nft is not None
-    real = [node for node in network.nodes if node.pod_ranges]
-    snapshotter = await asyncio.to_thread(machine.require, environment, nft, state_dir, nodes=len(real))
+    real_networks = [node for node in network.nodes if node.pod_ranges]
+    snapshotter = await asyncio.to_thread(machine.check_machine, environment, nft, state_dir, nodes=len(real_networks))
     images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
     address = f"{network.gateway}:{free_ports(1)[0]}"
     programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
-    in_memory = psutil.virtual_memory().available > len(real) * _MEMORY_PER_NODE
+    in_memory = psutil.virtual_memory().available > len(real_networks) * _MEMORY_PER_NODE
     nodes = {
         n.node.name: RealNode(
             network=n,
@@ -96,18 +96,18 @@ async def start_real_nodes(
             registry=f"http://{address}",
             pod_ranges=pod_ranges(network.slot),
         )
-        for n in real
+        for n in real_networks
     }
-    gate = asyncio.Semaphore(_AT_ONCE)
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT_STARTS)
     async with Client(control_plane.client_config) as client, asyncio.TaskGroup() as group:
         for node in nodes.values():
-            group.create_task(_start_node(node, client, gate))
+            group.create_task(_start_node(node, client, semaphore))
     await control_plane.run_kubectl("apply", "--server-side", "-f", _SERVICES)
     return RealNodes(nodes, images)
 
 
-async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -> None:
-    async with gate:
+async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semaphore) -> None:
+    async with semaphore:
         cgroups.create(node.cgroup)
         await node.start()
         await poll_until(
@@ -118,7 +118,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
             on_retry=node.programs.check,
             error=BootError,
         )
-        # No kubelet may write its own node's ranges of addresses.
+        # A kubelet may not write its node's pod CIDRs.
         ranges = node.network.pod_ranges
         body = {"spec": {"podCIDR": ranges[0], "podCIDRs": list(ranges)}}
         await client.patch(NODES, node.name, body, Node, kind=MERGE_PATCH)
@@ -126,14 +126,14 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
 
 
 def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:
-    """The images that come with a cluster, each of one program that the lab has built; a second name costs a tag."""
+    """Create the images of the cluster's own pods, each of one program that the lab has built."""
     store = ImageStore(folder)
     for name, program in (
         (PAUSE_IMAGE, binaries.node / "pause"),
         (COREDNS_IMAGE, binaries.node / "coredns"),
         (METRICS_SERVER_IMAGE, binaries.metrics_server),
         (APP_IMAGE, binaries.app),
-        # The lab has one kube-scheduler, regardless of the overlay's version.
+        # The lab's kube-scheduler, under every version that an overlay may name.
         *((f"{SCHEDULER_IMAGE}:{tag}", control_plane.binaries["kube-scheduler"]) for tag in sorted(_scheduler_tags())),
     ):
         store.add_program(name, program)

@@ -1,4 +1,4 @@
-"""The configuration files of a real node, as text. Paths are those inside the node's own root directory."""
+"""The configuration files of a real node, as text. Paths are relative to the node's root directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def containerd_config(*, snapshotter: str) -> str:
     """The configuration of containerd, with CNI and registries at their usual places.
 
     Args:
-        snapshotter: ``overlayfs``, or ``native`` where the state directory cannot hold an overlay.
+        snapshotter: ``overlayfs``, or ``native`` if the state directory's file system does not support overlays.
     """
     return f"""version = 3
 root = "/var/lib/containerd"
@@ -34,7 +34,7 @@ state = "/run/containerd"
   [plugins."io.containerd.cri.v1.images".registry]
     config_path = "/etc/containerd/certs.d"
 [plugins."io.containerd.cri.v1.runtime"]
-  # A machine need not allow that this value is lowered.
+  # A container may not lower this value on every machine.
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/opt/cni/bin"]
@@ -47,12 +47,12 @@ state = "/run/containerd"
 
 
 def registry_hosts(url: str) -> str:
-    """hosts.toml that sends every pull, from any registry, to the lab's own."""
+    """hosts.toml that redirects pulls from all registries to the lab's registry."""
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
 def cni_config(pod_ranges: Sequence[str]) -> str:
-    """The network of the pods in these CIDR ranges: devices, host ports and bandwidth limits. Pods' addresses are routed, not translated."""
+    """The CNI configuration for pods in these CIDR ranges, with host ports and bandwidth limits, and without NAT."""
     routes = [{"dst": "0.0.0.0/0"}]
     devices: dict[str, Any] = {
         "type": "bridge",
@@ -80,8 +80,8 @@ def kubelet_config(
 
     Args:
         dns: address of the cluster's DNS service.
-        max_pods: as many as the node has addresses for, at most.
-        reserved: what the machine has beyond what the topology gives this node, by resource.
+        max_pods: at most the number of the node's pod addresses.
+        reserved: resource -> amount that the machine has and the topology does not give to the node.
     """
     return yaml.safe_dump(
         {
@@ -109,7 +109,7 @@ def kubelet_config(
             "serializeImagePulls": False,
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
             "shutdownGracePeriod": "0s",
-            # A lab's node should notice within seconds, and must not tidy up because the machine's disk is full.
+            # Report changes within seconds, and do not evict pods or delete images if the machine's disk is full.
             "nodeStatusUpdateFrequency": "5s",
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
@@ -121,8 +121,8 @@ def proxy_config(*, node: str, pod_ranges: Sequence[str]) -> str:
     """kube-proxy's configuration.
 
     Args:
-        node: its name.
-        pod_ranges: of the whole cluster; what comes from elsewhere is masqueraded on its way to a Service.
+        node: name of the node.
+        pod_ranges: pod addresses of the whole cluster; traffic from others to Services is masqueraded.
     """
     return yaml.safe_dump(
         {
@@ -132,7 +132,7 @@ def proxy_config(*, node: str, pod_ranges: Sequence[str]) -> str:
             "hostnameOverride": node,
             "clusterCIDR": ",".join(pod_ranges),
             "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
-            # The machine's own limits of connection tracking are left as they are.
+            # 0 keeps the machine's limits of connection tracking.
             "conntrack": {"maxPerCore": 0, "min": 0},
             "oomScoreAdj": 0,
             "nftables": {"syncPeriod": "30s", "minSyncPeriod": "200ms"},

@@ -1,6 +1,6 @@
-"""Container images without a container engine: made of one program, and kept where the lab's registry serves them from.
+"""The images that the lab's registry serves, created without a container engine.
 
-The store is a folder: ``blobs/<digest>`` and ``tags/<registry>/<repository>/<tag>``, a file that holds a manifest's digest.
+The store is a folder: ``blobs/<digest>`` and ``tags/<registry>/<repository>/<tag>``, a file with a manifest's digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
-"""This machine's processor, as Kubernetes and images name it."""
+"""Go's name of this machine's architecture, which Kubernetes and images use."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ImageReference:
 
     @classmethod
     def parse(cls, text: str) -> ImageReference:
-        """Read a name as containerd does: without a registry it is Docker Hub's, and there without a folder ``library``'s."""
+        """Parse a name as containerd does: the default registry is ``docker.io``, with the default folder ``library``."""
         path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", "latest")
         first, slash, rest = path.partition("/")
         if slash and ("." in first or ":" in first or first == "localhost"):
@@ -55,26 +55,26 @@ class ImageStore:
         return self.folder / "blobs" / value
 
     def tag(self, reference: ImageReference) -> Path:
-        """Path of the digest of a name's manifest."""
+        """Path of the file with the digest of the name's manifest."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
     def add_program(self, name: str, program: Path) -> None:
-        """An image of one static program, which its containers run as root."""
-        inside = f"/usr/local/bin/{program.name}"
+        """Add an image of one static program, which runs as root."""
+        entrypoint = f"/usr/local/bin/{program.name}"
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as layer:
             for folder in ("tmp", "etc"):
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
                 layer.addfile(entry)
-            layer.add(program, arcname=inside.lstrip("/"))
+            layer.add(program, arcname=entrypoint.lstrip("/"))
         data = buffer.getvalue()
         layer_digest = self._put(data)
         config = {
             "architecture": ARCHITECTURE,
             "os": "linux",
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
-            "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": [inside], "User": "0:0"},
+            "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": [entrypoint], "User": "0:0"},
         }
         encoded = json.dumps(config).encode()
         manifest = {
@@ -86,7 +86,7 @@ class ImageStore:
         self._put_tag(name, self._put(json.dumps(manifest).encode()))
 
     def add_layout(self, name: str, layout: Path) -> None:
-        """An image of an OCI image layout, as `buildah push oci:FOLDER` leaves it; blobs are linked, not copied."""
+        """Add the image of an OCI image layout, as `buildah push oci:FOLDER` writes it; blobs are linked, not copied."""
         index = json.loads((layout / "index.json").read_text())
         digest = str(index["manifests"][0]["digest"])
         for blob in (layout / "blobs" / "sha256").iterdir():

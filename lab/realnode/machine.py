@@ -1,4 +1,4 @@
-"""Checks that this machine can run real nodes, before anything is started; one error names all that is missing."""
+"""Checks whether this machine can run real nodes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lab.realnode import cgroups
 
 _TOOLS = ("mount", "nsenter", "pivot_root", "setpriv", "unshare")
 _TIMEOUT_S = 20.0
-_INOTIFY_PER_NODE = 10
-# A table as kube-proxy makes them: maps of verdicts, translation of addresses, and what is not ours masqueraded.
+_INOTIFY_PER_NODE, _USUAL_INOTIFY_LIMIT = 10, 1024
+# Uses what kube-proxy's tables use: verdict maps, NAT and masquerading.
 _NFT_RULES = """
 table ip netaware-lab-probe {
   map services { type ipv4_addr . inet_proto . inet_service : verdict; }
@@ -24,29 +24,29 @@ table ip netaware-lab-probe {
   chain post { type nat hook postrouting priority 100; ct mark 1 masquerade fully-random; }
 }
 """
-_IN_NAMESPACE = ("unshare", "--net", "--mount", "--")
+_UNSHARE = ("unshare", "--net", "--mount", "--")
 
 
-def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes: int) -> str:
+def check_machine(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes: int) -> str:
     """Check the machine; return the snapshotter that containerd can use with ``state_dir``.
 
     Args:
-        environment: variables by which ``nft`` finds its libraries.
-        nft: the program.
-        state_dir: an existing folder on the file system that is to hold containers.
-        nodes: how many real nodes there are to be.
+        environment: variables with which ``nft`` finds its libraries.
+        nft: file of the program.
+        state_dir: an existing folder on the file system for the containers.
+        nodes: number of real nodes.
 
     Raises:
-        UnsupportedError: names everything that is missing.
-        InsufficientCapacityError: nothing is, but other programs of this user hold too much of it.
+        UnsupportedError: names all that is missing.
+        InsufficientCapacityError: other programs of this user have too many inotify instances.
     """
     missing = missing_privileges()
     missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _which(tool) is None]
     if not missing:
         missing = _missing_cgroups() + _missing_kernel_parts(environment, nft)
-    room = [] if missing else _missing_inotify(nodes)
-    if missing or room:
-        needed = f"real nodes need {'; '.join(missing + room)}. Nodes without a kubelet need none of this: --nodes kwok"
+    lacking_inotify = [] if missing else _missing_inotify(nodes)
+    if missing or lacking_inotify:
+        needed = f"real nodes need {'; '.join(missing + lacking_inotify)}. Nodes without a kubelet need none of this: --nodes kwok"
         raise UnsupportedError(needed) if missing else InsufficientCapacityError(needed)
     return "overlayfs" if _has_overlay(state_dir) else "native"
 
@@ -56,7 +56,7 @@ def _which(tool: str) -> str | None:
 
 
 def _missing_cgroups() -> list[str]:
-    if _own_user_namespace():
+    if _is_in_user_namespace():
         return ["to be root of the machine itself, not of a user namespace"]
     if not cgroups.ROOT.is_dir() or not cgroups.hierarchies():
         return [f"cgroups at {cgroups.ROOT}"]
@@ -73,43 +73,40 @@ def _missing_cgroups() -> list[str]:
     return []
 
 
-def _own_user_namespace() -> bool:
-    """Whether this process's root is not the machine's: then its user ids are mapped."""
-    return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
+def _is_in_user_namespace() -> bool:
+    """Whether this process is in a user namespace, in which not all user ids are mapped to themselves."""
+    return Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]
 
 
 def _missing_kernel_parts(environment: Mapping[str, str], nft: Path) -> list[str]:
     missing = []
-    if said := _failure_of([*_IN_NAMESPACE, str(nft), "-f", "-"], environment, _NFT_RULES):
-        missing.append(f"nftables with NAT in the kernel ({said})")
+    if failure := _try_command([*_UNSHARE, str(nft), "-f", "-"], environment, _NFT_RULES):
+        missing.append(f"nftables with NAT in the kernel ({failure})")
     if not Path("/proc/sys/net/bridge").is_dir():
-        # Without it an answer from a pod of the same node passes by connection tracking.
-        said = _failure_of(["modprobe", "br_netfilter"], {}, "")
-        if said or not Path("/proc/sys/net/bridge").is_dir():
+        # Without it, answers from a pod of the same node bypass connection tracking.
+        failure = _try_command(["modprobe", "br_netfilter"], {}, "")
+        if failure or not Path("/proc/sys/net/bridge").is_dir():
             missing.append("the kernel's br_netfilter")
     return missing
 
 
 def _missing_inotify(nodes: int) -> list[str]:
-    """Kubelets, containerd and kube-proxy watch files; the machine's limit is for all programs of a user together."""
+    """The sysctl that gives nodes enough inotify instances, which all programs of a user share; empty if there are enough."""
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     used = sum(_is_inotify(fd) for fd in Path("/proc").glob("[0-9]*/fd/*"))
-    wanted = used + nodes * _INOTIFY_PER_NODE
-    if wanted <= limit:
+    needed = used + nodes * _INOTIFY_PER_NODE
+    if needed <= limit:
         return []
-    return [
-        (
-            f"fs.inotify.max_user_instances to be {wanted} or more ({used} of {limit} are in use, and a node takes up to"
-            f" {_INOTIFY_PER_NODE}): sysctl -w fs.inotify.max_user_instances={max(1024, wanted)}"
-        )
-    ]
+    usage = f"{used} of {limit} are in use, and a node takes up to {_INOTIFY_PER_NODE}"
+    command = f"sysctl -w fs.inotify.max_user_instances={max(_USUAL_INOTIFY_LIMIT, needed)}"
+    return [f"fs.inotify.max_user_instances to be {needed} or more ({usage}): {command}"]
 
 
 def _is_inotify(descriptor: Path) -> bool:
     try:
         return str(descriptor.readlink()) == "anon_inode:inotify"
     except OSError:
-        # It was closed, or its process ended, meanwhile.
+        # The descriptor was closed meanwhile.
         return False
 
 
@@ -118,13 +115,13 @@ def _has_overlay(folder: Path) -> bool:
         for name in ("lower", "upper", "work", "merged"):
             (Path(scratch) / name).mkdir()
         options = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work"
-        return not _failure_of(
-            [*_IN_NAMESPACE, "mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"], {}, ""
+        return not _try_command(
+            [*_UNSHARE, "mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"], {}, ""
         )
 
 
-def _failure_of(argv: list[str], environment: Mapping[str, str], text: str) -> str:
-    """The output of a failed command; empty if it succeeded."""
+def _try_command(argv: list[str], environment: Mapping[str, str], text: str) -> str:
+    """Run a command with this input; returns the first line of its errors, empty if it succeeded."""
     try:
         done = subprocess.run(
             argv,

@@ -1,4 +1,4 @@
-"""One real node: its files, its namespaces, containerd, kubelet and kube-proxy, each a program of the lab with its own log."""
+"""A real node: its files, its namespaces, and containerd, kubelet and kube-proxy as programs of the lab."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _UNSHARE = [
     "--propagation=private",
 ]
 _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A kubelet ends at once where containerd does not answer yet.
+# A kubelet exits if containerd does not answer yet.
 _ONCE_CONTAINERD_ANSWERS = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-# What of the host's /etc programs on the node read.
-_ETC = (
+# Files of the host's /etc that programs on the node read.
+_ETC_FILES = (
     "passwd",
     "group",
     "nsswitch.conf",
@@ -60,16 +60,16 @@ class RealNode:
     """A node with a real kubelet.
 
     Attributes:
-        network: its network side.
-        folder: its files; ``var``, ``etc`` and ``opt`` in it are the node's own.
+        network: its network.
+        folder: its files, with the node's ``var``, ``etc`` and ``opt``.
         lab: name of the lab, for the node's label.
-        control_plane, programs, binaries: of the lab.
-        snapshotter: containerd's.
-        in_memory: whether ``/var``, images and containers with it, is in memory rather than on the disk.
+        control_plane, programs, binaries: those of the lab.
+        snapshotter: snapshotter of containerd.
+        in_memory: whether ``/var`` with images and containers is in memory, not on disk.
         registry: URL of the lab's registry.
-        pod_ranges: of the whole cluster.
-        running: its programs by what they are: ``root``, ``containerd``, ``kubelet``, ``kube-proxy``.
-        pid: its first process; ``nsenter --target PID --all`` is a shell on the node.
+        pod_ranges: pod addresses of the whole cluster.
+        running: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
+        pid: id of its first process; ``nsenter --target PID --all`` opens a shell on the node.
     """
 
     network: NodeNetwork
@@ -96,14 +96,14 @@ class RealNode:
         return self.network.netns
 
     def enter(self, *command: str | Path) -> list[str]:
-        """A command line that runs a command on the node, seeing its files, processes and devices."""
-        entered = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
-        entered = [*cgroups.join(self.cgroup, "init"), *entered, "--cgroup", "--root", "--"]
-        # The node's programs must not outlive the one that entered it.
-        return [*entered, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
+        """The command line that runs a command in all namespaces of the node."""
+        prefix = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
+        prefix = [*cgroups.join_command(self.cgroup, "init"), *prefix, "--cgroup", "--root", "--"]
+        # The kernel kills the command when the process that entered the node ends.
+        return [*prefix, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
 
     async def start(self) -> None:
-        """Start everything but kube-proxy; the kubelet registers the node. Raises BootError."""
+        """Start containerd and the kubelet, which registers the node. Raises BootError if a program does not start."""
         await asyncio.to_thread(self._write_files)
         await self._start_root()
         await self._start_containerd()
@@ -126,7 +126,7 @@ class RealNode:
         )
 
     def start_proxy(self) -> None:
-        """Start kube-proxy, which needs its Node object."""
+        """Start kube-proxy; call it when the node is registered."""
         libraries = ":".join(f"/opt/debian{p}" for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"))
         self._start(
             "kube-proxy",
@@ -137,28 +137,34 @@ class RealNode:
         )
 
     def _start(self, what: str, *command: str) -> None:
-        # Without the lab's own PYTHONPATH and the user's settings; with the mark by which a killed lab's processes are found.
+        # Without the lab's PYTHONPATH and the user's settings, but with the variable by which a killed lab's processes are found.
         argv = self.enter("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
         self.running[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
 
     async def _start_root(self) -> None:
         binaries = self.binaries
         folders = (self.folder, binaries.node, binaries.containerd, binaries.cni, binaries.debian.root)
-        command = [*cgroups.join(self.cgroup), *namespaces.enter_command(self.network.netns), "--", *_UNSHARE, "--"]
+        command = [
+            *cgroups.join_command(self.cgroup),
+            *namespaces.enter_command(self.network.netns),
+            "--",
+            *_UNSHARE,
+            "--",
+        ]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
         root = self.programs.start(f"node-{self.name}", command, stop_timeout_s=0.0)
         self.running["root"] = root
         parent = psutil.Process(root.pid)
-        await self._until(lambda: bool(parent.children()), "its first process")
+        await self._wait_until(lambda: bool(parent.children()), "its first process")
         self.pid = parent.children()[0].pid
-        await self._until(Path(f"/proc/{self.pid}/root/var/.ready").exists, "its root directory")
+        await self._wait_until(Path(f"/proc/{self.pid}/root/var/.ready").exists, "its root directory")
 
     async def _start_containerd(self) -> None:
         self._start("containerd", "/opt/containerd/containerd", "--config=/etc/containerd/config.toml")
         socket = Path(f"/proc/{self.pid}/root/run/containerd/containerd.sock")
-        await self._until(socket.exists, "containerd's socket")
+        await self._wait_until(socket.exists, "containerd's socket")
 
-    async def _until(self, ready: Callable[[], bool], what: str) -> None:
+    async def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         what = f"{what}, of node {self.name}"
         await poll_until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check, error=BootError)
 
@@ -166,7 +172,7 @@ class RealNode:
         etc = self.folder / "etc"
         for folder in ("kubernetes/pki", "cni/net.d", "containerd/certs.d/_default", "ssl"):
             (etc / folder).mkdir(parents=True)
-        for name in _ETC:
+        for name in _ETC_FILES:
             if (source := Path("/etc") / name).exists():
                 shutil.copy(source, etc / name)
         if Path("/etc/ssl/certs").is_dir():
@@ -187,7 +193,7 @@ class RealNode:
         return files.kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), self.network.pod_address_count),
-            reserved=reserved(node.cpu, node.memory),
+            reserved=system_reserved(node.cpu, node.memory),
         )
 
     def _write_credentials(self, folder: Path) -> None:
@@ -203,17 +209,17 @@ class RealNode:
         self._write_kubeconfig(folder / "kube-proxy.kubeconfig", proxy)
 
     def _write_kubeconfig(self, path: Path, pair: KeyPair) -> None:
-        """A kubeconfig with embedded credentials, since the lab's files cannot be seen from the node."""
+        """Write a kubeconfig with embedded credentials, because the node does not see the lab's files."""
         cluster = {
             "server": self.control_plane.server,
-            "certificate-authority-data": _encoded(self.control_plane.ca_file),
+            "certificate-authority-data": _read_base64(self.control_plane.ca_file),
         }
-        user = {"client-certificate-data": _encoded(pair.certificate), "client-key-data": _encoded(pair.key)}
+        user = {"client-certificate-data": _read_base64(pair.certificate), "client-key-data": _read_base64(pair.key)}
         save_kubeconfig(path, cluster, "node", user)
 
 
-def reserved(cpu: str, memory: str) -> dict[str, str]:
-    """The machine's resources beyond the node's size, so that allocatable is the topology's."""
+def system_reserved(cpu: str, memory: str) -> dict[str, str]:
+    """Resource -> amount of the machine beyond the node's size, so that allocatable is that of the topology."""
     cpus = os.cpu_count() or 1
     spare_millicores = int(cpus * 1000 - quantity.parse(cpu) * 1000)
     spare_bytes = int(psutil.virtual_memory().total - quantity.parse(memory))
@@ -221,5 +227,5 @@ def reserved(cpu: str, memory: str) -> dict[str, str]:
     return {name: text for name, (amount, text) in spare.items() if amount > 0}
 
 
-def _encoded(path: Path) -> str:
+def _read_base64(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

@@ -1,7 +1,7 @@
-"""The programs of a real node: built from pinned Go modules, or taken from the distribution, and kept in the user's cache.
+"""Finds, builds or downloads the programs of a real node, which are kept in the user's cache.
 
-runc comes from the distribution, since one that is built without libseccomp refuses the default profile; nft because
-kube-proxy runs it.
+Most are built from pinned Go modules. runc is the distribution's, because without libseccomp it refuses the default seccomp profile;
+nft, which kube-proxy runs, is the distribution's too.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class NodePrograms:
         node: folder of kubelet, kube-proxy, coredns and pause.
         containerd: folder of containerd, its shim and ctr.
         cni: folder of the CNI plugins.
-        metrics_server, app: their files.
-        debian: root of the unpacked packages that hold runc and nft.
+        metrics_server, app: the files of these programs.
+        debian: the unpacked packages with runc and nft.
     """
 
     node: Path
@@ -91,7 +91,7 @@ def find_or_build_node_programs() -> NodePrograms:
 
     Raises:
         BuildError: a build failed.
-        UnsupportedError: this machine's distribution does not give what is taken from it.
+        UnsupportedError: the distribution's packages cannot be downloaded, or lack runc or nft.
     """
     debian = find_or_unpack("node", _PACKAGES, progress=Progress())
     for name in ("runc", "nft"):

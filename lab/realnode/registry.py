@@ -1,7 +1,7 @@
-"""``python -m lab.realnode.registry FOLDER HOST:PORT``: the registry that real nodes pull from, read only.
+"""``python -m lab.realnode.registry FOLDER HOST:PORT``: the read-only registry that real nodes pull from.
 
-It serves what a lab put into its image store (lab.realnode.images), under whatever registry's name a pod asks for: nothing
-in a lab comes from a registry outside. OCI Distribution Specification 1.1, the part that pulls.
+It serves the lab's image store (`lab.realnode.images`) in place of every other registry. It implements the pull part of the OCI
+Distribution Specification 1.1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DEFAULT_REGISTRY = "docker.io"
 
 
 class Registry:
-    """Request handlers over a store that grows while they serve."""
+    """Request handlers of the registry; images may be added to the store meanwhile."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -37,15 +37,15 @@ class Registry:
         return web.json_response({})
 
     async def _manifest(self, request: web.Request) -> web.StreamResponse:
-        wanted = request.match_info["reference"]
-        if ":" in wanted:
-            return self._file(wanted, MANIFEST)
-        # containerd names the registry that it was asked for beside its mirror.
+        reference = request.match_info["reference"]
+        if ":" in reference:
+            return self._file(reference, MANIFEST)
+        # In ns, containerd names the registry of the image, for which this one is the mirror.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
-        tag = self._store.tag(ImageReference(registry, request.match_info["repository"], wanted))
+        tag = self._store.tag(ImageReference(registry, request.match_info["repository"], reference))
         if not tag.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag.is_file():
             return _error(
-                "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{wanted}"
+                "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{reference}"
             )
         return self._file(tag.read_text(), MANIFEST)
 
@@ -78,7 +78,7 @@ async def serve(folder: Path, host: str, port: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM; 2 on wrong usage."""
+    """Run until SIGTERM; return 2 on wrong usage."""
     host, _, port = argv[-1].rpartition(":") if len(argv) == 2 else ("", "", "")
     if not host or not port.isdecimal():
         print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)

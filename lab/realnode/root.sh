@@ -1,8 +1,8 @@
 #!/bin/sh
-# The first process of a real node, in namespaces of its own (network, mounts, processes, cgroups, host name, IPC): it makes a root
-# directory that looks like a node's, with nothing of the host but its programs and its devices, and then keeps
-# the namespaces and reaps orphans. When it ends, the kernel ends everything on the node and takes away every mount.
-# Usage: root.sh NAME WORK NODE_PROGRAMS CONTAINERD CNI DEBIAN_ROOT VAR   (VAR: tmpfs, or disk for below WORK)
+# The first process of a real node, in namespaces of its own (network, mounts, processes, cgroups, host name, IPC). It creates the
+# node's root directory, with only programs and devices of the host, then keeps the namespaces and reaps orphans. When it ends, the
+# kernel ends all processes and mounts of the node.
+# Usage: root.sh NAME WORK NODE_PROGRAMS CONTAINERD CNI DEBIAN_ROOT VAR   (VAR: tmpfs, or disk for a folder below WORK)
 set -eu
 name=$1 work=$2 node=$3 containerd=$4 cni=$5 debian=$6 var=$7
 root=$work/root
@@ -23,7 +23,7 @@ mount -t sysfs sysfs sys
 # The root of the cgroup namespace is the node's own cgroup.
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
   mount -t cgroup2 cgroup2 sys/fs/cgroup
-  # A cgroup of version 2 that hands controllers down holds no processes itself.
+  # In version 2, a cgroup that enables controllers for its children may not have processes.
   mkdir sys/fs/cgroup/init
   echo 1 > sys/fs/cgroup/init/cgroup.procs
   sed 's/\([a-z]\+\)/+\1/g' sys/fs/cgroup/cgroup.controllers > sys/fs/cgroup/cgroup.subtree_control
@@ -44,7 +44,7 @@ mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
 mkdir run/netns
 if [ "$var" = tmpfs ]; then mount -t tmpfs -o mode=755 var var; else mount --bind "$work/var" var; fi
-# On a disk, that of the start before would be found.
+# A previous start may have left it on disk.
 rm -f var/.ready
 mkdir -p var/lib/kubelet var/lib/containerd var/log var/tmp
 mount --bind "$work/etc" etc
@@ -54,7 +54,7 @@ mount --bind "$node" opt/node
 mount --bind "$containerd" opt/containerd
 mount --bind "$debian" opt/debian
 ln -s /run var/run 2>/dev/null || true
-# The kubelet sets these for the whole machine; here it finds what it wants and changes a file of the node's own.
+# The kubelet would set these for the whole machine; it finds its values in files of the node instead.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
   file=${setting%=*}
   [ -e "proc/sys/$file" ] || continue

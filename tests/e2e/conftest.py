@@ -15,7 +15,7 @@ import pytest
 
 from lab.errors import InsufficientCapacityError, UnsupportedError
 from lab.network import require_privileges
-from lab.realnode.machine import require
+from lab.realnode.machine import check_machine
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.shipped import build_images
 from tests.support.unsupported import skip_if_unsupported
@@ -101,7 +101,7 @@ def await_room(programs: NodePrograms, folder: Path) -> None:
     deadline = time.monotonic() + ROOM_PATIENCE_S
     while True:
         try:
-            require(programs.debian.environment(), nft, folder, nodes=5)
+            check_machine(programs.debian.environment(), nft, folder, nodes=5)
         except InsufficientCapacityError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))
