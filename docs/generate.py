@@ -65,7 +65,7 @@ kind: AgentConfiguration
 capacityByNode:
   - {selector: pool=edge, capacity: 1G}
 capacityByInstanceType:
-  m5.large: 750M
+  n2-standard-8: 16G
 ```
 """
 SERVED = """\
