@@ -37,7 +37,7 @@ def options(control_plane: ControlPlane) -> argparse.Namespace:
     return argparse.Namespace(kubeconfig=str(control_plane.kubeconfig), context="", no_browser=True)
 
 
-async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cannot(
+async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures(
     serve_page: ServePage,
     control_plane: ControlPlane,
     client: Client,

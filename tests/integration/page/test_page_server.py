@@ -66,7 +66,7 @@ async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> 
             await asyncio.sleep(0.5)
 
 
-async def test_a_sample_that_an_agent_writes_reaches_an_open_page_and_what_is_known_is_not_sent_again(
+async def test_an_agents_sample_reaches_an_open_page_and_known_data_is_not_sent_again(
     serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
 ) -> None:
     zones = await two_zones(client, namespace, make_node)

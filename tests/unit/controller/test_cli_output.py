@@ -1,4 +1,4 @@
-"""What commands print about a made-up cluster: it fits terminals of 80 and of 200 columns, and programs can read it."""
+"""Output of commands for a made-up cluster: it fits terminals of 80 and of 200 columns, and programs can read it."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def healthy() -> ClusterSnapshot:
     return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), verdicts=verdicts)
 
 
-def sick() -> ClusterSnapshot:
-    """The same with an agent missing, old samples, and a pair that was never measured."""
+def unhealthy() -> ClusterSnapshot:
+    """The healthy cluster without one agent, with old samples, and with a pair that was never measured."""
     snapshot = healthy()
     name = f"{HOME}/netperf-metrics"
     samples = [msgspec.json.decode(text, type=Sample) for text in snapshot.results[name].values()]
@@ -100,14 +100,14 @@ def sick() -> ClusterSnapshot:
     return msgspec.structs.replace(snapshot, nodes=nodes, results={name: data})
 
 
-def parsed(*argv: str) -> tuple[Command, argparse.Namespace]:
+def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
     options = parse(argv)
     return load_command(options.command), options
 
 
-async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
-    """What a command writes to its stream."""
-    command, options = parsed(*argv)
+async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
+    """The output of a command."""
+    command, options = parse_command(*argv)
     out = Terminal() if stream is None else stream
     async with Empty(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, options.namespace or None, HOME)
@@ -134,8 +134,8 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
-    screens = [await printed(sick(), *argv) for argv in SCREENS.values()]
-    forty_zones = await printed(make_snapshot(40), "costs")
+    screens = [await print_command(unhealthy(), *argv) for argv in SCREENS.values()]
+    forty_zones = await print_command(make_snapshot(40), "costs")
     assert max(map(len, "\n".join((*screens, forty_zones)).splitlines())) <= columns
     assert forty_zones.count("from \\ to") == blocks
 
@@ -143,18 +143,18 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
 @pytest.mark.parametrize("name", SCREENS)
 async def test_a_pipe_gets_no_colours_and_json_equals_yaml(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert "\x1b" not in await printed(healthy(), *SCREENS[name], stream=io.StringIO())
-    as_json = json.loads(await printed(healthy(), *SCREENS[name], "-o", "json"))
-    assert yaml.safe_load(await printed(healthy(), *SCREENS[name], "-o", "yaml")) == as_json
+    assert "\x1b" not in await print_command(healthy(), *SCREENS[name], stream=io.StringIO())
+    as_json = json.loads(await print_command(healthy(), *SCREENS[name], "-o", "json"))
+    assert yaml.safe_load(await print_command(healthy(), *SCREENS[name], "-o", "yaml")) == as_json
 
 
-async def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[3" in await printed(sick(), "status")
+    assert "\x1b[3" in await print_command(unhealthy(), "status")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in await printed(sick(), "status")
+    assert "\x1b[3" not in await print_command(unhealthy(), "status")
 
 
 async def test_graph_shows_every_condition_that_does_not_hold() -> None:
@@ -163,7 +163,7 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
     conditions = [Condition("Admitted", "False", message="not admitted by shop"), Condition("Balanced", "True")]
     status = msgspec.structs.replace(group.status, conditions=conditions)
     group = msgspec.structs.replace(group, status=status)
-    text = await printed(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
+    text = await print_command(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
     assert "Admitted False  not admitted by shop" in text
     assert "Balanced" not in text
 
@@ -175,11 +175,11 @@ def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None
 
 async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="diagnose pod NAME"):
-        await printed(healthy(), "diagnose", "pod")
+        await print_command(healthy(), "diagnose", "pod")
     with pytest.raises(NotFoundError, match="no two zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
-        await printed(healthy(), "latency", "atlantis", "eu-west-6")
+        await print_command(healthy(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
-        await printed(healthy(), "graph", "x", "-n", "default")
+        await print_command(healthy(), "graph", "x", "-n", "default")
 
 
 async def test_a_command_without_its_main_objects_is_an_error_and_other_gaps_are_notes() -> None:
@@ -187,7 +187,7 @@ async def test_a_command_without_its_main_objects_is_an_error_and_other_gaps_are
         session = MadeUpSession(client, None, None, HOME, notes={"appgroups": "not allowed to list them"})
         session.made_up = healthy()
         for name in ("costs", "graph"):
-            command, options = parsed(name)
+            command, options = parse_command(name)
             with pytest.raises(NotFoundError, match="appgroups: not allowed") if name == "graph" else nullcontext():
                 await command.run(session, options)
 
@@ -201,10 +201,10 @@ UNAVAILABLE = {
 }
 
 
-async def test_replicas_are_asked_at_once_and_an_old_store_is_reported_by_its_replica() -> None:
-    """No replica answers before two are asked; the client makes no more reads at a time."""
-    asked: set[str] = set()
-    both_asked = asyncio.Event()
+async def test_replicas_are_queried_concurrently_and_report_old_stores() -> None:
+    """No replica answers before two are queried; the client makes no more reads at a time."""
+    queried: set[str] = set()
+    both_queried = asyncio.Event()
     answers = {
         "old": lambda: web.Response(status=503, text="age: store of nodes is 130 s old (503)\n"),
         "fine": lambda: web.Response(text="ok\n"),
@@ -213,10 +213,10 @@ async def test_replicas_are_asked_at_once_and_an_old_store_is_reported_by_its_re
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/readyz"):
-            asked.add(request.path)
-            if len(asked) == 2:
-                both_asked.set()
-            await both_asked.wait()
+            queried.add(request.path)
+            if len(queried) == 2:
+                both_queried.set()
+            await both_queried.wait()
             return answers[request.path.removeprefix(f"{CONTROLLER_PODS}/controller-").removesuffix("/proxy/readyz")]()
         names = answers if request.path == CONTROLLER_PODS else ()
         return web.json_response({"metadata": {}, "items": [{"metadata": {"name": f"controller-{n}"}} for n in names]})

@@ -18,8 +18,18 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
-from tests.unit.controller.test_cli_output import parsed
-from tests.unit.controller.test_one_answer import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
+from tests.unit.controller.test_cli_output import parse_command
+from tests.unit.controller.test_consistent_answers import (
+    HEAD,
+    HOME,
+    NODES,
+    group,
+    node,
+    pod,
+    session_of,
+    topology,
+    weight,
+)
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 Json = dict[str, Any]
@@ -38,7 +48,7 @@ OTHER = topology(weight("UserDefined", 3))
 
 
 async def answer_of(session: Session, *argv: str) -> Any:
-    command, options = parsed(*argv)
+    command, options = parse_command(*argv)
     return await command.run(session, options)
 
 

@@ -1,4 +1,4 @@
-"""Whatever a tenant or an agent writes into an object, no line to paste has it unquoted, and no terminal gets its escapes."""
+"""Texts of tenants and agents in objects: commands to paste never run them, and terminals never get their control characters."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from kubekit.text import UNSAFE_NAME, format_command
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
 from tests.unit.controller.situations import NOW_S, SITUATIONS
-from tests.unit.controller.test_cli_output import parsed
-from tests.unit.controller.test_one_answer import HEAD, HOME, Served, World
+from tests.unit.controller.test_cli_output import parse_command
+from tests.unit.controller.test_consistent_answers import HEAD, HOME, Components, FakeClient
 
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def replaced(data: Any, old: str) -> Any:
 
 
 def hostile(value: T) -> Iterator[T]:
-    """The same with one text after the other replaced, wherever its type takes any text."""
+    """Copies of a value, each with another of its texts replaced by `PAYLOAD`; only those that its type accepts."""
     data = msgspec.json.decode(msgspec.json.encode(value))
     for text in sorted(set(texts_in(data))):
         try:
@@ -88,7 +88,7 @@ def lines_of(facts: Facts) -> Iterator[str]:
 
 
 def paste(lines: Iterable[str], folder: Path) -> None:
-    """Run every command of these lines in a shell where kubectl does nothing; nothing else may run."""
+    """Run every command of these lines in a shell where kubectl does nothing, and assert that nothing else runs."""
     assert not [line for line in lines if "$(touch" in line and "kubectl" not in line.partition("$(touch")[0]]
     commands = sorted(line[line.index("kubectl") :] for line in lines if "kubectl" in line)
     assert len(commands) > 10
@@ -104,14 +104,14 @@ def paste(lines: Iterable[str], folder: Path) -> None:
     assert not (folder / "pwned").exists()
 
 
-def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:
+def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
     paste(
         {line for situation in SITUATIONS for facts in hostile(situation.facts) for line in lines_of(facts)}, tmp_path
     )
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
-def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name: str) -> None:
+def test_invalid_names_become_a_placeholder(name: str) -> None:
     assert format_command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
         f"kubectl -n {UNSAFE_NAME} get pods {UNSAFE_NAME} web-1"
     )
@@ -258,7 +258,7 @@ def results() -> dict[str, str]:
     return data
 
 
-class Cluster(World):
+class Cluster(Components):
     """These objects, read as commands and the page read them."""
 
     async def read(self) -> None:
@@ -277,7 +277,7 @@ class Cluster(World):
         return session
 
 
-class Hostile(Served):
+class Hostile(FakeClient):
     """In the place of a client. None of the pods is one of our own programs."""
 
     async def list_pages(
@@ -338,7 +338,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     ]
     lines: set[str] = set()
     for argv in commands:
-        command, options = parsed(*argv)
+        command, options = parse_command(*argv)
         session = cluster.session(None if options.all_namespaces else options.namespace or None)
         answer = await command.run(session, options)
         for form in FORMATS:
@@ -373,9 +373,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     paste(lines | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
 
 
-def test_no_log_and_no_error_has_lines_that_somebody_else_wrote(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_and_errors_have_no_lines_of_foreign_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})

@@ -1,4 +1,4 @@
-"""The scheduler, an AppGroup's status, the bandwidth account and what people see answer the same question alike."""
+"""The scheduler, an AppGroup's status, the bandwidth account, commands and the page give the same answers."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ HOME = "netaware-system"
 DEFAULT = SchedulerConfig()
 
 
-class Written:
-    """In the place of a client: keeps the status that is applied."""
+class StatusRecorder:
+    """Stands in for a client: keeps the status that is applied."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
@@ -70,12 +70,12 @@ class Written:
         return msgspec.convert({"metadata": body["metadata"], "status": body["status"]}, type_)
 
     async def get(self, *_: object, **__: object) -> Any:
-        raise ApiError(403, "Forbidden", "our own programs are nobody's business here")
+        raise ApiError(403, "Forbidden", "the control plane's status is not readable here")
 
     list = get
 
 
-class Silent(EventRecorder):
+class SilentRecorder(EventRecorder):
     def __init__(self) -> None: ...
 
     def normal(self, *_: object, **__: object) -> None: ...
@@ -83,8 +83,8 @@ class Silent(EventRecorder):
     def warning(self, *_: object, **__: object) -> None: ...
 
 
-class Served:
-    """In the place of a client: an API server that has these objects, and the controller's configuration; None for no controller."""
+class FakeClient:
+    """Stands in for a client of an API server that has these objects, and a controller with a configuration; None for no controller."""
 
     def __init__(
         self, objects: Iterable[dict[str, Any]], configuration: str | None, *, may_list_all: bool = True
@@ -120,23 +120,23 @@ class Served:
 
 
 def session_of(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
-    """A session of a command with such an API server."""
-    return Session(cast("Client", Served(objects, configuration, **more)), None, namespace, HOME)
+    """A command's session with a `FakeClient`."""
+    return Session(cast("Client", FakeClient(objects, configuration, **more)), None, namespace, HOME)
 
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 
 
-class World:
-    """Plain objects, read by everybody who has an opinion on them."""
+class Components:
+    """The components' answers about the same plain objects."""
 
     def __init__(self, *objects: dict[str, Any], config: SchedulerConfig = DEFAULT) -> None:
         self.objects, self.config = objects, config
 
-    def of(self, kind: str, type_: type[Any]) -> list[Any]:
+    def decode(self, kind: str, type_: type[Any]) -> list[Any]:
         return [msgspec.convert(plain, type_) for plain in self.objects if plain["kind"] == kind]
 
-    def scheduler(self) -> State:
+    def scheduler_state(self) -> State:
         kinds = {
             "Namespace": Object,
             "Node": Node,
@@ -145,16 +145,16 @@ class World:
             "NetworkTopology": NetworkTopology,
             "Service": Service,
         }
-        return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.of(kind, type_)))
+        return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
 
-    def groups(self, client: Written) -> tuple[AppGroupController, Caches]:
+    def appgroup_controller(self, client: StatusRecorder) -> tuple[AppGroupController, Caches]:
         caches = Caches(cast("Client", client), HOME)
-        state = self.followed(caches)
+        state = self.state_of_stores(caches)
         controller = AppGroupController(
             cast("Client", client),
             caches,
             AppGroupConfig(),
-            Silent(),
+            SilentRecorder(),
             CollectorRegistry(),
             indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
             pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
@@ -162,7 +162,7 @@ class World:
         self.fill(caches)
         return controller, caches
 
-    def followed(self, caches: Caches) -> State:
+    def state_of_stores(self, caches: Caches) -> State:
         """The scheduler's state, which these stores keep up to date."""
         state = State(self.config, HOME)
         state.subscribe_to(
@@ -176,40 +176,40 @@ class World:
         return state
 
     def fill(self, caches: Caches) -> None:
-        _fill(caches.namespaces, self.of("Namespace", Object))
-        _fill(caches.nodes, self.of("Node", Node))
-        _fill(caches.topologies, self.of("NetworkTopology", NetworkTopology))
-        _fill(caches.app_groups, self.of("AppGroup", AppGroup))
-        _fill(caches.services, self.of("Service", Service))
-        _fill(caches.pods, map(PodReader().read, self.of("Pod", GroupPod)))
+        _fill(caches.namespaces, self.decode("Namespace", Object))
+        _fill(caches.nodes, self.decode("Node", Node))
+        _fill(caches.topologies, self.decode("NetworkTopology", NetworkTopology))
+        _fill(caches.app_groups, self.decode("AppGroup", AppGroup))
+        _fill(caches.services, self.decode("Service", Service))
+        _fill(caches.pods, map(PodReader().read, self.decode("Pod", GroupPod)))
 
     async def status(self, key: str) -> dict[str, Any]:
-        client = Written()
-        controller, _ = self.groups(client)
+        client = StatusRecorder()
+        controller, _ = self.appgroup_controller(client)
         await controller._reconcile(key)
         return client.status
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
-        locations = build_zone_map(self.of("Node", Node)).locations
-        return compute_allocations(self.account()._membership, self.of("Pod", GroupPod), locations)
+        locations = build_zone_map(self.decode("Node", Node)).locations
+        return compute_allocations(self.account()._membership, self.decode("Pod", GroupPod), locations)
 
     def account(self) -> TopologyController:
         """Who accounts for bandwidth."""
-        client = cast("Client", Written())
+        client = cast("Client", StatusRecorder())
         caches = Caches(client, HOME)
         controller = TopologyController(
             client,
             caches,
             TopologyConfig(),
-            Silent(),
+            SilentRecorder(),
             CollectorRegistry(),
-            membership=self.followed(caches).membership,
+            membership=self.state_of_stores(caches).membership,
         )
         self.fill(caches)
         return controller
 
-    async def page(self) -> ClusterSnapshot:
-        client = cast("Client", Written())
+    async def page_snapshot(self) -> ClusterSnapshot:
+        client = cast("Client", StatusRecorder())
         caches = Caches(client, HOME)
         self.fill(caches)
         snapshots = SnapshotReader(
@@ -221,40 +221,40 @@ class World:
         )
         return await snapshots.read(0.0)
 
-    async def view(self, key: str) -> Any:
-        snapshot = await self.page()
+    async def group_view(self, key: str) -> Any:
+        snapshot = await self.page_snapshot()
         views = build_groups(snapshot, build_network(snapshot))
         return next(view for view in views if f"{view.namespace}/{view.name}" == key)
 
     async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
-        """What a command answers, of an API server that has these objects and the controller's configuration."""
+        """A command's answer and session, with these objects and the controller's configuration."""
         options = parse(argv)
         text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
         session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
         return await load_command(argv[0]).run(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:
-        """How many placed pods a group has, by whom one asks."""
-        state, snapshot, pods = self.scheduler(), await self.page(), self.of("Pod", GroupPod)
+        """Component -> its number of placed pods of a group."""
+        state, snapshot, pods = self.scheduler_state(), await self.page_snapshot(), self.decode("Pod", GroupPod)
         namespace, name = key.split("/")
         graphs, _ = await self.command("graph", "-n", namespace, name)
         status, _ = await self.command("status", "-n", namespace)
-        (shown,) = status.groups
-        judged = state_of(snapshot)
+        (group_view,) = status.groups
+        explain_state = state_of(snapshot)
         account = self.account()._membership
         found = {
             "scheduler": sum(state.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "status": (await self.status(key))["runningWorkloads"],
             "bandwidth": sum(account.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
-            "page": (await self.view(key)).running,
+            "page": (await self.group_view(key)).running,
             "graph": graphs[0].running,
-            "status command": shown.running,
-            "explain": sum(nodes.total() for nodes in judged.members(key).values()),
+            "status command": group_view.running,
+            "explain": sum(nodes.total() for nodes in explain_state.members(key).values()),
             "rules": sum(nodes.total() for nodes in state.members(key).values()),
         }
-        if self.config == DEFAULT:  # a file has no other
-            file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
-            file.namespaces.extend(self.of("Namespace", Object))
+        if self.config == DEFAULT:  # files have no configuration
+            file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))
+            file.namespaces.extend(self.decode("Namespace", Object))
             _, pods_of, _ = _read_inputs(file, PodReader())
             found["offline"] = sum(pod.is_bound for pod in pods_of.get(key, ()))
         return found
@@ -314,13 +314,13 @@ TWICE["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2
     ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],
 )
 async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[dict[str, Any], ...], cost: int) -> None:
-    world = World(*NODES, *PODS, group(most=5), *topologies)
-    state = world.scheduler()
+    components = Components(*NODES, *PODS, group(most=5), *topologies)
+    state = components.scheduler_state()
     score = state.score("x", "g", "a").node_score("n1", state.location_index["n1"])
     assert (score.cost, score.violated) == (cost, int(cost > 5))
     expected = ("False", "CostsExceeded") if cost > 5 else ("True", "AllWithin")
-    assert condition(await world.status("x/g"), "CostsMet") == expected
-    assert [edge.cost for edge in (await world.view("x/g")).edges] == [cost]
+    assert condition(await components.status("x/g"), "CostsMet") == expected
+    assert [edge.cost for edge in (await components.group_view("x/g")).edges] == [cost]
 
 
 @pytest.mark.parametrize(
@@ -335,28 +335,30 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
     placed = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if unlabelled else [])]
     pods = [pod(workload, on, namespace="default") for workload, on in placed]
-    world = World(
+    components = Components(
         *(*NODES, node("bare", ""), *pods, near, group("default", most=3), topology(weight("UserDefined", 5))),
         config=SchedulerConfig(parity=parity),
     )
-    state, snapshot = world.scheduler(), await world.page()
-    (shown,), _ = await world.command("graph", "-n", "default")
-    (page,) = (await world.view("default/g")).edges
-    plain = world.of("Pod", GroupPod)
+    state, snapshot = components.scheduler_state(), await components.page_snapshot()
+    (shown,), _ = await components.command("graph", "-n", "default")
+    (page,) = (await components.group_view("default/g")).edges
+    plain = components.decode("Pod", GroupPod)
     inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
     explained = explain(state, plain[0])
     found = {
         "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,
-        "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
+        "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.state == "met",
         "graph": shown.edges[0].state == "met",
         "explain": not any(line.violated for line in explained.candidates if line.chosen),
         "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
-    if world.config == DEFAULT:  # a file has no other
-        file = ClusterFile(*(world.of(*kind) for kind in (("Node", Node), ("Pod", GroupPod), ("Service", Service))))
-        file.groups.extend(world.of("AppGroup", AppGroup))
-        file.topologies.extend(world.of("NetworkTopology", NetworkTopology))
+    if components.config == DEFAULT:  # files have no configuration
+        file = ClusterFile(
+            *(components.decode(*kind) for kind in (("Node", Node), ("Pod", GroupPod), ("Service", Service)))
+        )
+        file.groups.extend(components.decode("AppGroup", AppGroup))
+        file.topologies.extend(components.decode("NetworkTopology", NetworkTopology))
         found["offline"] = plan_offline(file)[0].violations == 0
     assert found == dict.fromkeys(found, met)
 
@@ -383,11 +385,11 @@ PARITY = SchedulerConfig(parity="upstream")
         ((group("default"), group("x")), PARITY, "default/g", 2),
     ],
 )
-async def test_everybody_says_how_many_pods_a_group_has(
+async def test_all_components_count_the_same_pods_of_a_group(
     objects: tuple[dict[str, Any], ...], config: SchedulerConfig, key: str, count: int
 ) -> None:
-    """Pods of x join the group of their namespace, else one of a namespace that theirs lets in; upstream looks in default alone."""
-    counts = await World(*NODES, *PODS, *objects, config=config).members(key)
+    """Pods join the group of their namespace, else of one with their namespace's consent; upstream uses only ``default``."""
+    counts = await Components(*NODES, *PODS, *objects, config=config).members(key)
     assert counts == dict.fromkeys(counts, count)
 
 
@@ -400,10 +402,10 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))]
     nodes = [node("n1", ""), node("n2", ""), node("n3", third)]
     config = SchedulerConfig(parity=parity)
-    world = World(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
-    state = world.scheduler()
-    (shown,), _ = await world.command("graph", "-n", "default")
-    (page,) = (await world.view("default/g")).edges
+    components = Components(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
+    state = components.scheduler_state()
+    (shown,), _ = await components.command("graph", "-n", "default")
+    (page,) = (await components.group_view("default/g")).edges
 
     def node_score(on: str) -> tuple[int, ...]:
         return state.score("default", "g", "a").node_score(on, state.location_index[on])[:3]
@@ -411,29 +413,29 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     scores = [node_score("n1"), node_score("n2")]
     assert scores == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
     found = {
-        "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
+        "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.state == "met",
         "graph": shown.edges[0].state == "met",
     }
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
     state.on_node_change("n3", None, labelled)
-    assert node_score("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
+    assert node_score("n1") == (1, 1, 100), "if one node has a label, nodes without one have no common zone"
 
 
-async def test_who_may_list_the_appgroups_of_one_namespace_sees_them_with_a_note() -> None:
-    world = World(*NODES, group("x"), group("y"))
-    graphs, session = await world.command("graph", "-n", "x", may_list_all=False)
+async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note() -> None:
+    components = Components(*NODES, group("x"), group("y"))
+    graphs, session = await components.command("graph", "-n", "x", may_list_all=False)
     assert [(view.namespace, view.name) for view in graphs] == [("x", "g")]
     assert {"appgroups of other namespaces", "namespaces"} <= session.notes.keys()
 
 
-def gated(workload: str, **where: str) -> dict[str, Any]:
+def gated_pod(workload: str, **where: str) -> dict[str, Any]:
     spec = {"schedulingGates": [{"name": GATE}], "schedulerName": "network-aware-scheduler"}
     return {**pod(workload, "", **where), "spec": spec}
 
 
-def led(snapshot: ClusterSnapshot) -> Facts:
+def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
     return read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(can_read_lease=False)))
 
 
@@ -445,24 +447,24 @@ def led(snapshot: ClusterSnapshot) -> Facts:
     ],
     ids=["a group of another namespace", "of two groups the first by the rule"],
 )
-async def test_why_a_pod_waits_is_reported_by_the_group_that_the_scheduler_takes_it_for(
+async def test_the_diagnosis_of_a_waiting_pod_names_the_group_that_the_scheduler_uses(
     objects: tuple[dict[str, Any], ...], wrong: str
 ) -> None:
-    snapshot = await World(*NODES, gated("web"), *objects).page()
-    assert wrong in pod_diagnosis(snapshot.pods[0], led(snapshot), ()).summary
+    snapshot = await Components(*NODES, gated_pod("web"), *objects).page_snapshot()
+    assert wrong in pod_diagnosis(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
 
 
-async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_more_for_its_pods() -> None:
+async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none() -> None:
     refused = group("other", names="x", third="web")
-    world = World(*NODES, gated("web"), refused)
-    refused["status"] = {"conditions": (await world.status("other/g"))["conditions"]}
-    codes = {finding.code for finding in diagnose(led(await world.page()))}
+    components = Components(*NODES, gated_pod("web"), refused)
+    refused["status"] = {"conditions": (await components.status("other/g"))["conditions"]}
+    codes = {finding.code for finding in diagnose(facts_with_leader(await components.page_snapshot()))}
     assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
 
 
-async def test_what_is_reported_of_a_group_is_reported_of_pods_of_other_namespaces_too() -> None:
-    world = World(*NODES, group("default"), *(gated(name) for name in ("a", "b")))
-    facts = led(await world.page())
+async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
+    components = Components(*NODES, group("default"), *(gated_pod(name) for name in ("a", "b")))
+    facts = facts_with_leader(await components.page_snapshot())
     old = tuple(msgspec.structs.replace(fact, created_s=-1000.0) for fact in facts.pods)
     late = diagnose(msgspec.structs.replace(facts, pods=old))
     (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
@@ -470,10 +472,14 @@ async def test_what_is_reported_of_a_group_is_reported_of_pods_of_other_namespac
     assert stuck.fix[0] == "kubectl -n default describe appgroup g"
 
 
-async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reconciler, "DEBOUNCE_S", 0.0)
-    world = World(node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y"))
-    controller, caches = world.groups(Written())
+    components = Components(
+        node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y")
+    )
+    controller, caches = components.appgroup_controller(StatusRecorder())
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
@@ -484,7 +490,7 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(mon
 
 
 async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
-    caches = World(group()).groups(Written())[1]
+    caches = Components(group()).appgroup_controller(StatusRecorder())[1]
     missing = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
     assert retry_after(missing, "y/g", caches.app_groups) is None
     with pytest.raises(ApiError):
@@ -492,13 +498,13 @@ async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone()
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
-    world = World(
+    components = Components(
         node("bare", ""), pod("a", "bare"), pod("b", "bare"), group(most=0), topology(weight("NetperfCosts", 5))
     )
-    state = world.scheduler()
+    state = components.scheduler_state()
     assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
-    assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
+    assert condition(await components.status("x/g"), "CostsMet") == ("True", "AllWithin")
+    assert [(edge.state, edge.cost) for edge in (await components.group_view("x/g")).edges] == [("met", 0)]
 
 
 def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:
@@ -509,12 +515,12 @@ def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:
 
 def test_latencies_count_with_measured_costs_only_across_regions_and_change_without_costs() -> None:
     origin, near = Location("west", "z1"), Location("west", "z2")
-    state = World(topology_with_latency(1210)).scheduler()
+    state = Components(topology_with_latency(1210)).scheduler_state()
     destinations = (near, Location("east", "z2"), Location("west", ""), Location("west", "z9"))
     table = state.costs("x").table
     assert [table.latency_us(origin, each) for each in destinations] == [1210, 1210, None, None]
     before, after = (msgspec.convert(topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
     state.on_topology_change("default/nt-default", before, after)
     assert state.costs("x").table.latency_us(origin, near) == 1800
-    given = World(topology_with_latency(1210, weight("UserDefined", 5))).scheduler()
+    given = Components(topology_with_latency(1210, weight("UserDefined", 5))).scheduler_state()
     assert given.costs("x").table.latency_us(origin, near) is None
