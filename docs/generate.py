@@ -72,7 +72,7 @@ SERVED = """\
 Served at `/metrics` in Prometheus' text format or OpenMetrics. Units are seconds, bytes, bytes per second and ratios from 0 to 1. Groups of labels are abbreviated:
 *pair* is `origin_zone, destination_zone, origin_region, destination_region`; *limit* is `namespace, pod, direction`; *path* is `topology, level, origin, destination`.
 """
-NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
+NOTICE = "<!-- Written by docs/generate.py from the code. -->\n"
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
