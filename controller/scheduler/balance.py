@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -21,9 +22,9 @@ from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service
-from controller.scheduler.placement.evaluation import count_hosts, endpoints_of, evaluate_edge
+from controller.scheduler.placement.evaluation import Evaluation, count_hosts, endpoints_of, evaluate_edges
 from controller.scheduler.placement.preferences import call_edges, spread_of
-from controller.scheduler.placement.problem import CallEdge
+from controller.scheduler.placement.problem import CallEdge, Problem
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
@@ -40,7 +41,7 @@ MAX_SHOWN = 3
 _DISTRIBUTION = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
-class PlacedGroup(msgspec.Struct, frozen=True):
+class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
     """Placed pods of a group, and the Services that route calls to them.
 
     Attributes:
@@ -67,6 +68,48 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     has_topology: bool = True
     zones: int = 0
 
+    @cached_property
+    def problem(self) -> Problem:
+        """The placed pods as the planner's placed."""
+        snapshot = GroupSnapshot(
+            graph=self.graph,
+            pods=(),
+            replicas={},
+            costs=self.costs,
+            hosts={node: Host(node, location, {}, (), {}) for node, location in self.locations.items()},
+            used={},
+            has_topology=self.has_topology,
+        )
+        counts = {w: sum(nodes.values()) for w, nodes in enumerate(self.members)}
+        placed = ((node, w, n) for w, nodes in enumerate(self.members) for node, n in nodes.items())
+        request = PlacementRequest(
+            snapshot=snapshot,
+            waiting=(),
+            bound=[BoundReplica(node, workload) for node, workload, count in placed for _ in range(count)],
+            spreads=self.spreads,
+            edges=call_edges(self.group, self.graph, counts, self.routings, []),
+        )
+        return compile_problem(request)
+
+    @cached_property
+    def by_host(self) -> Sequence[Mapping[int, int]]:
+        """[workload] host of `problem` -> number of placed pods."""
+        return count_hosts(self.problem, np.zeros(0, np.int64))
+
+    def callers_of(self, callee: int) -> list[CallEdge]:
+        """Dependencies on a workload that have traffic, and pods at both ends."""
+        edges = [e for e in self.problem.edges if e.callee == callee and e.weight]
+        return [e for e in edges if self.by_host[e.caller] and self.by_host[callee]]
+
+    def has_unzoned_replica(self, callee: int) -> bool:
+        """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
+        return not endpoints_of(self.problem, Routing.ZONE, self.by_host[callee]).has_zone_hints
+
+    def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> Evaluation:
+        """Evaluate these calls for a routing of the Service that answers them."""
+        routed = [msgspec.structs.replace(edge, routing=routing) for edge in edges]
+        return evaluate_edges(self.problem, routed, self.by_host)
+
 
 def placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group now; later changes of the state do not change the result."""
@@ -92,61 +135,6 @@ def placed_group(state: State, key: str) -> PlacedGroup:
     )
 
 
-class RoutingEstimate(NamedTuple):
-    """Estimate for the calls to one Service: mean latency, and load of the busiest replica over its fair share, by callers' weights."""
-
-    latency_us: float
-    max_load_ratio: float
-
-
-class _PlacedArrays:
-    """A placed group compiled to the planner's arrays."""
-
-    def __init__(self, current: PlacedGroup) -> None:
-        self.current = current
-        hosts = {node: Host(node, where, {}, (), {}) for node, where in current.locations.items()}
-        counts = {w: sum(nodes.values()) for w, nodes in enumerate(current.members)}
-        snapshot = GroupSnapshot(
-            graph=current.graph,
-            pods=(),
-            replicas={},
-            costs=current.costs,
-            hosts=hosts,
-            used={},
-            has_topology=current.has_topology,
-        )
-        placed = ((node, w, n) for w, nodes in enumerate(current.members) for node, n in nodes.items())
-        request = PlacementRequest(
-            snapshot=snapshot,
-            waiting=(),
-            bound=[BoundReplica(node, workload) for node, workload, count in placed for _ in range(count)],
-            spreads=current.spreads,
-            edges=call_edges(current.group, current.graph, counts, current.routings, []),
-        )
-        self.problem = compile_problem(request)
-        self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
-
-    def callers_of(self, callee: int) -> list[CallEdge]:
-        """Dependencies on a workload that have traffic, and pods at both ends."""
-        edges = [e for e in self.problem.edges if e.callee == callee and e.weight]
-        return [e for e in edges if self.hosts_of[e.caller] and self.hosts_of[callee]]
-
-    def has_unzoned_replica(self, callee: int) -> bool:
-        """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
-        return not endpoints_of(self.problem, Routing.ZONE, self.hosts_of[callee]).has_zone_hints
-
-    def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
-        """Estimate these calls for a routing of the Service that answers them."""
-        weight = sum(edge.weight for edge in edges)
-        latency = max_load_ratio = 0.0
-        for edge in edges:
-            routed = msgspec.structs.replace(edge, routing=routing)
-            value = evaluate_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
-            latency += edge.weight * value.latency
-            max_load_ratio += edge.weight * value.max_load_ratio
-        return RoutingEstimate(latency / weight, max_load_ratio / weight)
-
-
 class _Advice(NamedTuple):
     """The latency that a call to a workload would gain by the advice, the condition's reason, and its message."""
 
@@ -155,21 +143,21 @@ class _Advice(NamedTuple):
     text: str
 
 
-def _advise(arrays: _PlacedArrays, callee: int) -> _Advice | None:
+def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
     """Advice for the Service of a workload; None if it has no better routing."""
-    edges = arrays.callers_of(callee)
-    services = [s for s in arrays.current.services[callee] if not s.is_headless]
+    edges = placed.callers_of(callee)
+    services = [s for s in placed.services[callee] if not s.is_headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
     service = min(services, key=lambda s: s.routing)
     name, distribution = f"Service {service.metadata.key}", _DISTRIBUTION[service.routing]
-    if distribution and arrays.has_unzoned_replica(callee):
+    if distribution and placed.has_unzoned_replica(callee):
         text = (
             f"{name} has {distribution}, but kube-proxy ignores it, because a replica is on a node without a zone label"
         )
         return _Advice(0.0, "HintsIgnored", text)
-    current = arrays.estimate(edges, service.routing)
-    better = None if distribution else _nearer_routing(arrays, edges, current)
+    current = placed.estimate(edges, service.routing)
+    better = None if distribution else _nearer_routing(placed, edges, current)
     if better is None:
         return None
     routing, estimate = better
@@ -180,61 +168,59 @@ def _advise(arrays: _PlacedArrays, callee: int) -> _Advice | None:
         cause = f"has the unknown trafficDistribution {service.spec.traffic_distribution}"
     latencies = f"{_format_latency(estimate)} instead of {_format_latency(current)}"
     text = f"{name} {cause}: with {_DISTRIBUTION[routing]} a call would take {latencies}"
-    return _Advice(current.latency_us - estimate.latency_us, reason, text)
+    return _Advice(current.latency - estimate.latency, reason, text)
 
 
 def _nearer_routing(
-    arrays: _PlacedArrays, edges: Sequence[CallEdge], current: RoutingEstimate
-) -> tuple[Routing, RoutingEstimate] | None:
+    placed: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation
+) -> tuple[Routing, Evaluation] | None:
     """Routing by zone, or by node if that gains enough more, with its estimate; None if neither gains enough without overload."""
-    best: tuple[Routing, RoutingEstimate] | None = None
+    best: tuple[Routing, Evaluation] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
-        estimate = arrays.estimate(edges, routing)
-        gain_us = (current if best is None else best[1]).latency_us - estimate.latency_us
+        estimate = placed.estimate(edges, routing)
+        gain_us = (current if best is None else best[1]).latency - estimate.latency
         is_overloaded = estimate.max_load_ratio > max(OVERLOADED_RATIO, current.max_load_ratio)
-        if not is_overloaded and gain_us >= max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency_us):
+        if not is_overloaded and gain_us >= max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency):
             best = routing, estimate
     return best
 
 
-def _format_latency(estimate: RoutingEstimate) -> str:
+def _format_latency(estimate: Evaluation) -> str:
     """The latency with two digits, so that small changes of the network do not rewrite a condition."""
-    return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
+    return f"{float(f'{estimate.latency:.2g}'):.0f} µs"
 
 
-def advice_conditions(current: PlacedGroup) -> list[Condition]:
+def advice_conditions(placed: PlacedGroup) -> list[Condition]:
     """RoutedNear and Balanced, which are False where a Service could be routed better, or replicas should be elsewhere."""
-    arrays = _PlacedArrays(current)
-    return [_routed_near(arrays), _balanced(arrays)]
+    return [_routed_near(placed), _balanced(placed)]
 
 
-def _routed_near(arrays: _PlacedArrays) -> Condition:
-    current = arrays.current
-    advice = (_advise(arrays, callee) for callee in range(len(current.members)))
+def _routed_near(placed: PlacedGroup) -> Condition:
+    advice = (_advise(placed, callee) for callee in range(len(placed.members)))
     by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item.gain_us, item.text))
     if by_gain:
         holds, reason, message = False, by_gain[0].reason, join_first([item.text for item in by_gain], MAX_SHOWN, "; ")
-    elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
+    elif any(placed.members[edge.dependant] and placed.members[edge.dependency] for edge in placed.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
         holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"
-    generation = current.group.metadata.generation
+    generation = placed.group.metadata.generation
     return make_condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
 
 
-def _balanced(arrays: _PlacedArrays) -> Condition:
-    current, selectors = arrays.current, arrays.current.graph.selectors
-    in_one_zone = [(w, counts) for w, counts in replicas_by_zone(current) if len(counts) == 1]
+def _balanced(placed: PlacedGroup) -> Condition:
+    selectors = placed.graph.selectors
+    in_one_zone = [(w, counts) for w, counts in replicas_by_zone(placed) if len(counts) == 1]
     texts = [
         f"all {counts.total()} replicas of {selectors[w]} are {_where(counts)}, but its spread is zone"
         for w, counts in in_one_zone
     ]
     texts += [
         f"a replica of {selectors[w]} takes {ratio:.1f} times its fair share of the calls"
-        for w, ratio in _overloaded_workloads(arrays)
+        for w, ratio in _overloaded_workloads(placed)
     ]
     holds: bool | None
-    if not any(current.members):
+    if not any(placed.members):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
     elif not texts:
         holds, reason, message = (
@@ -245,7 +231,7 @@ def _balanced(arrays: _PlacedArrays) -> Condition:
     else:
         holds, reason = False, "OneZone" if in_one_zone else "HotReplica"
         message = join_first(texts, MAX_SHOWN, "; ")
-    generation = current.group.metadata.generation
+    generation = placed.group.metadata.generation
     return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
 
 
@@ -254,18 +240,18 @@ def _where(counts: Counter[Location]) -> str:
     return f"in {zone}" if zone else "on nodes without a zone"
 
 
-def _overloaded_workloads(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
+def _overloaded_workloads(placed: PlacedGroup) -> Iterator[tuple[int, float]]:
     """Workloads whose busiest replica takes too many calls: the workload's index, and the replica's load over its fair share."""
-    for callee in range(len(arrays.current.members)):
-        edges = arrays.callers_of(callee)
+    for callee in range(len(placed.members)):
+        edges = placed.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:
-            max_load_ratio = arrays.estimate(edges, edges[0].routing).max_load_ratio
+            max_load_ratio = placed.estimate(edges, edges[0].routing).max_load_ratio
             if max_load_ratio > OVERLOADED_RATIO:
                 yield callee, max_load_ratio
 
 
-def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
+def replicas_by_zone(placed: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
     """Workloads with spread ``zone`` and several replicas: the workload's index, and its replicas by location."""
-    for workload, nodes in enumerate(current.members):
-        if current.spreads[workload] == "zone" and sum(nodes.values()) > 1 and current.zones > 1:
-            yield workload, count_by_location(nodes, current.locations)
+    for workload, nodes in enumerate(placed.members):
+        if placed.spreads[workload] == "zone" and sum(nodes.values()) > 1 and placed.zones > 1:
+            yield workload, count_by_location(nodes, placed.locations)

@@ -1,4 +1,4 @@
-"""Compiles the search library, unless the wheel or image contains it.
+"""Compiles the search library if the wheel or image does not contain it.
 
 Standard library only: `hatch_build.py` loads this file by its path, before anything is installed.
 """
@@ -15,25 +15,25 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
 PACKAGED = SOURCES / "libsearch.so"
-"""The compiled search in a wheel."""
+"""The compiled library in a wheel."""
 _FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-shared", "-fPIC")
 _TIMEOUT_S = 300.0
 
 
 def compile_library(target: Path) -> None:
-    """Compile to a file, which appears at once and whole.
+    """Compile to a file, which appears atomically.
 
     Raises:
-        OSError: there is no C compiler, or it failed; the text says what to do.
+        OSError: there is no C compiler, or it failed; the message says what to do.
     """
     command = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+        compiled = Path(folder) / target.name
         files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         try:
             subprocess.run(
-                [*command, *_FLAGS, *files, "-o", str(made), "-lm"],
+                [*command, *_FLAGS, *files, "-o", str(compiled), "-lm"],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -45,14 +45,14 @@ def compile_library(target: Path) -> None:
         except subprocess.CalledProcessError as error:
             msg = f"the planner's search did not compile: {shlex.join(error.cmd)}: {error.stderr.strip()[:2000]}"
             raise OSError(msg) from error
-        made.replace(target)
+        compiled.replace(target)
 
 
 def library() -> Path:
-    """The compiled library: the packaged one, else that of these very sources in the user's cache, compiled if need be.
+    """The packaged library, else the library of the same sources in the user's cache, which is compiled if it is missing.
 
     Raises:
-        OSError: it has to be compiled and cannot be.
+        OSError: the compilation failed.
     """
     if PACKAGED.exists():
         return PACKAGED
@@ -64,7 +64,7 @@ def library() -> Path:
 
 
 def _digest() -> str:
-    found = hashlib.sha256(" ".join(_FLAGS).encode())
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

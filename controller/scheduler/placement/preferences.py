@@ -1,6 +1,6 @@
-"""Reads preferences of an AppGroup and its Services: spread, objective, weights, routing.
+"""Reads the annotations of an AppGroup and its pods: spread, objective and weights of calls.
 
-What cannot be read counts as absent, and is reported.
+An unreadable annotation counts as absent. A message about it is appended to ``problems``.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
 """On an AppGroup: see `Objective`."""
 WEIGHTS_ANNOTATION = "netaware.io/weights"
-"""On an AppGroup: how much traffic each dependency has, as JSON: caller's selector -> callee's selector -> weight. Any unit."""
+"""On an AppGroup: traffic of each dependency in any unit, as JSON: caller's selector -> callee's selector -> weight."""
 
 
 def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
-    """An object's spread, or the default."""
-    return cast(
-        "Spread", _word((annotations or {}).get(SPREAD_ANNOTATION, ""), SPREAD_ANNOTATION, Spread, problems) or default
-    )
+    """The spread that annotations choose, or the default."""
+    text = (annotations or {}).get(SPREAD_ANNOTATION, "")
+    return cast("Spread", _choice(text, SPREAD_ANNOTATION, Spread, problems) or default)
 
 
-def _word(text: str, annotation: str, known: object, problems: list[str]) -> str:
-    """An annotation's word, empty if it is none of those known."""
-    word = text.strip().lower()
-    if word and word not in get_args(known):
-        problems.append(f"annotation {annotation}: {word!r} is none of {', '.join(get_args(known))}")
+def _choice(text: str, annotation: str, choices: object, problems: list[str]) -> str:
+    """The value of an annotation; empty if it is none of the choices, which are a Literal."""
+    value = text.strip().lower()
+    if value and value not in get_args(choices):
+        problems.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
         return ""
-    return word
+    return value
 
 
 def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objective:
-    """The group's objective, default time; time instead of money where there are no prices."""
-    found = _word(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, problems) or "time"
-    if found in PRICED and not priced:
-        problems.append(f"objective {found}: there are no prices (traffic.prices), so calls are judged by time")
+    """The group's objective; ``time`` by default, and instead of money without prices."""
+    objective = (
+        _choice(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, problems) or "time"
+    )
+    if objective in PRICED and not priced:
+        problems.append(f"objective {objective}: there are no prices (traffic.prices), so calls are judged by time")
         return "time"
-    return cast("Objective", found)
+    return cast("Objective", objective)
 
 
 def call_edges(
@@ -52,15 +53,15 @@ def call_edges(
 ) -> list[CallEdge]:
     """The group's dependencies with their weights.
 
-    Weights of the user count if there are any, else measured traffic, else minBandwidth, else each caller counts 1. A
-    dependency that such a source leaves out weighs as little as the lightest it has.
+    The first source that has any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency that it
+    leaves out has the least weight in it. Without a source, each caller counts 1.
 
     Args:
         group: the AppGroup.
-        graph: of it.
-        replicas: of each workload, by number.
-        routings: per workload, who answers calls to it.
-        problems: takes what could not be read.
+        graph: its dependencies.
+        replicas: index of a workload -> its replicas.
+        routings: [workload] routing of calls to it.
+        problems: messages about unreadable annotations are appended.
     """
     weights = _weights(group, graph, problems)
     return [
@@ -76,7 +77,7 @@ def call_edges(
 
 
 def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
-    """Per edge; empty when nothing is known of any."""
+    """[edge] its weight; empty if no source has any."""
     sources = (
         annotated_weights(group, WEIGHTS_ANNOTATION, problems),
         annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems),
@@ -84,15 +85,15 @@ def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     )
     ends = _ends(graph)
     for source in sources:
-        found = [source.get(pair) for pair in ends]
-        known = [weight for weight in found if weight]
-        if known:
-            return [min(known) if weight is None else weight for weight in found]
+        weights = [source.get(pair) for pair in ends]
+        positive = [weight for weight in weights if weight]
+        if positive:
+            return [min(positive) if weight is None else weight for weight in weights]
     return []
 
 
 def _ends(graph: Graph) -> list[tuple[str, str]]:
-    """Selectors of both ends of each edge."""
+    """[edge] selectors of its caller and callee."""
     selectors = graph.selectors
     return [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
 

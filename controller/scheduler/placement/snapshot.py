@@ -23,26 +23,26 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
     Attributes:
         graph: the group's workloads and dependencies.
-        pods: the group's pods, finished and terminating ones included.
-        replicas: workload selector -> how many replicas it declares; absent where that is not known.
+        pods: the group's pods, finished and terminating pods included.
+        replicas: workload selector -> declared replicas; without a workload whose declaration is unknown.
         costs: the weight in use.
         hosts: every node by name.
         used: node -> requests of the pods on it.
-        released_targets: pod key -> target of pods that the scheduler may be placing right now; these stay.
-        previous_targets: pod key -> target of an earlier plan, which wins over equally good ones.
-        assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
-            either may be ahead.
-        group: for its annotations.
-        routings: workload selector -> routing of calls to it; any replica where absent.
+        released_targets: pod key -> target of a pod that the scheduler may be binding right now; it stays.
+        previous_targets: pod key -> target of the previous plan, which wins over equally good targets.
+        assigned_nodes: pod key -> node of each pod that ``used`` counts. ``pods`` and ``used`` come from two watches, and either may be
+            ahead.
+        group: the AppGroup, for its annotations.
+        routings: workload selector -> routing of calls to it; default any replica.
         has_topology: whether there is a NetworkTopology.
         reserved: node -> requests of pods of other groups that are expected there, beyond ``used``.
-        refused_hosts: pod key -> hosts that the scheduler refused to pods like it, and that have not changed since.
-        volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
-        hot_hosts: hosts that the descheduler finds overloaded, used only as a last resort.
-        foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
+        refused_hosts: pod key -> hosts that the scheduler refused to such pods, and that have not changed since.
+        volumes: pod key, or workload selector for declared replicas without a pod -> node selectors of its volumes; all must match.
+        hot_hosts: overloaded hosts by the descheduler, used only as a last resort.
+        foreign: bound pods outside the group that rules relate to its pods, see `foreign_pods`.
         turn: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.
-        allocatable: how much nodes are preferred by their size.
+        allocatable: arguments of NodeResourcesAllocatable: how much nodes are preferred by size.
     """
 
     graph: Graph
@@ -68,7 +68,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
 
 def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
-    """The snapshot in which one bound pod is gone and its replacement waits under its name."""
+    """The snapshot in which a bound pod is gone, and its replacement waits under its name."""
     pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
