@@ -1,5 +1,5 @@
-"""Plans a whole group: a host for every replica. Controller, descheduler and commands plan through the same steps.
+"""Plans a whole group: a host for every replica. The controller, the descheduler and the commands plan through the same modules.
 
-`inputs` builds the snapshot of a group and `planner` its plan: `problem_builder` makes arrays (`problem`), `solve` searches (`native`,
-compiled), `evaluation` evaluates a placement. The controller plans in a process of its own (`worker`).
+`inputs` builds the snapshot of a group, and `planner` its plan: `problem_builder` compiles arrays (`problem`), `solve` runs searches in
+C (`native`), `evaluation` evaluates a placement. The controller plans in a separate process (`worker`).
 """

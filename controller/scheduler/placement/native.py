@@ -59,17 +59,17 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
-"""The arrays of `Problem` in state.h, in its order, and how many entries each has: a product of counts."""
+"""The arrays of `Problem` in state.h, in its order: type, and dimensions whose product is the number of entries."""
 _PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
 
 _TOTAL_COST = 1e6
-"""Cost of all calls at worst, once scaled: prices above it come first in any unit of weights."""
+"""Scaled cost of all calls at worst. Higher prices come first, whatever the unit of weights is."""
 LIMIT_PRICE = 4 * _TOTAL_COST
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
 class SearchMissingError(KubekitError):
-    """The search is not compiled and cannot be; the text says what to do."""
+    """The search is not compiled, and its compilation failed; the message says what to do."""
 
 
 class _Problem(ctypes.Structure):
@@ -88,20 +88,20 @@ def fields() -> Iterator[str]:
 class SearchResult(NamedTuple):
     """A placement: [replica] host or -1, and its cost."""
 
-    at: Ints
+    host_of: Ints
     cost: float
 
 
 class CompiledProblem:
-    """A problem as the arrays of the compiled search. Several searches may run on it at once."""
+    """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
         costs = _Costs(problem)
         counts = _counts(problem, costs)
-        found = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
-        found |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
-        self._arrays = {name: _checked(name, found.pop(name), counts) for name in _ARRAYS}
-        assert not found, f"C knows nothing of {', '.join(found)}"
+        arrays = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
+        arrays |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
+        self._arrays = {name: _checked(name, arrays.pop(name), counts) for name in _ARRAYS}
+        assert not arrays, f"state.h has no field {', '.join(arrays)}"
         self._raw = _Problem()
         for name in _COUNTS:
             setattr(self._raw, name, counts[name])
@@ -111,7 +111,7 @@ class CompiledProblem:
         self._raw.overload_price = problem.overload_price
         self._raw.balance_price = problem.balance_price * costs.per_replica
         crowd = problem.crowding_price / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
-        self._raw.crowding_price = crowd * costs.per_replica * costs.gain_of_host
+        self._raw.crowding_price = crowd * costs.per_replica * costs.host_gain
 
     def search(
         self,
@@ -128,20 +128,20 @@ class CompiledProblem:
         """Place all replicas.
 
         Args:
-            hints: [replica] host to begin with, or -1.
-            seed: the same problem, hints and seed give the same answer, unless the deadline cuts the search short.
+            hints: [replica] host to start with, or -1.
+            seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
             steps: of annealing.
-            room_turns: of making room for replicas that find none.
-            hot: temperature to begin with, as a share of what a step typically changes; negative: of a broken limit.
-            cold: to end with, as a share of what a step typically changes.
+            room_turns: attempts to free capacity for replicas without a place.
+            hot: first temperature, as a share of the typical change of the cost by a step; negative: of a broken limit.
+            cold: last temperature, as a share of the typical change of the cost by a step.
             deadline_s: seconds from now.
-            home: zone where everything begins that fits there; -1 for none.
+            home: zone that replicas are placed in first; -1 for none.
         """
-        at = np.ascontiguousarray(hints, np.int32).copy()
+        host_of = np.ascontiguousarray(hints, np.int32).copy()
         cost = _library().plan_search(
-            ctypes.byref(self._raw), at.ctypes.data, seed & (2**64 - 1), steps, room_turns, home, hot, cold, deadline_s
+            ctypes.byref(self._raw), host_of.ctypes.data, seed, steps, room_turns, home, hot, cold, deadline_s
         )
-        return SearchResult(at.astype(np.int64), cost)
+        return SearchResult(host_of.astype(np.int64), cost)
 
 
 @cache
@@ -185,22 +185,22 @@ def _counts(problem: Problem, costs: _Costs) -> dict[str, int]:
     }
 
 
-def _checked(name: str, found: object, counts: Mapping[str, int]) -> NDArray[Any]:
-    """An array as C reads it; never empty, for C may look at its address.
+def _checked(name: str, values: object, counts: Mapping[str, int]) -> NDArray[Any]:
+    """An array as C reads it; never empty, because C may take its address.
 
     Raises:
-        ValueError: it has more or fewer entries than its counts say.
+        ValueError: the number of entries differs from the product of the dimensions.
     """
-    kind, dimensions = _ARRAYS[name]
-    wanted = 1
+    dtype, dimensions = _ARRAYS[name]
+    expected = 1
     for dimension in dimensions.split():
-        count, _, more = dimension.partition("+")
-        wanted *= counts[count] + int(more or 0)
-    array = np.ascontiguousarray(found, kind).reshape(-1)
-    if array.size != wanted:
-        msg = f"{name} has {array.size} entries, and {dimensions} are {wanted}"
+        count, _, extra = dimension.partition("+")
+        expected *= counts[count] + int(extra or 0)
+    array = np.ascontiguousarray(values, dtype).reshape(-1)
+    if array.size != expected:
+        msg = f"{name} has {array.size} entries, but {dimensions} are {expected}"
         raise ValueError(msg)
-    return array if array.size else np.zeros(1, kind)
+    return array if array.size else np.zeros(1, dtype)
 
 
 def _starts(lengths: list[int]) -> list[int]:
@@ -212,23 +212,23 @@ def _joined(arrays: list[NDArray[Any]]) -> object:
 
 
 class _Costs:
-    """Costs that scale all others, so that all calls together cost `_TOTAL_COST` at worst.
+    """The scale of all costs, by which all calls together cost `_TOTAL_COST` at worst.
 
     Attributes:
-        edges: those whose ends both have replicas.
-        worst: [table] cost of a call at worst.
+        edges: edges whose ends both have replicas.
+        worst: [table] highest cost of a call.
         scale: factor of an edge's weight.
-        replicas: all of the group, bound ones included, so that its last pod weighs no more than its first.
+        replicas: number of the group's replicas, bound ones included, so that its last pod counts no more than its first.
         per_replica: mean of the worst cost of a replica's calls.
-        gain_of_host: gain of a call that stays on its host, as a share of its worst cost.
+        host_gain: gain of a call that stays on its host, as a share of its worst cost.
     """
 
     def __init__(self, problem: Problem) -> None:
         totals = problem.totals
         self.edges = [e for e in problem.edges if totals[e.caller] and totals[e.callee] and e.caller != e.callee]
         self.worst = [max(float(table.latency.max(initial=0.0)), table.host_latency) for table in problem.tables]
-        of_all = sum(edge.weight * self.worst[edge.table] for edge in self.edges)
-        self.scale = _TOTAL_COST / of_all if of_all else 1.0
+        total = sum(edge.weight * self.worst[edge.table] for edge in self.edges)
+        self.scale = _TOTAL_COST / total if total else 1.0
         self.replicas = max(int(totals.sum()), 1)
         self.per_replica = _TOTAL_COST / self.replicas
         gains = [
@@ -236,7 +236,7 @@ class _Costs:
             for table, worst in zip(problem.tables, self.worst, strict=True)
             if table.latency.size and worst > 0
         ]
-        self.gain_of_host = min(max(gains, default=0.0), 1.0) or 0.05
+        self.host_gain = min(max(gains, default=0.0), 1.0) or 0.05
 
 
 def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
@@ -252,8 +252,8 @@ def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
 
 
 def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
-    asking = problem.requests > 0
-    classes, resources = np.nonzero(asking)
+    is_requested = problem.requests > 0
+    classes, resources = np.nonzero(is_requested)
     must_span_zones = (
         np.zeros(problem.workloads, np.bool_) if problem.must_span_zones is None else problem.must_span_zones
     )
@@ -262,7 +262,7 @@ def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
         "allowed": problem.allowed,
-        "request_start": _starts(asking.sum(axis=1).tolist()),
+        "request_start": _starts(is_requested.sum(axis=1).tolist()),
         "request_resource": resources,
         "request_amount": problem.requests[classes, resources],
         "class_of": problem.class_of,
@@ -276,7 +276,7 @@ def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
 
 
 def _host_penalties(problem: Problem, costs: _Costs) -> Floats:
-    """[workload] cost of a pair of its replicas on one host."""
+    """[workload] cost of two of its replicas on one host, over 2."""
     traffic = np.zeros(problem.workloads)
     if problem.colocation_penalty is None:
         return traffic
@@ -284,8 +284,8 @@ def _host_penalties(problem: Problem, costs: _Costs) -> Floats:
         for end in (edge.caller, edge.callee):
             traffic[end] += edge.weight * costs.worst[edge.table]
     calls = traffic / np.maximum(problem.totals, 1) * costs.scale
-    found: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, costs.per_replica) * costs.gain_of_host
-    return found
+    penalties: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, costs.per_replica) * costs.host_gain
+    return penalties
 
 
 def _edge_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:

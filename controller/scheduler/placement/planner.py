@@ -1,8 +1,8 @@
-"""Plans a whole group: a host for every waiting replica, so that calls spend as little time on the network as possible.
+"""Plans a whole group: a host for every waiting replica, so that calls have the least latency.
 
-Scored pod by pod, the first replica of a group has no placed peer, so all nodes cost the same (docs/adr/0006). Here bound pods stay, and
-all other replicas, also those that no pod exists for yet, are placed together. Objectives, in order: most replicas placed, fewest
-violations of maxNetworkCost, least time of calls.
+If pods are scored one by one, all nodes cost the same for the first replica of a group (docs/adr/0006). Here bound pods stay, and all
+other replicas, also declared replicas without a pod, are placed together. Objectives, in order: most replicas placed, fewest violations
+of maxNetworkCost, least latency of calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEADLINE_S = 20.0
 
 
 class PlanningError(KubekitError):
-    """A plan could not be made; ``reason`` is fit for a condition."""
+    """A plan could not be made; ``reason`` is the reason of the condition Planned."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -48,16 +48,16 @@ class PlanningError(KubekitError):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A target for each pod, and what could not be placed.
+    """A target for each pod, the value of the placement, and pods without a place.
 
     Attributes:
-        targets: pod key -> target, for pods that wait and fit somewhere; released ones included.
-        cost: networkCost over all pairs once everything is placed, replicas to come included.
-        violations: pairs of a caller and a replica that may answer it beyond their maxNetworkCost; all pairs in parity.
-        latency_us: expected time of a call on the network.
+        targets: pod key -> target of each waiting pod that fits somewhere, released pods included.
+        cost: networkCost over all pairs after everything is placed, declared replicas without a pod included.
+        violations: pairs of a caller and a replica that may answer it, beyond their maxNetworkCost; all pairs in parity.
+        latency_us: expected latency of a call.
         traffic: weight of the dependencies that have replicas at both ends.
-        unplaced_reasons: waiting pod for which no place was found -> what every node lacks.
-        problems: annotations that could not be read.
+        unplaced_reasons: key of a waiting pod without a place -> what every node lacks.
+        problems: messages about annotations that could not be read.
     """
 
     targets: Mapping[str, Target] = {}
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def unplaced(self) -> tuple[str, ...]:
-        """Keys of waiting pods for which no place was found."""
+        """Keys of waiting pods without a place."""
         return tuple(self.unplaced_reasons)
 
 
@@ -79,7 +79,7 @@ def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S) -> Pl
 
     Args:
         snapshot: the group and the cluster.
-        deadline_s: the best placement by then is the plan, seconds.
+        deadline_s: time after which the search ends with the best placement so far, seconds.
     """
     return _GroupPlanner(snapshot).plan(deadline_s)
 
@@ -90,22 +90,22 @@ class _Placement(NamedTuple):
     Attributes:
         request: the replicas to place.
         problem: its arrays.
-        hints: [replica] preferred host or -1; None without any.
-        at: [replica] host or -1.
+        hints: [replica] preferred host or -1; None if no replica prefers one.
+        host_of: [replica] host or -1.
     """
 
     request: PlacementRequest
     problem: Problem
     hints: Ints | None
-    at: Ints
+    host_of: Ints
 
     def shortfall(self) -> tuple[int, int]:
-        """Replicas without a place, and limits that are broken."""
-        return int((self.at < 0).sum()), evaluate(self.problem, self.at).violations
+        """Number of replicas without a place, and of violations."""
+        return int((self.host_of < 0).sum()), evaluate(self.problem, self.host_of).violations
 
 
 class _GroupPlanner:
-    """Converts a snapshot to a request, and the placement found to targets."""
+    """Converts a snapshot to a request, and the best placement to targets."""
 
     def __init__(self, snapshot: GroupSnapshot) -> None:
         self.snapshot = snapshot
@@ -121,39 +121,39 @@ class _GroupPlanner:
 
     def _read_pods(self) -> list[WaitingReplica]:
         """Record bound pods; returns the replicas to place."""
-        snapshot, found = self.snapshot, list[WaitingReplica]()
+        snapshot, waiting = self.snapshot, list[WaitingReplica]()
         live: Counter[int] = Counter()
-        position_of = {selector: i for i, selector in enumerate(self.graph.selectors)}
+        workload_of = {selector: i for i, selector in enumerate(self.graph.selectors)}
         # Pods of the current template first: they are the model for missing replicas.
         for pod in sorted(snapshot.pods, key=lambda p: (p.metadata.key in self._outdated, p.metadata.key)):
-            position, key = position_of.get(pod.workload), pod.metadata.key
-            if position is None or not pod.is_active:
+            workload, key = workload_of.get(pod.workload), pod.metadata.key
+            if workload is None or not pod.is_active:
                 continue
             original = without_added_requirement(pod)
-            self._models[position] = self._models[position] or original
-            if self._record_leaving(pod, position):
+            self._models[workload] = self._models[workload] or original
+            if self._record_outdated(pod, workload):
                 continue
-            live[position] += 1
-            if not self._record_bound(pod, position) and not pod.other_gates:
+            live[workload] += 1
+            if not self._record_bound(pod, workload) and not pod.other_gates:
                 refused = snapshot.refused_hosts.get(key, frozenset())
-                found.append(WaitingReplica(key, position, original, snapshot.volumes.get(key, ()), refused))
-        for position, selector in enumerate(self.graph.selectors):
-            model = self._models[position] or GroupPod()
-            missing = snapshot.replicas.get(selector, len(self._vacated_nodes[position])) - live[position]
-            found += [WaitingReplica("", position, model, snapshot.volumes.get(selector, ()))] * missing
-        return found
+                waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused))
+        for workload, selector in enumerate(self.graph.selectors):
+            model = self._models[workload] or GroupPod()
+            missing = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - live[workload]
+            waiting += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * missing
+        return waiting
 
-    def _record_leaving(self, pod: GroupPod, position: int) -> bool:
-        """Record a bound pod that a rollout will replace: its requests are free for its successor, but its anti-affinity still counts.
+    def _record_outdated(self, pod: GroupPod, workload: int) -> bool:
+        """Record a pod that a rollout is about to replace. Its requests are free for its successor; its anti-affinity still counts.
 
         Returns:
-            Whether it is one.
+            Whether the pod is bound and outdated.
         """
         node = self._assigned_node(pod)
         if not node or pod.metadata.key not in self._outdated:
             return False
         self._bound.append(BoundReplica(node, -1, pod))
-        self._vacated_nodes[position].append(node)
+        self._vacated_nodes[workload].append(node)
         if pod.metadata.key in self.snapshot.assigned_nodes:
             add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
         return True
@@ -161,15 +161,15 @@ class _GroupPlanner:
     def _assigned_node(self, pod: GroupPod) -> str:
         return pod.spec.node_name or self.snapshot.assigned_nodes.get(pod.metadata.key, "")
 
-    def _record_bound(self, pod: GroupPod, position: int) -> bool:
-        """Record a pod that is bound, or released with a target; returns whether it is one."""
+    def _record_bound(self, pod: GroupPod, workload: int) -> bool:
+        """Record a pod that is bound, or released with a target; returns whether the pod is so."""
         key, node = pod.metadata.key, self._assigned_node(pod)
         if not node:
             target = self.snapshot.released_targets.get(key)
             if target is None or target.node not in self.snapshot.hosts:
                 return False
             self._released_targets[key], node = target, target.node
-        self._bound.append(BoundReplica(node, position, pod))
+        self._bound.append(BoundReplica(node, workload, pod))
         if key not in self.snapshot.assigned_nodes:
             add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status))
         return True
@@ -196,131 +196,132 @@ class _GroupPlanner:
     def plan(self, deadline_s: float) -> Plan:
         """Search for a placement, and assign its hosts to the pods."""
         request = self._request()
-        found = self._search(request, time.monotonic() + deadline_s)
-        targets, why = self._assign(found)
-        without_place = [number for number, replica in enumerate(self._waiting) if replica.key in why]
-        found.at[without_place] = -1
-        evaluated = timing = evaluate(found.problem, found.at)
+        placement = self._search(request, time.monotonic() + deadline_s)
+        targets, reasons = self._assign(placement)
+        unplaced = [number for number, replica in enumerate(self._waiting) if replica.key in reasons]
+        placement.host_of[unplaced] = -1
+        evaluated = timing = evaluate(placement.problem, placement.host_of)
         if request.objective != "time":
             by_time = compile_problem(msgspec.structs.replace(request, objective="time"))
-            timing = evaluate(by_time, found.at)
+            timing = evaluate(by_time, placement.host_of)
         return Plan(
             targets=targets,
-            cost=total_cost(request, found.problem, found.at),
+            cost=total_cost(request, placement.problem, placement.host_of),
             violations=evaluated.violations,
             latency_us=timing.latency,
             traffic=timing.traffic,
-            unplaced_reasons=why,
+            unplaced_reasons=reasons,
             problems=tuple(dict.fromkeys(self._problems)),
         )
 
     def _search(self, request: PlacementRequest, ends_at: float) -> _Placement:
-        """The best placement found. Uses hot hosts only if that places more replicas or breaks fewer limits."""
+        """The best placement found. Uses hot hosts only if that places more replicas or violates fewer limits."""
         seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.turn
 
-        def search(wanted: PlacementRequest) -> _Placement:
-            problem = compile_problem(wanted)
+        def search(request: PlacementRequest) -> _Placement:
+            problem = compile_problem(request)
             hints = self._hints(problem.host_names)
-            at = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
-            return _Placement(wanted, problem, hints, at)
+            host_of = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
+            return _Placement(request, problem, hints, host_of)
 
-        hot = self.snapshot.hot_hosts
-        if not hot:
+        hot_hosts = self.snapshot.hot_hosts
+        if not hot_hosts:
             return search(request)
-        cool = [
-            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | hot) for replica in request.waiting
+        waiting = [
+            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | hot_hosts)
+            for replica in request.waiting
         ]
-        found = search(msgspec.structs.replace(request, waiting=cool))
-        if found.shortfall() == (0, 0):
-            return found
-        anywhere = search(request)
-        if anywhere.shortfall() < found.shortfall():
-            return anywhere
-        # Hot hosts do not help, so that they are hot is not the reason either.
-        return found._replace(request=request)
+        without_hot_hosts = search(msgspec.structs.replace(request, waiting=waiting))
+        if without_hot_hosts.shortfall() == (0, 0):
+            return without_hot_hosts
+        with_hot_hosts = search(request)
+        if with_hot_hosts.shortfall() < without_hot_hosts.shortfall():
+            return with_hot_hosts
+        # Heat is not the reason for unplaced pods, because hot hosts would not help.
+        return without_hot_hosts._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:
-        """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
+        """[replica] host in the previous plan, else a host that an outdated pod of its workload vacates, else -1."""
         previous = self.snapshot.previous_targets
         if not previous and not any(self._vacated_nodes):
             return None
         nodes = [previous[replica.key].node if replica.key in previous else "" for replica in self._waiting]
-        left = [Counter(found) for found in self._vacated_nodes]
+        vacated = [Counter(names) for names in self._vacated_nodes]
         for replica, node in zip(self._waiting, nodes, strict=True):
-            left[replica.workload][node] -= 1
-        vacated = [(+counts).elements() for counts in left]
+            vacated[replica.workload][node] -= 1
+        left = [(+counts).elements() for counts in vacated]
         number_of = {name: number for number, name in enumerate(host_names)}
         return np.array(
             [
-                number_of.get(node or next(vacated[replica.workload], ""), -1)
+                number_of.get(node or next(left[replica.workload], ""), -1)
                 for replica, node in zip(self._waiting, nodes, strict=True)
             ],
             np.int64,
         )
 
-    def _assign(self, found: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
-        """Pod -> target, and pod -> reason for pods without one."""
-        problem, targets = found.problem, dict(self._released_targets)
-        found.at[:] = self._hosts_by_age(found)
-        why: dict[str, str] = {}
-        reasons: dict[int, str] = {}
-        for number, host in enumerate(found.at.tolist()):
+    def _assign(self, placement: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
+        """Pod -> target, and pod -> reason for pods without a target."""
+        problem, targets = placement.problem, dict(self._released_targets)
+        placement.host_of[:] = self._hosts_by_age(placement)
+        reasons: dict[str, str] = {}
+        reason_of_class: dict[int, str] = {}
+        for number, host in enumerate(placement.host_of.tolist()):
             key = self._waiting[number].key
             if key and host >= 0:
                 node = self.snapshot.hosts[problem.host_names[host]]
                 targets[key] = Target(node.location.zone, node.location.region, node.name)
             elif key:
                 class_ = int(problem.class_of[number])
-                if class_ not in reasons:
-                    reasons[class_] = why_unplaced(found.request, problem, found.at, number)
-                why[key] = reasons[class_]
-        self._drop_incomplete_pod_groups(targets, why)
-        return targets, why
+                if class_ not in reason_of_class:
+                    reason_of_class[class_] = why_unplaced(placement.request, problem, placement.host_of, number)
+                reasons[key] = reason_of_class[class_]
+        self._drop_incomplete_pod_groups(targets, reasons)
+        return targets, reasons
 
-    def _drop_incomplete_pod_groups(self, targets: dict[str, Target], why: dict[str, str]) -> None:
-        """Drop targets of pods whose PodGroup is not placed whole, because kube-scheduler binds all of them or none."""
+    def _drop_incomplete_pod_groups(self, targets: dict[str, Target], reasons: dict[str, str]) -> None:
+        """Drop targets of pods whose PodGroup is not placed whole, because kube-scheduler binds all pods of a PodGroup or none."""
         waiting = [pod for pod in self.snapshot.pods if pod.pod_group and pod.is_waiting]
-        reasons = {p.pod_group: why[p.metadata.key] for p in waiting if p.metadata.key in why}
+        reason_of_group = {p.pod_group: reasons[p.metadata.key] for p in waiting if p.metadata.key in reasons}
         for pod in waiting:
-            if pod.pod_group in reasons and targets.pop(pod.metadata.key, None) is not None:
-                why[pod.metadata.key] = f"not all of its PodGroup have a place: {reasons[pod.pod_group]}"
+            if pod.pod_group in reason_of_group and targets.pop(pod.metadata.key, None) is not None:
+                reasons[pod.metadata.key] = f"not all of its PodGroup have a place: {reason_of_group[pod.pod_group]}"
 
-    def _hosts_by_age(self, found: _Placement) -> list[int]:
-        """[replica] host: the hosts of each class, assigned to its replicas again.
+    def _hosts_by_age(self, placement: _Placement) -> list[int]:
+        """[replica] host, after the hosts of each class are assigned to its replicas again.
 
-        A replica keeps its previous host if that is among them. The others get zones in turn, the oldest first, so that replicas
+        A replica keeps its hint if that is among these hosts. The other replicas get zones in turn, the oldest first, so that they
         are spread evenly while they start.
         """
         members: dict[int, list[int]] = defaultdict(list)
-        for replica, class_ in enumerate(found.problem.class_of.tolist()):
+        for replica, class_ in enumerate(placement.problem.class_of.tolist()):
             members[class_].append(replica)
-        given: list[int] = found.at.tolist()
+        host_of: list[int] = placement.host_of.tolist()
         for replicas in members.values():
-            left = Counter(given[replica] for replica in replicas)
-            waiting = []
+            left = Counter(host_of[replica] for replica in replicas)
+            without_hint = []
             for replica in sorted(replicas, key=lambda number: _age(self._waiting[number])):
-                hint = -1 if found.hints is None else int(found.hints[replica])
+                hint = -1 if placement.hints is None else int(placement.hints[replica])
                 if hint >= 0 and left[hint] > 0:
                     left[hint] -= 1
-                    given[replica] = hint
+                    host_of[replica] = hint
                 else:
-                    waiting.append(replica)
-            for replica, host in zip(waiting, _alternate_zones(left, found.problem.zone_of), strict=True):
-                given[replica] = host
-        return given
+                    without_hint.append(replica)
+            for replica, host in zip(without_hint, _alternate_zones(left, placement.problem.zone_of), strict=True):
+                host_of[replica] = host
+        return host_of
 
 
 def _age(replica: WaitingReplica) -> tuple[str, str]:
-    """Sorts pods by age, then those that do not exist yet."""
+    """Sort key: the oldest pods first, replicas without a pod last."""
     return (replica.pod.metadata.creation_timestamp or "", replica.key) if replica.key else ("~", "")
 
 
 def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
-    """The hosts, one of each zone before the second of any; -1 last."""
+    """The hosts in an order that takes one of each zone before the second of any; -1 last."""
     rounds: Counter[int] = Counter()
-    queue = []
+    ordered = []
     for host in sorted(hosts.elements()):
         zone = int(zone_of[host]) if host >= 0 else -1
-        queue.append((host < 0, rounds[zone], host))
+        ordered.append((host < 0, rounds[zone], host))
         rounds[zone] += 1
-    return [host for _, _, host in sorted(queue)]
+    return [host for _, _, host in sorted(ordered)]

@@ -72,10 +72,9 @@ def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
-    promised, assigned_nodes = dict(snapshot.reserved), dict(snapshot.assigned_nodes)
+    reserved, assigned_nodes = dict(snapshot.reserved), dict(snapshot.assigned_nodes)
     if assigned_nodes.pop(key, ""):
-        left = dict(promised.get(node, {}))
-        add_amounts(left, host_requests_of(pod.spec, pod.status), -1)
-        promised[node] = left
+        reserved[node] = dict(reserved.get(node, {}))
+        add_amounts(reserved[node], host_requests_of(pod.spec, pod.status), -1)
     pods = [waiting if other is pod else other for other in snapshot.pods]
-    return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, reserved=promised)
+    return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, reserved=reserved)

@@ -11,28 +11,27 @@ from controller.scheduler.placement.native import LIMIT_PRICE, CompiledProblem, 
 from controller.scheduler.placement.problem import Ints, Problem
 
 _HOT, _COLD = 8.0, 0.003
-"""Temperatures as shares of what a step typically changes. Traffic has heavy tails: cooler beginnings leave the heaviest edges of
-M3 (547 services, 96 machines) where they happened to start, and seeds then differ by 4 % of the traffic instead of 1 %. The gain of
-M3 grows by 0.7 % with the second half of the steps."""
-_OVER_LIMITS = -0.3
-"""Temperature, as a share of a broken limit, at which whole chains cross a limit to get to the other side of it."""
+"""First and last temperature, as shares of the typical change of the cost by a step. Traffic has heavy tails: at a lower first
+temperature the heaviest edges stay where they started.
+"""
+_HOT_ACROSS_LIMITS = -0.3
+"""First temperature, as a negative share of a broken limit, at which whole chains of workloads may cross a limit."""
 _TOLERANCE = 1e-9
 
-
-_STEPS_PER_REPLICA, _LEAST_STEPS, _MOST_STEPS, _STEPS_WITHOUT_CALLS = 4000, 5000, 14_000_000, 200
-_MANY_HOSTS, _MOST_STEPS_OVER_MANY = 1000, 2_000_000
-"""Steps of annealing. They are counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run,
-and of one run where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.
-"""
-_RUNS, _RUNS_OF_MANY = 20, 6
-"""Runs for small and for medium problems; large ones have one. Many short runs find more than few long ones."""
+# Effort is a number of steps, so that a busy machine finds the same plan.
+_STEPS_PER_REPLICA, _MIN_STEPS, _MAX_STEPS = 4000, 5000, 14_000_000
+"""Steps of annealing: per replica in all runs together, and bounds for one run."""
+_STEPS_WITHOUT_CALLS = 200
+"""Steps per replica of a run for workloads without dependencies."""
+_MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000
+"""Bound for one run on many hosts, whose state no CPU cache holds."""
+_SMALL_REPLICAS, _MEDIUM_REPLICAS = 60, 300
+_SMALL_RUNS, _MEDIUM_RUNS = 20, 6
+"""Runs of small and medium problems; larger problems have one run. Many short runs find more than few long runs."""
 _ROOM_TURNS = 4000
 """Attempts to free capacity for replicas without a place."""
-_DESCENTS, _DESCENT_SHARE = 4, 20
-"""Runs without annealing that begin in each zone, for small problems: some hundred microseconds each, and sometimes better. Each
-has a share of the attempts to free capacity.
-"""
-_SMALL_REPLICAS, _MIDDLING_REPLICAS = 60, 300
+_DESCENTS, _DESCENT_ROOM_TURNS = 4, 200
+"""Runs without annealing that start in each zone, for small problems: they take less than a millisecond, and are sometimes better."""
 
 
 def solve(
@@ -42,66 +41,68 @@ def solve(
     seed: int = 0,
     deadline_s: float = 60.0,
 ) -> Ints:
-    """[replica] host, or -1 where none was found.
+    """The best placement found: [replica] host, -1 for a replica without a place.
 
     Args:
-        problem: what to place.
-        hints: [replica] host of an earlier plan, or -1; it is kept when nothing better is found.
-        seed: the same problem, hints and seed give the same answer.
-        deadline_s: the best placement by then is the answer, seconds.
+        problem: the problem.
+        hints: [replica] host of the previous plan, or -1; the hints are kept unless a better placement is found.
+        seed: the same problem, hints and seed give the same placement.
+        deadline_s: time after which the search ends, seconds.
     """
     replicas = len(problem.class_of)
     nowhere = np.full(replicas, -1, np.int64)
     if not replicas or not len(problem.free):
         return nowhere
     compiled, ends_at = CompiledProblem(problem), time.monotonic() + deadline_s
-    runs = _RUNS if replicas <= _SMALL_REPLICAS else _RUNS_OF_MANY if replicas <= _MIDDLING_REPLICAS else 1
-    wanted = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
-    most_steps = _MOST_STEPS if len(problem.free) <= _MANY_HOSTS else _MOST_STEPS_OVER_MANY
-    steps = min(max(wanted, _LEAST_STEPS), most_steps)
+    runs = 1
+    if replicas <= _MEDIUM_REPLICAS:
+        runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
+    wanted_steps = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
+    max_steps = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
+    steps = min(max(wanted_steps, _MIN_STEPS), max_steps)
 
-    def run(turn: int, hot: float, begin: Ints, *, turns: int, seconds: float, home: int = -1) -> SearchResult:
+    def run(number: int, hot: float, start: Ints, *, steps: int, seconds: float, home: int = -1) -> SearchResult:
         return compiled.search(
-            begin,
-            seed=seed * 1000 + turn,
-            steps=turns,
-            room_turns=_ROOM_TURNS if turns else _ROOM_TURNS // _DESCENT_SHARE,
+            start,
+            seed=seed * 1000 + number,
+            steps=steps,
+            room_turns=_ROOM_TURNS if steps else _DESCENT_ROOM_TURNS,
             hot=hot,
             cold=_COLD,
             deadline_s=seconds,
             home=home,
         )
 
-    def batch(first: int, hot: float, homes: Sequence[int], turns: int = steps) -> list[SearchResult]:
-        """A run for each zone to begin in, each with its share of the time that is left."""
+    def run_each(first: int, hot: float, homes: Sequence[int], steps: int = steps) -> list[SearchResult]:
+        """One run per zone to start in, each with its share of the time left."""
         seconds = (ends_at - time.monotonic()) / max(len(homes), 1)
-        return [run(first + n, hot, nowhere, turns=turns, seconds=seconds, home=home) for n, home in enumerate(homes)]
+        return [run(first + n, hot, nowhere, steps=steps, seconds=seconds, home=home) for n, home in enumerate(homes)]
 
     anywhere = [-1] * runs
-    found = batch(1, _HOT, anywhere)
-    if min(found, key=_rank).cost >= LIMIT_PRICE and any(table.violates_limit.any() for table in problem.tables):
-        found += batch(runs + 1, _OVER_LIMITS, anywhere)
-        found += batch(2 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs])
+    results = run_each(1, _HOT, anywhere)
+    if min(results, key=_rank).cost >= LIMIT_PRICE and any(table.violates_limit.any() for table in problem.tables):
+        results += run_each(runs + 1, _HOT_ACROSS_LIMITS, anywhere)
+        results += run_each(2 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs])
     if replicas <= _SMALL_REPLICAS and problem.edges:
-        found += batch(3 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs] * _DESCENTS, 0)
-    best = min(found, key=_rank)
+        results += run_each(3 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs] * _DESCENTS, 0)
+    best = min(results, key=_rank)
     if hints is not None and (hints >= 0).any():
-        kept = run(0, _HOT, hints, turns=0, seconds=ends_at - time.monotonic())
+        kept = run(0, _HOT, hints, steps=0, seconds=ends_at - time.monotonic())
         if _unplaced(kept) <= _unplaced(best) and kept.cost <= best.cost + _TOLERANCE * abs(best.cost):
             best = kept
-    return best.at
+    return best.host_of
 
 
 def _zones_by_free_capacity(problem: Problem) -> list[int]:
-    """Zones, those with most free capacity first. A chain of workloads that only moves as a whole stays in the zone where it begins."""
+    """Zones by decreasing free capacity. A chain of workloads that only moves as a whole stays in the zone where it starts."""
     shares = np.maximum(problem.free, 0) / np.maximum(problem.free.max(axis=0, initial=1), 1)
-    room = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.zoned))
-    return [int(zone) for zone in np.argsort(-room, kind="stable")]
+    free = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.zoned))
+    return [int(zone) for zone in np.argsort(-free, kind="stable")]
 
 
-def _unplaced(found: SearchResult) -> int:
-    return int((found.at < 0).sum())
+def _unplaced(result: SearchResult) -> int:
+    return int((result.host_of < 0).sum())
 
 
-def _rank(found: SearchResult) -> tuple[int, float]:
-    return _unplaced(found), found.cost
+def _rank(result: SearchResult) -> tuple[int, float]:
+    return _unplaced(result), result.cost
