@@ -12,7 +12,7 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
-from controller.traffic.drift import groups_of_workloads
+from controller.traffic.drift import group_by_workload
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.money import DependencyCost, TrafficCost, compute_cost
 from controller.traffic.prices import PRESETS
@@ -56,7 +56,7 @@ class MoneyCommand(Command):
             )
             graph = TrafficGraph(tuple(dependencies), graph.left_out)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
-        bill = compute_cost(graph, traffic.workloads, prices, groups_of_workloads(snapshot.membership))
+        bill = compute_cost(graph, traffic.workloads, prices, group_by_workload(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002

@@ -20,7 +20,7 @@ from controller.cli.style import BAD, FAINT, STRONG, grid, rate
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.traffic.drift import Drift, drift_of
+from controller.traffic.drift import Drift, find_drift
 from controller.traffic.graph import LeftOut
 from controller.traffic.proposals import Proposal, propose
 from kubekit.errors import ConfigError
@@ -92,7 +92,7 @@ class ProposeCommand(Command):
             source=traffic.source.name,
             window_s=traffic.window_s,
             proposals=tuple(proposals),
-            drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in drift_of(g, graph)),
+            drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in find_drift(g, graph)),
             left_out=tuple(o for o in graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
             gains=tuple(gains),
         )

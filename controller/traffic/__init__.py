@@ -1,5 +1,5 @@
 """Traffic between workloads: reads it from Prometheus, proposes AppGroups from it, and prices it.
 
-`sources` reads; the rest is pure: `graph` finds dependencies, `proposals` makes AppGroups, `prices` and `money` make a bill. May import
-`controller.cluster` and `controller.prometheus`.
+`sources` reads flows and `reconciler` writes; the rest is pure: `workloads` and `graph` find dependencies, `proposals` makes AppGroups,
+`drift` compares, `prices` and `money` compute costs. May import `controller.cluster` and `controller.prometheus`.
 """

@@ -1,6 +1,6 @@
 """Turns flows into dependencies between workloads. Pure.
 
-DNS, probes and scrapes are never a dependency: every pod has them, and where they go says nothing about the application.
+DNS, probes and scrapes are no dependencies: every pod has them, whatever the application does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ THIN_SHARE = 0.001
 """An edge below this share of either end's traffic is ignored: a health check, an exporter, a user's shell."""
 
 _ROUNDING = 1e-6
+"""Relative error of sums of rates."""
 
 Reason = Literal["external", "dns", "scrape", "system", "self", "thin"]
+"""Why a flow is no dependency."""
 
 
 class WorkloadId(msgspec.Struct, frozen=True, order=True):
@@ -42,12 +44,12 @@ class WorkloadId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def key(self) -> str:
-        """``namespace/name``, for people, and to compare sources with and without kinds."""
+        """``namespace/name``, for messages, and to compare sources with and without kinds."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def is_known(self) -> bool:
-        """Whether this is a workload of the cluster, and not an external end."""
+        """Whether namespace and name are known; an external end has none."""
         return bool(self.namespace and self.name)
 
 
@@ -58,8 +60,8 @@ class Flow(msgspec.Struct, frozen=True):
         client: who opens the connection or sends the request.
         server: who answers.
         bytes_per_s: both ways, mean over the window.
-        peak_bytes_per_s: both ways, the 95th percentile over the window; the mean where a source cannot tell.
-        client_zone: empty if the source lacks it; likewise ``server_zone``.
+        peak_bytes_per_s: both ways, the 95th percentile over the window, or the mean.
+        client_zone, server_zone: empty if the source lacks them.
         port: the server's; 0 if the source lacks it.
     """
 
@@ -73,12 +75,13 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 class ObservedDependency(msgspec.Struct, frozen=True):
-    """One workload calls another, over all zones and ports.
+    """Calls of one workload to another, over all zones and ports.
 
     Attributes:
+        client, server: the calling workload and the called one.
         bytes_per_s: both ways, mean over the window.
-        peak_bytes_per_s: both ways, 95th percentile; the sum of the flows' own, so never too small.
-        zones: (client's zone, server's zone) -> bytes per second, where zones are known.
+        peak_bytes_per_s: both ways; the sum of the flows' 95th percentiles, an upper bound.
+        zones: (client's zone, server's zone) -> bytes per second, of flows whose zones are known.
     """
 
     client: WorkloadId
@@ -90,12 +93,12 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     @property
     def zoneless_bytes_per_s(self) -> float:
         """Bytes per second of flows without zones."""
-        left = self.bytes_per_s - sum(self.zones.values())
-        return left if left > _ROUNDING * self.bytes_per_s else 0.0
+        zoneless = self.bytes_per_s - sum(self.zones.values())
+        return zoneless if zoneless > _ROUNDING * self.bytes_per_s else 0.0
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Traffic that is no dependency, by reason and ends."""
+    """Traffic that is no dependency, with its reason; both ends as ``namespace/name``."""
 
     reason: Reason
     client: str
@@ -104,7 +107,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class TrafficGraph(msgspec.Struct, frozen=True):
-    """Dependencies, greatest first, and omitted flows."""
+    """Dependencies and omitted traffic, greatest first."""
 
     dependencies: tuple[ObservedDependency, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -116,41 +119,42 @@ class TrafficGraph(msgspec.Struct, frozen=True):
 
 
 def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
-    """Sort flows into dependencies and omitted ones."""
+    """Sum flows by pair of workloads, and omit those that are no dependency."""
     by_ends: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
-    out: dict[tuple[Reason, str, str], float] = defaultdict(float)
-    moved: dict[WorkloadId, float] = defaultdict(float)
+    omitted: dict[tuple[Reason, str, str], float] = defaultdict(float)
+    traffic_of: dict[WorkloadId, float] = defaultdict(float)
     for flow in flows:
-        reason = _no_dependency(flow)
+        reason = _reason_to_omit(flow)
         if reason is not None:
-            out[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
+            omitted[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
             continue
         by_ends[flow.client, flow.server].append(flow)
-        moved[flow.client] += flow.bytes_per_s
-        moved[flow.server] += flow.bytes_per_s
-    kept = []
+        traffic_of[flow.client] += flow.bytes_per_s
+        traffic_of[flow.server] += flow.bytes_per_s
+    dependencies = []
     for (client, server), parts in by_ends.items():
         total = sum(flow.bytes_per_s for flow in parts)
-        if total < THIN_SHARE * max(moved[client], moved[server]):
-            out["thin", client.key, server.key] += total
+        if total < THIN_SHARE * max(traffic_of[client], traffic_of[server]):
+            omitted["thin", client.key, server.key] += total
             continue
         zones: dict[tuple[str, str], float] = defaultdict(float)
         for flow in parts:
             if flow.client_zone and flow.server_zone:
                 zones[flow.client_zone, flow.server_zone] += flow.bytes_per_s
         peak = sum(max(flow.peak_bytes_per_s, flow.bytes_per_s) for flow in parts)
-        kept.append(ObservedDependency(client, server, total, peak, dict(zones)))
-    kept.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
-    left = [LeftOut(reason, client, server, total) for (reason, client, server), total in out.items()]
-    left.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))
-    return TrafficGraph(tuple(kept), tuple(left))
+        dependencies.append(ObservedDependency(client, server, total, peak, dict(zones)))
+    dependencies.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
+    left_out = [LeftOut(reason, client, server, total) for (reason, client, server), total in omitted.items()]
+    left_out.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))
+    return TrafficGraph(tuple(dependencies), tuple(left_out))
 
 
 def _name(end: WorkloadId) -> str:
     return end.key if end.is_known else "outside the cluster"
 
 
-def _no_dependency(flow: Flow) -> Reason | None:
+def _reason_to_omit(flow: Flow) -> Reason | None:
+    """Why a flow is no dependency; None if it may be one."""
     client, server = flow.client, flow.server
     if not client.is_known or not server.is_known:
         return "external"

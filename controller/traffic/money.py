@@ -1,4 +1,4 @@
-"""Prices traffic: per dependency, group and pair of zones. Pure."""
+"""Computes the cost of traffic by dependency, AppGroup and pair of zones. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.prices import PriceTable, Reach, reach_of
+from controller.traffic.prices import Distance, PriceTable, distance_between
 from controller.traffic.workloads import Workloads
 
 
 class DependencyCost(msgspec.Struct, frozen=True):
-    """Traffic and price of one dependency.
+    """Traffic and cost of one dependency.
 
     Attributes:
         client, server: as ``namespace/name``.
         group: the AppGroup of the client, as ``namespace/name``; empty without one.
-        crossing_bytes_per_s: the part of ``bytes_per_s`` that leaves its zone.
-        month: money a month; None without prices.
-        measured: false if the zones of some bytes are unknown; those are spread over all pairs of replicas.
+        bytes_per_s: requests and responses.
+        crossing_bytes_per_s: the part of ``bytes_per_s`` between zones.
+        month: cost of a month; None without prices.
+        measured: False if the zones of some bytes are unknown; those are spread over all pairs of placed replicas.
     """
 
     client: str
@@ -34,22 +35,23 @@ class DependencyCost(msgspec.Struct, frozen=True):
 
 
 class ZonePairCost(msgspec.Struct, frozen=True):
-    """Requests and responses of calls from clients in one zone to servers in another, and their price."""
+    """Requests and responses of calls from clients in one zone to servers in another (or the same), and their cost in a month."""
 
     client_zone: str
     server_zone: str
-    reach: Reach
+    reach: Distance
     bytes_per_s: float
     month: float | None
 
 
 class TrafficCost(msgspec.Struct, frozen=True):
-    """Traffic and price of all dependencies and zone pairs, greatest first.
+    """Traffic and cost of all dependencies and zone pairs, greatest first.
 
     Attributes:
         currency, source: of the price table; empty without one.
-        groups: price a month by AppGroup.
-        month: all together; None without prices.
+        month: cost of all dependencies in a month; None without prices.
+        bytes_per_s, crossing_bytes_per_s: sums over the dependencies.
+        groups: AppGroup of the client -> cost of a month; "" for workloads without one.
     """
 
     currency: str
@@ -67,27 +69,25 @@ def spread_over_zones(
 ) -> Iterator[tuple[Location, Location, float]]:
     """A dependency's bytes per second by the client's and the server's location.
 
-    For bytes without zones, each client replica is assumed to call each server replica alike, as with a Service without
-    `trafficDistribution`.
+    Bytes without zones are spread evenly over all pairs of replicas, as by a Service without `trafficDistribution`. They are
+    omitted if one side has no placed replica.
     """
     for (client_zone, server_zone), rate in sorted(dependency.zones.items()):
         yield workloads.location_of(client_zone), workloads.location_of(server_zone), rate
-    unplaced = dependency.zoneless_bytes_per_s
-    if not unplaced:
-        return
+    zoneless = dependency.zoneless_bytes_per_s
     clients, servers = workloads.locations.get(dependency.client), workloads.locations.get(dependency.server)
-    if not clients or not servers:
+    if not zoneless or not clients or not servers:
         return
     pairs = clients.total() * servers.total()
     for client, client_replicas in sorted(clients.items()):
         for server, server_replicas in sorted(servers.items()):
-            yield client, server, unplaced * client_replicas * server_replicas / pairs
+            yield client, server, zoneless * client_replicas * server_replicas / pairs
 
 
 def compute_cost(
     graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]
 ) -> TrafficCost:
-    """The cost of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
+    """The cost of a graph; ``groups`` maps workloads to their AppGroups, both as ``namespace/name``."""
     costs: list[DependencyCost] = []
     pairs: dict[tuple[Location, Location], float] = defaultdict(float)
     by_group: dict[str, float] = defaultdict(float)
@@ -109,7 +109,7 @@ def compute_cost(
         ZonePairCost(
             client.zone,
             server.zone,
-            reach_of(client, server),
+            distance_between(client, server),
             rate,
             prices.per_month(rate, client, server) if prices else None,
         )
@@ -121,7 +121,7 @@ def compute_cost(
         month=sum(cost.month or 0.0 for cost in costs) if prices else None,
         bytes_per_s=graph.bytes_per_s,
         crossing_bytes_per_s=sum(cost.crossing_bytes_per_s for cost in costs),
-        dependencies=tuple(sorted(costs, key=lambda b: (-(b.month or 0.0), -b.bytes_per_s, b.client, b.server))),
+        dependencies=tuple(sorted(costs, key=lambda c: (-(c.month or 0.0), -c.bytes_per_s, c.client, c.server))),
         zone_pairs=tuple(
             sorted(zone_pairs, key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
         ),

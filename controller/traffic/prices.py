@@ -1,6 +1,6 @@
-"""Price per GB between two locations: your own table, or a cloud's list prices.
+"""Price per GB between two locations: configured prices, or a cloud's list prices.
 
-A preset is the list price of one day, in one currency, without discounts: an estimate, not a bill.
+List prices are of one day, in one currency and without discounts, so amounts are estimates.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from controller.cluster.costs import Location
 from kubekit.settings import Range, Section
 
 BYTES_PER_GB = 10**9
+SECONDS_PER_HOUR = 3600
 HOURS_PER_MONTH = 730.0
 
-Reach = Literal["zone", "zones", "regions"]
-"""How far bytes go: within a zone, between zones of a region, between regions."""
+Distance = Literal["zone", "zones", "regions"]
+"""Within a zone, between zones of a region, between regions."""
 Price = Annotated[float, Range(0, 999)]
 
 
@@ -38,27 +39,27 @@ class PriceTable(Section, frozen=True):
 
     @property
     def source(self) -> str:
-        """Where the figures come from, with their date; shown with every amount."""
+        """Origin and date of the prices, shown with every amount."""
         return _SOURCES.get(self.preset, "traffic.prices")
 
     def resolve(self) -> PriceTable | None:
-        """The preset, or these prices; None without any."""
+        """The preset's prices, or these; None if no price is set."""
         if self.preset:
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
 
     def per_month(self, bytes_per_s: float, origin: Location, destination: Location) -> float:
-        """The cost of a steady rate in a month of 730 hours."""
-        return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
+        """The cost of a constant rate in a month of 730 hours."""
+        return bytes_per_s * SECONDS_PER_HOUR * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
 
     def per_gb(self, origin: Location, destination: Location) -> float:
         """Price of a GB between two locations."""
         zones = self.same_zone if self.between_zones is None else self.between_zones
         regions = zones if self.between_regions is None else self.between_regions
-        return {"zone": self.same_zone, "zones": zones, "regions": regions}[reach_of(origin, destination)]
+        return {"zone": self.same_zone, "zones": zones, "regions": regions}[distance_between(origin, destination)]
 
 
-def reach_of(origin: Location, destination: Location) -> Reach:
+def distance_between(origin: Location, destination: Location) -> Distance:
     """The distance between two locations."""
     if origin.region != destination.region:
         return "regions"
@@ -66,8 +67,8 @@ def reach_of(origin: Location, destination: Location) -> Reach:
 
 
 PRESETS: Mapping[str, PriceTable] = {
-    # Between zones AWS charges 0.01 on either side; between regions the lowest of its prices, which most pairs of North
-    # America have.
+    # AWS charges 0.01 to each side between zones. Between regions this is its lowest price, that of most pairs in North
+    # America.
     "aws": PriceTable(preset="aws", between_zones=0.02, between_regions=0.02),
     "gcp": PriceTable(preset="gcp", between_zones=0.01, between_regions=0.02),
     # Microsoft does not charge for traffic between availability zones.

@@ -1,7 +1,6 @@
-"""Turns a graph of traffic into AppGroups and patches that label pods. Pure.
+"""Proposes AppGroups from a graph of traffic, and patches that label pods. Pure.
 
-What a person wrote into an AppGroup is kept: a proposal for an existing group changes only what traffic shows and the person
-did not write.
+A proposal for an existing AppGroup keeps its entries and only adds workloads and dependencies.
 """
 
 from __future__ import annotations
@@ -22,17 +21,19 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.workloads import Workloads
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
-"""Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
+"""Kinds whose pods a plan can place; a DaemonSet determines the nodes of its pods."""
 JOINING_SHARE = 0.01
 """A dependency joins two workloads into one group if it carries this share of the smaller one's traffic."""
 HUB_CALLERS = 0.6
-"""A server that this share of a namespace's workloads calls joins no group: a log sink, a shared cache, a gateway."""
+"""A server that this share of a namespace's workloads calls is a hub and joins no groups: a log sink, a shared cache, a gateway."""
+MAX_LABEL_VALUE, MAX_SUFFIX = 63, 13
+"""Length of a label's value, and the part of it for a number."""
 MIN_HUB_CALLERS = 6
 """A server with fewer callers is no hub."""
 
 
 class ProposedDependency(msgspec.Struct, frozen=True):
-    """A dependency as proposed for an AppGroup; rates in bits per second."""
+    """A dependency as proposed for an AppGroup; ``client`` and ``server`` are ``namespace/name``."""
 
     client: str
     server: str
@@ -40,7 +41,7 @@ class ProposedDependency(msgspec.Struct, frozen=True):
     max_network_cost: int
     bytes_per_s: float
     is_user_defined: bool
-    """Whether a person wrote its figures, which are then kept."""
+    """Whether the existing AppGroup has this dependency, which is then kept."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -48,10 +49,10 @@ class Proposal(msgspec.Struct, frozen=True):
 
     Attributes:
         manifest: the object, ready for kubectl.
-        patches: (kind, name, patch of the pod template), for workloads whose pods do not carry the labels.
-        dependencies: what is in it, greatest first.
-        external: workloads outside the group that it exchanges traffic with, also those of other AppGroups.
-        exists: whether the cluster has this AppGroup already.
+        patches: (kind, name, patch of the pod template) of workloads whose pods lack the labels.
+        dependencies: observed dependencies of the group, greatest first.
+        external: ``namespace/name`` of workloads outside the group that it exchanges traffic with, sorted.
+        exists: the cluster has this AppGroup already.
     """
 
     namespace: str
@@ -103,7 +104,7 @@ def propose(
 
 
 class _Component(msgspec.Struct, frozen=True):
-    """Workloads of one proposed group, their dependencies among each other, and the external peers of their traffic."""
+    """Workloads of a proposed group, dependencies between them, and workloads outside that they exchange traffic with."""
 
     namespace: str
     name: str
@@ -113,7 +114,7 @@ class _Component(msgspec.Struct, frozen=True):
 
 
 class _ExistingGroups:
-    """The AppGroups of the namespace. A workload belongs to the first one that lists it."""
+    """The AppGroups of a namespace. A workload belongs to the first one that lists it."""
 
     def __init__(self, groups: Iterable[AppGroup], namespace: str) -> None:
         self.groups = {g.metadata.name: g for g in groups if g.metadata.namespace == namespace}
@@ -125,14 +126,14 @@ class _ExistingGroups:
                     self._listed[item.workload.name].append((name, item))
 
     def _find(self, workload: WorkloadId, group: str = "") -> tuple[str, Workload | None]:
-        """The group that lists a workload, and its entry there; a group is searched alone if it is named."""
+        """The first group that lists a workload, and the entry; ``group`` limits the search to one group."""
         for name, item in self._listed.get(workload.name, ()):
             if workload.namespace == self._namespace and _matches(item.workload, workload) and name in {group or name}:
                 return name, item
         return "", None
 
     def owner_of(self, members: Iterable[WorkloadId]) -> str:
-        """The group that lists workloads of a component; empty without one."""
+        """The group that lists one of these workloads; empty without one."""
         return next((owner for w in sorted(members) if (owner := self._find(w)[0])), "")
 
     def selector_of(self, group: str, workload: WorkloadId) -> str:
@@ -141,7 +142,7 @@ class _ExistingGroups:
         return item.workload.selector if item else ""
 
     def has_edge(self, group: str, client: WorkloadId, server: WorkloadId, selector: str) -> bool:
-        """Whether a person wrote an edge to the workload with this selector; by name if the dependency has no selector."""
+        """Whether a group has a dependency of the client on the server, by selector, or by name if it has no selector."""
         _, item = self._find(client, group)
         return item is not None and any(
             target.selector == selector if target.selector else _matches(target, server)
@@ -150,8 +151,8 @@ class _ExistingGroups:
 
 
 def _matches(listed: WorkloadRef, observed: WorkloadId) -> bool:
-    """Whether name and kind agree; an empty kind agrees with any."""
-    return listed.name == observed.name and len({listed.kind, observed.kind} - {""}) < 2
+    """Whether names and kinds are equal; an empty kind equals any."""
+    return listed.name == observed.name and (listed.kind == observed.kind or not listed.kind or not observed.kind)
 
 
 class _DisjointSets:
@@ -160,25 +161,25 @@ class _DisjointSets:
     def __init__(self, owners: Mapping[WorkloadId, str]) -> None:
         self._parent = {end: end for end in owners}
         self._owner = dict(owners)
-        first: dict[str, WorkloadId] = {}
+        first_of_owner: dict[str, WorkloadId] = {}
         for end, owner in owners.items():
             if owner:
-                self.join(end, first.setdefault(owner, end))
+                self.join(end, first_of_owner.setdefault(owner, end))
 
     def root(self, end: WorkloadId) -> WorkloadId:
-        """The workload that stands for the set of this one."""
+        """The representative of a workload's set."""
         while self._parent[end] != end:
             self._parent[end] = self._parent[self._parent[end]]
             end = self._parent[end]
         return end
 
-    def join(self, one: WorkloadId, other: WorkloadId) -> None:
+    def join(self, first: WorkloadId, second: WorkloadId) -> None:
         """Join the sets of two workloads, unless they are of two existing AppGroups."""
-        one, other = self.root(one), self.root(other)
-        owners = {self._owner[one], self._owner[other]} - {""}
-        if one != other and len(owners) < 2:
-            self._parent[one] = other
-            self._owner[other] = next(iter(owners), "")
+        root, new_root = self.root(first), self.root(second)
+        owners = {self._owner[root], self._owner[new_root]} - {""}
+        if root != new_root and len(owners) < 2:
+            self._parent[root] = new_root
+            self._owner[new_root] = next(iter(owners), "")
 
 
 def _connected_components(
@@ -190,18 +191,19 @@ def _connected_components(
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
     sets = _DisjointSets({end: existing.owner_of([end]) for end in ends})
-    moved: dict[WorkloadId, float] = defaultdict(float)
+    traffic_of: dict[WorkloadId, float] = defaultdict(float)
     callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for d in edges:
-        moved[d.client] += d.bytes_per_s
-        moved[d.server] += d.bytes_per_s
+        traffic_of[d.client] += d.bytes_per_s
+        traffic_of[d.server] += d.bytes_per_s
         callers[d.server].add(d.client)
-    hubs = {s for s, c in callers.items() if len(c) >= max(MIN_HUB_CALLERS, HUB_CALLERS * (len(ends) - 1))}
+    min_callers = max(MIN_HUB_CALLERS, HUB_CALLERS * (len(ends) - 1))
+    hubs = {server for server, clients in callers.items() if len(clients) >= min_callers}
     greatest_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
     for d in greatest_first:
-        if d.bytes_per_s >= JOINING_SHARE * min(moved[d.client], moved[d.server]) and d.server not in hubs:
+        if d.bytes_per_s >= JOINING_SHARE * min(traffic_of[d.client], traffic_of[d.server]) and d.server not in hubs:
             sets.join(d.client, d.server)
-    # A hub goes where most of its traffic is.
+    # A hub joins the set of its greatest client.
     for d in greatest_first:
         if d.server in hubs and sets.root(d.server) == d.server:
             sets.join(d.server, d.client)
@@ -214,12 +216,12 @@ def _connected_components(
 def _new_name(
     edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]
 ) -> str:
-    """The namespace's own name for its first group; later ones are named after a workload that no other calls."""
-    called = {d.server for d in edges}
+    """The namespace for its first group; later groups have the name of a workload that no other one calls."""
+    servers = {d.server for d in edges}
     calls: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
         calls[d.client] += d.bytes_per_s
-    callers_first = sorted(members, key=lambda m: (m in called, -calls[m], m))
+    callers_first = sorted(members, key=lambda m: (m in servers, -calls[m], m))
     numbered = (f"{namespace}-{n}" for n in itertools.count(2))
     candidates = itertools.chain((namespace,), (w.name for w in callers_first), numbered)
     return next(candidate for candidate in candidates if candidate not in taken)
@@ -233,7 +235,7 @@ def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGr
         for d in component.edges
     )
     replicas = sum(workloads.replicas[w] for w in component.members)
-    new = [(d.client, d.server, found) for d, found in zip(component.edges, dependencies, strict=True)]
+    new = [(d.client, d.server, proposed) for d, proposed in zip(component.edges, dependencies, strict=True)]
     spec = {
         "numMembers": max(group.spec.num_members if group is not None else 0, replicas, 1),
         "topologySortingAlgorithm": group.spec.topology_sorting_algorithm if group is not None else "KahnSort",
@@ -257,21 +259,21 @@ def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGr
 
 
 def _selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
-    """The selector of each workload: of its entry, else the label that its pods carry, else its name, which gets the kind if taken."""
+    """The selector of each workload: that of its entry, else its pods' label, else an unused name made from workload and kind."""
     group = existing.groups.get(component.name)
     taken = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
-    found: dict[WorkloadId, str] = {}
+    selectors: dict[WorkloadId, str] = {}
     for workload in sorted(component.members):
         labels = workloads.labels.get(workload, {})
-        known = existing.selector_of(component.name, workload)
-        if not known and labels.get(APPGROUP_LABEL, component.name) == component.name:
-            known = labels.get(WORKLOAD_LABEL, "")
+        selector = existing.selector_of(component.name, workload)
+        if not selector and labels.get(APPGROUP_LABEL, component.name) == component.name:
+            selector = labels.get(WORKLOAD_LABEL, "")
         names = (f"{workload.name}{suffix}" for suffix in ("", f"-{workload.kind.lower()}"))
-        values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:63]) for name in names)
-        numbered = (f"{workload.name[:50]}-{n}" for n in itertools.count(2))
-        found[workload] = known or next(v for v in itertools.chain(values, numbered) if v not in taken)
-        taken.add(found[workload])
-    return found
+        values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:MAX_LABEL_VALUE]) for name in names)
+        numbered = (f"{workload.name[: MAX_LABEL_VALUE - MAX_SUFFIX]}-{n}" for n in itertools.count(2))
+        selectors[workload] = selector or next(v for v in itertools.chain(values, numbered) if v not in taken)
+        taken.add(selectors[workload])
+    return selectors
 
 
 def _spec_workloads(
@@ -279,65 +281,64 @@ def _spec_workloads(
     selectors: Mapping[WorkloadId, str],
     dependencies: Iterable[tuple[WorkloadId, WorkloadId, ProposedDependency]],
 ) -> list[dict[str, Any]]:
-    """``spec.workloads``: existing entries unchanged, then those from traffic."""
+    """``spec.workloads``: existing entries with added dependencies, then new ones."""
     items: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
     by_selector: dict[str, dict[str, Any]] = {}
     for item in items:
         by_selector.setdefault(item["workload"].get("selector", ""), item)
-    references = {w: _reference(w, selector) for w, selector in selectors.items()}
+    references = {
+        w: {"kind": w.kind or "Deployment", "apiVersion": "apps/v1", "name": w.name, "selector": selector}
+        for w, selector in selectors.items()
+    }
     for workload, reference in references.items():
         if selectors[workload] not in by_selector:
             by_selector[selectors[workload]] = {"workload": reference}
             items.append(by_selector[selectors[workload]])
-    for client, server, found in dependencies:
-        if not found.is_user_defined:
+    for client, server, proposed in dependencies:
+        if not proposed.is_user_defined:
             entry = {
                 "workload": references[server],
-                "minBandwidth": str(found.min_bandwidth_bps),
-                "maxNetworkCost": found.max_network_cost,
+                "minBandwidth": str(proposed.min_bandwidth_bps),
+                "maxNetworkCost": proposed.max_network_cost,
             }
             by_selector[selectors[client]].setdefault("dependencies", []).append(entry)
     return items
-
-
-def _reference(workload: WorkloadId, selector: str) -> dict[str, Any]:
-    return {"kind": workload.kind or "Deployment", "apiVersion": "apps/v1", "name": workload.name, "selector": selector}
 
 
 def _patches(
     group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads
 ) -> Iterable[tuple[str, str, dict[str, Any]]]:
     for workload, selector in selectors.items():
-        wanted = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
-        if not wanted.items() <= workloads.labels.get(workload, {}).items():
-            yield workload.kind or "Deployment", workload.name, {"spec": {"template": {"metadata": {"labels": wanted}}}}
+        labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
+        if not labels.items() <= workloads.labels.get(workload, {}).items():
+            yield workload.kind or "Deployment", workload.name, {"spec": {"template": {"metadata": {"labels": labels}}}}
 
 
 def _dependency(
-    found: ObservedDependency, workloads: Workloads, costs: CostTable, is_user_defined: bool
+    observed: ObservedDependency, workloads: Workloads, costs: CostTable, is_user_defined: bool
 ) -> ProposedDependency:
     return ProposedDependency(
-        found.client.key,
-        found.server.key,
-        round_up(found.peak_bytes_per_s * 8),
-        _observed_max_cost(found, workloads, costs),
-        found.bytes_per_s,
+        observed.client.key,
+        observed.server.key,
+        round_up_bps(observed.peak_bytes_per_s * 8),
+        _max_cost(observed, workloads, costs),
+        observed.bytes_per_s,
         is_user_defined,
     )
 
 
-def round_up(rate_bps: float) -> int:
-    """A rate with two significant digits, never below what was seen and at least 1 kbit/s."""
+def round_up_bps(rate_bps: float) -> int:
+    """Round up to two significant digits, and to at least 1 kbit/s."""
     if rate_bps <= 1000:
         return 1000
     unit = int(10 ** (math.floor(math.log10(rate_bps)) - 1))
     return math.ceil(rate_bps / unit) * unit
 
 
-def _observed_max_cost(found: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
-    """The highest cost between zones that exchange traffic today; at least that within a zone."""
-    pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in found.zones] or itertools.product(
-        workloads.locations.get(found.client, ()), workloads.locations.get(found.server, ())
+def _max_cost(observed: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
+    """The highest cost between zones of a dependency, or of its replicas if zones are unknown; at least that within a zone."""
+    pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in observed.zones] or itertools.product(
+        workloads.locations.get(observed.client, ()), workloads.locations.get(observed.server, ())
     )
-    known = (costs.cost(client, server) for client, server in pairs if client != server)
-    return min(max([SAME_ZONE_COST, *(cost for cost in known if cost is not None)]), MAX_NETWORK_COST)
+    by_pair = (costs.cost(client, server) for client, server in pairs if client != server)
+    return min(max([SAME_ZONE_COST, *(cost for cost in by_pair if cost is not None)]), MAX_NETWORK_COST)

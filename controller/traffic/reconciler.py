@@ -21,12 +21,12 @@ from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
-from controller.traffic.drift import Drift, DriftKind, drift_of, groups_of_workloads, measured_weights, members_of
+from controller.traffic.drift import Drift, DriftKind, find_drift, group_by_workload, measured_weights, workload_keys_of
 from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import TrafficCost, compute_cost
 from controller.traffic.prices import PriceTable
 from controller.traffic.sources import NoTrafficError, read_flows
-from controller.traffic.weights import Edges, Weights, annotated_weights, by_edge
+from controller.traffic.weights import Edges, Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
@@ -38,19 +38,20 @@ from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 log = logs.get("controller.traffic")
 
 AS_DESCRIBED = "AsDescribed"
-"""Condition of an AppGroup: whether real traffic is what it says."""
+"""Type of an AppGroup's condition, and its reason if True: traffic and AppGroup agree."""
 SHOWN_DRIFTS = 3
+"""Differences that a message names."""
 MOVED_SHARE = 0.1
-"""Weights are written again if at least this share of the traffic moved between dependencies."""
-MOVED_FACTOR = 2.0
-"""Or if the whole traffic changed by this factor."""
+"""Weights are written if at least this share of traffic moved between dependencies."""
+TOTAL_FACTOR = 2.0
+"""Weights are written if total traffic changed by this factor."""
 MAX_FAILURES = 3
 """Failed readings in a row after which the conditions become Unknown."""
 KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The result of one reading: the cost of all traffic; drift and weights by AppGroup."""
+    """The result of one reading: the cost of all traffic, and drift and measured weights by ``namespace/name`` of AppGroups."""
 
     cost: TrafficCost
     drift: Mapping[str, Sequence[Drift]]
@@ -64,19 +65,20 @@ def compare(
     prices: PriceTable | None,
     membership: Membership,
 ) -> Comparison:
-    """Compare groups with flows; ``membership`` says which pods belong to which group. Pure."""
-    known, _ = workloads.resolve(flows)
-    graph = build_traffic_graph(known)
+    """Compare AppGroups with flows; ``membership`` assigns workloads to AppGroups. Pure."""
+    resolved, _ = workloads.resolve(flows)
+    graph = build_traffic_graph(resolved)
     # Index flows by workload, because scanning all traffic for each group would be quadratic.
     calls: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
         calls[d.client.key].append(d)
     graphs = {
-        g.metadata.key: TrafficGraph(tuple(d for key in members_of(g) for d in calls.get(key, ()))) for g in groups
+        g.metadata.key: TrafficGraph(tuple(d for key in workload_keys_of(g) for d in calls.get(key, ())))
+        for g in groups
     }
     return Comparison(
-        compute_cost(graph, workloads, prices, groups_of_workloads(membership)),
-        {g.metadata.key: drift_of(g, graphs[g.metadata.key]) for g in groups},
+        compute_cost(graph, workloads, prices, group_by_workload(membership)),
+        {g.metadata.key: find_drift(g, graphs[g.metadata.key]) for g in groups},
         {g.metadata.key: measured_weights(g, graphs[g.metadata.key]) for g in groups},
     )
 
@@ -87,9 +89,9 @@ class TrafficController:
     Args:
         client: fenced by the leadership.
         caches: the stores.
-        config: settings; without Prometheus' address nothing is done.
+        config: settings; without an address of Prometheus the controller does nothing.
         registry: for metrics.
-        membership: kept up to date by the caller.
+        membership: updated by the caller.
         notify: called with an AppGroup's key if its conditions changed.
     """
 
@@ -108,7 +110,7 @@ class TrafficController:
         self._comparison: Comparison | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
-        # Until traffic was read, or failed to be read several times, a condition stays as it is.
+        # Set by the first reading, or by repeated failures. Before, an AppGroup's condition stays unchanged.
         self._has_result, self._failures = False, 0
         registry.register(self)
 
@@ -123,11 +125,11 @@ class TrafficController:
                     await self._update(prometheus)
                     await asyncio.sleep(self._config.interval_s)
             finally:
-                # From now on another leader reports.
+                # Another replica leads from now on.
                 self._comparison, self._conditions, self._has_result, self._failures = None, {}, False, 0
 
     def conditions(self, key: str) -> list[Condition]:
-        """Conditions of a group: none before traffic was first known, Unknown after it was lost."""
+        """The condition of a group: none before the first reading, Unknown if its traffic is no longer measured."""
         group, reported = self._caches.app_groups.get(key), self._conditions.get(key)
         if group is None:
             return []
@@ -152,26 +154,26 @@ class TrafficController:
             # In a thread: at 10,000 workloads this takes seconds, and the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, locations)
         except (PrometheusError, NoTrafficError) as error:
-            log.change("prometheus", str(error), "traffic is not known", error=error)
+            log.change("prometheus", str(error), "cannot read traffic", error=error)
             self._note_failure()
             return
         self._has_result, self._failures = True, 0
-        log.change("prometheus", "", "traffic is known again", source=reading.source.name)
+        log.change("prometheus", "", "traffic is read again", source=reading.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
         self._comparison = comparison = await asyncio.to_thread(
             compare, reading.flows, workloads, groups, self._prices, membership
         )
         self._read_at = time.time()
-        # A group without any traffic gets no condition.
+        # A group without traffic has no condition.
         self._set_conditions(
-            {key: describe(drift) for key, drift in comparison.drift.items() if drift or comparison.weights[key]}
+            {key: describe_drift(drift) for key, drift in comparison.drift.items() if drift or comparison.weights[key]}
         )
         if self._config.keep_weights:
             for group in groups:
                 await self._write_weights(group, comparison.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
-        """Count a failed reading. After three in a row, so not for a restart of Prometheus, the conditions become Unknown."""
+        """Count a failed reading; after `MAX_FAILURES` in a row the conditions become Unknown. A restart of Prometheus takes fewer."""
         self._failures += 1
         if self._failures == MAX_FAILURES:
             self._has_result, self._comparison = True, None
@@ -185,7 +187,7 @@ class TrafficController:
 
     async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
         key = group.metadata.key
-        if not is_worth_writing(annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
+        if not have_weights_changed(read_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
             return
         text = msgspec.json.encode(weights).decode()
         patch = {"metadata": {"annotations": {MEASURED_WEIGHTS_ANNOTATION: text}}}
@@ -195,11 +197,11 @@ class TrafficController:
             fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.is_forbidden else ""
             log.change(f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix)
         else:
-            log.change(f"weights/{key}", "", "measured weights are written again", group=key)
+            log.change(f"weights/{key}", "", "measured weights can be written again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families, by AppGroup; empty on replicas that do not lead, and without Prometheus."""
+        """The metric families; without samples on replicas that do not lead, and without Prometheus."""
         drift = GaugeMetricFamily(
             "netaware_appgroup_traffic_drift",
             "Dependencies that differ from traffic: new, gone, grown to ten times minBandwidth.",
@@ -212,23 +214,23 @@ class TrafficController:
         )
         months = GaugeMetricFamily(
             "netaware_appgroup_traffic_cost_per_month",
-            "Price of that traffic in a month of 730 hours.",
+            "Cost of the traffic of the group's calls in a month of 730 hours.",
             labels=("namespace", "appgroup", "currency"),
         )
         pairs = GaugeMetricFamily(
             "netaware_zone_pair_traffic_bytes_per_second",
-            "Traffic between zones, by the caller's zone, answers included.",
+            "Requests and responses of calls, by the zones of caller and callee.",
             labels=("client_zone", "server_zone"),
         )
         read_at = GaugeMetricFamily(
             "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
         )
-        comparison = self._comparison  # Metrics are collected in a thread, meanwhile the leadership may end.
+        comparison = self._comparison  # A copy, because metrics are collected in a thread and the leadership may end.
         if self._read_at is not None and comparison is not None:
             read_at.add_metric((), self._read_at)
             for key, drifts in comparison.drift.items():
                 for kind in KINDS:
-                    drift.add_metric((*split_key(key), kind), sum(one.kind == kind for one in drifts))
+                    drift.add_metric((*split_key(key), kind), sum(d.kind == kind for d in drifts))
             self._add_costs(comparison.cost, rates, months, pairs)
         yield from (drift, rates, months, pairs, read_at)
 
@@ -252,8 +254,8 @@ class TrafficController:
             pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
 
 
-def describe(drift: Sequence[Drift]) -> tuple[str, str]:
-    """Reason and message of the condition; without rates, which would change the status all the time."""
+def describe_drift(drift: Sequence[Drift]) -> tuple[str, str]:
+    """Reason and message of the condition; without rates, because each change would be a write."""
     if not drift:
         return AS_DESCRIBED, "calls are those that the AppGroup declares"
     words = {
@@ -268,12 +270,12 @@ def describe(drift: Sequence[Drift]) -> tuple[str, str]:
     return "Drift", f"{shown}{more}: see kubectl netaware propose"
 
 
-def is_worth_writing(old: Edges, now: Weights) -> bool:
-    """Whether weights differ enough, in their ratios or in the total. False if nothing was measured."""
-    new = by_edge(now)
+def have_weights_changed(old: Edges, measured: Weights) -> bool:
+    """Whether ratios or total differ enough for a write. False if nothing was measured."""
+    new = by_edge(measured)
     old_total, new_total = sum(old.values()), sum(new.values())
     if new_total <= 0 or old_total <= 0:
         return new_total > 0
     shares = ((old.get(edge, 0.0) / old_total, new.get(edge, 0.0) / new_total) for edge in old.keys() | new.keys())
-    moved = sum(abs(before - after) for before, after in shares) / 2
-    return moved >= MOVED_SHARE or not 1 / MOVED_FACTOR < new_total / old_total < MOVED_FACTOR
+    moved_share = sum(abs(before - after) for before, after in shares) / 2
+    return moved_share >= MOVED_SHARE or not 1 / TOTAL_FACTOR < new_total / old_total < TOTAL_FACTOR

@@ -1,6 +1,6 @@
-"""Readers of traffic from Prometheus, one per project, with the names that the project documents.
+"""Reads traffic from Prometheus, from metrics of Istio, Linkerd or netaware's agents.
 
-Each reader lists what its source lacks. A source is chosen by the metrics that Prometheus has, or by name.
+The source is chosen by name, or by the metrics that Prometheus has. Each source names its limitations.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from kubekit.errors import ConfigError
 from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 
 _STEPS = 60
-"""Points of the window over which the peak is taken."""
-
+"""Points of a subquery over the window."""
 _SHORTEST_STEP_S = 15
 """Shortest resolution of a subquery."""
 _PRECISE_STEPS = 20
-"""A window of this many steps is known precisely enough."""
+"""Steps that give a window with sufficient precision."""
 _LONGEST_PAUSE_S = 600.0
-"""Longest time between two readings, so that one agent's value cannot stretch all rates."""
+"""Longest time between two readings that is believed, so that one agent's value cannot lengthen all ranges."""
 
 Labels = Mapping[str, str]
 
@@ -41,37 +40,38 @@ class EndpointLabels:
 
     @property
     def labels(self) -> list[str]:
+        """The label names that the source has."""
         return [label for label in (self.namespace, self.name, self.kind, self.zone) if label]
 
     def workload_and_zone(self, labels: Labels) -> tuple[WorkloadId, str]:
-        """The workload, unknown where the source says so, and its zone."""
+        """The workload (empty if unknown) and its zone, from a series' labels."""
         namespace, name, kind, zone = (
             labels.get(label, "") for label in (self.namespace, self.name, self.kind, self.zone)
         )
-        known = not {namespace, name} & _UNKNOWN_NAMES
-        return WorkloadId(namespace, name, kind) if known else WorkloadId(), zone
+        is_known = not {namespace, name} & _UNKNOWN_NAMES
+        return WorkloadId(namespace, name, kind) if is_known else WorkloadId(), zone
 
 
 _UNKNOWN_NAMES = frozenset({"", "unknown"})
-"""What sources write for an end that they could not name (Istio: ``unknown``)."""
+"""Label values of an end without a name (Istio writes ``unknown``)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A set of metrics with the caller and the server of traffic.
+    """Metrics of a project that name both ends of traffic.
 
     Attributes:
-        name: for flags and the configuration.
-        title: for people.
-        limitations: what this source cannot know, for people.
-        client: the end that opens connections; ``server`` the other one.
-        counters: selectors of counters of bytes, whose rates add up.
+        name: in flags and the configuration.
+        title: in messages.
+        limitations: traffic that this source does not report, for messages.
+        client: labels of the end that opens connections.
+        server: labels of the other end.
+        counters: selectors of byte counters, whose rates are added.
         port: label with the server's port.
-        address: label with the server's address, where counters name it by that alone.
-        owner_metric: metric, always 1, of the workload that has an address.
-        min_range_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
-            15 to 30 s.
-        round_cost_metric: metric of the processor's seconds that one reading of the table takes (`traffic_pause_s`); empty if each scrape reads.
+        address: label with the server's address, if counters have that instead of the labels of ``server``.
+        owner_metric: metric, always 1, with ``address`` and the labels of ``server``.
+        min_range_s: shortest range of a rate: two scrapes, of which most installations have one every 15 to 30 s.
+        round_cost_metric: metric of the CPU seconds of one reading (`traffic_pause_s`); empty if each scrape reads.
     """
 
     name: str
@@ -88,19 +88,18 @@ class Source:
 
     @property
     def presence(self) -> str:
-        """An expression that has a value if the source exists; metric names alone may belong to another one."""
+        """An expression that has a value if the source exists. It has the selectors, because sources share metric names."""
         return " or ".join(f"group({counter})" for counter in self.counters)
 
     def rate(self, counter: str, range_s: int) -> str:
-        """The expression of a counter's rate by ends and port."""
+        """The expression of a counter's rate by client, server and port."""
         server = [self.address] if self.address else self.server.labels
         by = filter(None, (*self.client.labels, *server, self.port))
         return f"sum by ({', '.join(by)}) (rate({counter}[{range_s}s]))"
 
 
 SOURCES: Sequence[Source] = (
-    # https://istio.io/latest/docs/reference/config/metrics/; a client in the mesh reports as source, one outside it only at
-    # the server, as destination with an unknown source. Sizes are of bodies.
+    # https://istio.io/latest/docs/reference/config/metrics/: only clients in the mesh report as source. Sizes are of bodies.
     Source(
         "istio",
         "Istio",
@@ -117,7 +116,7 @@ SOURCES: Sequence[Source] = (
             )
         ],
     ),
-    # https://linkerd.io/2/reference/proxy-metrics/: the client's proxy, towards the other end.
+    # https://linkerd.io/2/reference/proxy-metrics/: reported by the client's proxy.
     Source(
         "linkerd",
         "Linkerd",
@@ -126,7 +125,7 @@ SOURCES: Sequence[Source] = (
         EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
         [f'tcp_{way}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for way in ("write", "read")],
     ),
-    # agent/traffic/manager.py: the client by name, the server by address, and each server's agent says whose address it is.
+    # agent/traffic/manager.py: the client's agent knows the server's address only; the server's agent exports its owner.
     Source(
         "conntrack",
         "netaware's agents (connection tracking)",
@@ -138,7 +137,7 @@ SOURCES: Sequence[Source] = (
         port="port",
         address="server",
         owner_metric="netaware_traffic_server_info",
-        # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
+        # Agents read every 30 s, and less often on a busy node: a range of three intervals has at least two readings.
         min_range_s=100,
         round_cost_metric="netaware_traffic_round_seconds",
     ),
@@ -150,7 +149,7 @@ class NoTrafficError(ConfigError):
 
 
 class Reading(NamedTuple):
-    """Flows in a fixed order, the source that they are from, over how many seconds, and remarks on what could not be read."""
+    """Flows, their source, the seconds that they were measured over, and remarks on incomplete data."""
 
     source: Source
     window_s: int
@@ -159,132 +158,131 @@ class Reading(NamedTuple):
 
 
 async def read_flows(prometheus: PrometheusClient, name: str, window_s: int) -> Reading:
-    """Traffic of the last ``window_s`` seconds, or as much of it as there is.
+    """Traffic of the last ``window_s`` seconds, or of the part for which Prometheus has data.
 
     Args:
         prometheus: has the metrics.
-        name: of the source; empty for the first that is there. Bytes of two are never added: they count the same.
+        name: of the source; empty for the first one with data. Sources are not added up, because they count the same bytes.
         window_s: range of rates.
 
     Raises:
-        NoTrafficError: there is no source; says which metrics were looked for.
-        PrometheusError: Prometheus gives no answer, or too large a one for its limits.
+        NoTrafficError: there is no source; the message names the metrics.
+        PrometheusError: a query failed, or exceeds a limit of Prometheus.
     """
     source = await _choose_source(prometheus, name)
-    least_s = await _least_rate_s(prometheus, source)
+    min_range_s = await _read_min_range_s(prometheus, source)
     remarks: list[str] = []
-    window_s = await _known_window_s(prometheus, source, max(window_s, least_s), least_s, remarks=remarks)
-    flows = await _sum_flows(prometheus, source, window_s, least_s, remarks=remarks)
+    window_s = await _limit_window_s(prometheus, source, max(window_s, min_range_s), min_range_s, remarks=remarks)
+    flows = await _sum_flows(prometheus, source, window_s, min_range_s, remarks=remarks)
     return Reading(source, window_s, flows, tuple(dict.fromkeys(remarks)))
 
 
 async def _choose_source(prometheus: PrometheusClient, name: str) -> Source:
-    wanted = [source for source in SOURCES if name in {"", source.name}]
-    for source in wanted:
+    candidates = [source for source in SOURCES if name in {"", source.name}]
+    for source in candidates:
         if await prometheus.query(source.presence):
             return source
-    looked_for = ", ".join(counter for source in wanted for counter in source.counters)
+    looked_for = ", ".join(counter for source in candidates for counter in source.counters)
     problem = f"{prometheus.url} has no counter of who talks to whom; looked for {looked_for}"
     raise NoTrafficError("traffic", problem, "install one of the projects that export them")
 
 
-async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
-    """The shortest range of a rate that has two readings of the slowest reader in it; of a shorter one its traffic would be missing."""
+async def _read_min_range_s(prometheus: PrometheusClient, source: Source) -> int:
+    """The shortest range with two readings of the slowest agent; a shorter one would omit its traffic."""
     if not source.round_cost_metric:
         return source.min_range_s
-    found = await prometheus.query(f"max(max_over_time({source.round_cost_metric}[1h]))")
-    pause_s = min(traffic_pause_s(found[0].value if found else 0.0), _LONGEST_PAUSE_S)
+    samples = await prometheus.query(f"max(max_over_time({source.round_cost_metric}[1h]))")
+    pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _LONGEST_PAUSE_S)
     return source.min_range_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
 
 
-async def _known_window_s(
-    prometheus: PrometheusClient, source: Source, window_s: int, least_s: int, *, remarks: list[str]
+async def _limit_window_s(
+    prometheus: PrometheusClient, source: Source, window_s: int, min_range_s: int, *, remarks: list[str]
 ) -> int:
-    """Seconds of the last ``window_s`` for which Prometheus has this source, and at least what a rate needs.
+    """The part of the last ``window_s`` seconds for which Prometheus has this source, at least ``min_range_s``.
 
-    `rate` divides by the whole range, so the traffic of a source that is younger than the range would be underestimated. Gaps within
-    the range do no harm, because counters continue.
+    `rate` divides by the whole range, so it would be too low for a source that is younger. Gaps within the range do no harm, because
+    counters continue. Each query looks at a shorter range with smaller steps, until the start is precise.
     """
-    asked_s = window_s
+    range_s = window_s
     while True:
-        step_s = max(asked_s // _STEPS, _SHORTEST_STEP_S)
-        expression = f"time() - min_over_time((time() * ({source.presence}))[{asked_s}s:{step_s}s])"
+        step_s = max(range_s // _STEPS, _SHORTEST_STEP_S)
+        expression = f"time() - min_over_time((time() * ({source.presence}))[{range_s}s:{step_s}s])"
         try:
-            found = await prometheus.query(expression)
+            samples = await prometheus.query(expression)
         except PrometheusError:
-            # Too many series for a subquery; where there is no answer at all, this raises too.
+            # There may be too many series for a subquery. If Prometheus is not reachable, this query raises as well.
             await prometheus.query("vector(1)")
             remarks.append(
-                "Prometheus did not say since when it has this traffic; if that is shorter, rates are too low"
+                "Prometheus did not answer how long it has had this traffic; if for less than the window, rates are too low"
             )
             return window_s
-        known_s = found[0].value if found else 0.0
-        if asked_s == window_s and known_s + 2 * step_s > window_s:
+        age_s = samples[0].value if samples else 0.0
+        if range_s == window_s and age_s + 2 * step_s > window_s:
             return window_s
-        if step_s == _SHORTEST_STEP_S or known_s > _PRECISE_STEPS * step_s:
-            return max(round(known_s + step_s / 2), least_s)
-        asked_s = round(known_s) + step_s
+        if step_s == _SHORTEST_STEP_S or age_s > _PRECISE_STEPS * step_s:
+            return max(round(age_s + step_s / 2), min_range_s)
+        range_s = round(age_s) + step_s
 
 
 async def _sum_flows(
-    prometheus: PrometheusClient, source: Source, window_s: int, least_s: int, *, remarks: list[str]
+    prometheus: PrometheusClient, source: Source, window_s: int, min_range_s: int, *, remarks: list[str]
 ) -> list[Flow]:
+    """Flows summed over all counters, sorted by ends, zones and port."""
     sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     owners = await _read_owners(prometheus, source, window_s)
     for counter in source.counters:
         means = await prometheus.query(source.rate(counter, window_s))
-        peaks = await _read_peaks(prometheus, source, counter, window_s, least_s, remarks=remarks) if means else {}
+        peaks = await _read_peaks(prometheus, source, counter, window_s, min_range_s, remarks=remarks) if means else {}
         for series in means:
             mean = series.value
             if not 0 < mean < math.inf:
                 continue
-            peak = max(peaks.get(_identity(series), mean), mean)
+            peak = max(peaks.get(frozenset(series.labels.items()), mean), mean)
             client, client_zone = source.client.workload_and_zone(series.labels)
             for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
                 server, server_zone = source.server.workload_and_zone(labels)
-                sums_of = sums[client, server, client_zone, server_zone, _port(series.labels.get(source.port, ""))]
-                sums_of[0] += mean * share
-                sums_of[1] += peak * share
+                mean_and_peak = sums[
+                    client, server, client_zone, server_zone, _port(series.labels.get(source.port, ""))
+                ]
+                mean_and_peak[0] += mean * share
+                mean_and_peak[1] += peak * share
     return [
-        Flow(client, server, mean, peak, here, there, port)
-        for (client, server, here, there, port), (mean, peak) in sorted(sums.items())
+        Flow(client, server, mean, peak, client_zone, server_zone, port)
+        for (client, server, client_zone, server_zone, port), (mean, peak) in sorted(sums.items())
     ]
 
 
 async def _read_peaks(
-    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, least_s: int, *, remarks: list[str]
+    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, min_range_s: int, *, remarks: list[str]
 ) -> dict[frozenset[tuple[str, str]], float]:
-    """95th percentiles by labels; none where a subquery over many series is too much for Prometheus."""
+    """Labels -> 95th percentile of the rate; empty if the subquery exceeds a limit of Prometheus."""
     step_s = max(window_s // _STEPS, _SHORTEST_STEP_S)
-    rate = source.rate(counter, max(2 * step_s, least_s))
+    rate = source.rate(counter, max(2 * step_s, min_range_s))
     expression = f"quantile_over_time(0.95, ({rate})[{window_s}s:{step_s}s])"
     try:
-        return {_identity(series): series.value for series in await prometheus.query(expression)}
+        return {frozenset(series.labels.items()): series.value for series in await prometheus.query(expression)}
     except PrometheusError:
         remarks.append("Prometheus did not compute peaks; means are used instead")
         return {}
 
 
-def _identity(series: VectorSample) -> frozenset[tuple[str, str]]:
-    return frozenset(series.labels.items())
-
-
 def _port(text: str) -> int:
+    """Parse a port; 0 if it is invalid."""
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
 
 
 async def _read_owners(
     prometheus: PrometheusClient, source: Source, window_s: int
 ) -> Mapping[str, Sequence[tuple[Labels, float]]]:
-    """Address -> labels of each workload that had it, and its share of the time."""
+    """Address -> labels of each workload that had it, with its share of the time."""
     if not source.owner_metric:
         return {}
     by = ", ".join((source.address, *source.server.labels))
-    found = await prometheus.query(f"sum by ({by}) (count_over_time({source.owner_metric}[{window_s}s]))")
-    seen: dict[str, list[VectorSample]] = defaultdict(list)
-    for series in found:
-        seen[series.labels.get(source.address, "")].append(series)
+    owners: dict[str, list[VectorSample]] = defaultdict(list)
+    for series in await prometheus.query(f"sum by ({by}) (count_over_time({source.owner_metric}[{window_s}s]))"):
+        owners[series.labels.get(source.address, "")].append(series)
     return {
-        key: [(one.labels, one.value / sum(other.value for other in parts)) for one in parts]
-        for key, parts in seen.items()
+        address: [(series.labels, series.value / sum(other.value for other in group)) for series in group]
+        for address, group in owners.items()
     }

@@ -1,4 +1,4 @@
-"""Resolves names in traffic metrics to workloads of the cluster. Pure."""
+"""Resolves workload names of traffic metrics to workloads of the cluster. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from controller.cluster.pod_info import PodInfo
 from controller.traffic.graph import Flow, WorkloadId
 
 
-def _workload_id(pod: PodInfo) -> WorkloadId:
-    """Deployment, StatefulSet, DaemonSet or Job behind a pod; the pod itself if it has no owner."""
-    namespace, kind, name = pod.workload.split("/") if pod.workload else (pod.namespace, "Pod", pod.name)
-    return WorkloadId(namespace, name, kind)
-
-
 @dataclass
 class Workloads:
-    """Every workload with running pods.
+    """Workloads (Deployments, StatefulSets, ..., and pods without an owner) with active pods.
 
     Attributes:
-        replicas: workload -> pods that have not finished.
-        locations: workload -> location -> pods there.
-        labels: workload -> labels of one of its pods, which its template gave it.
+        replicas: workload -> number of active pods.
+        locations: workload -> location -> number of active pods there.
+        labels: workload -> labels of one of its pods.
         regions: zone -> its region.
     """
 
@@ -38,36 +32,37 @@ class Workloads:
     @classmethod
     def from_objects(cls, pods: Iterable[PodInfo], locations: Mapping[str, Location]) -> Workloads:
         """Build from pods, and node name -> location."""
-        found = cls(regions={zone: region for region, zone in locations.values()})
+        workloads = cls(regions={zone: region for region, zone in locations.values()})
         for pod in pods:
             if not pod.is_active:
                 continue
-            workload = _workload_id(pod)
-            found.replicas[workload] += 1
-            found.labels.setdefault(workload, pod.labels)
+            namespace, kind, name = pod.workload.split("/") if pod.workload else (pod.namespace, "Pod", pod.name)
+            workload = WorkloadId(namespace, name, kind)
+            workloads.replicas[workload] += 1
+            workloads.labels.setdefault(workload, pod.labels)
             if pod.node in locations:
-                found.locations[workload][locations[pod.node]] += 1
-        return found
+                workloads.locations[workload][locations[pod.node]] += 1
+        return workloads
 
     def location_of(self, zone: str) -> Location:
-        """A zone with its region, as the nodes have it; also of a zone that no workload has a pod in any more."""
+        """A zone with the region of its nodes; the zone may be without pods."""
         return Location(self.regions.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows with the kinds of their ends, which meshes lack; and ends that do not exist (any more) -> their bytes per second."""
+        """Flows between existing workloads, with kinds, which meshes lack; and ends that do not exist -> bytes per second of their flows."""
         by_name: dict[str, WorkloadId] = {}
         for workload in sorted(self.replicas):
             by_name.setdefault(workload.key, workload)
-        kept: list[Flow] = []
+        resolved: list[Flow] = []
         unknown: dict[str, float] = defaultdict(float)
         for flow in flows:
             ends = [
                 end if not end.is_known or end in self.replicas else by_name.get(end.key)
                 for end in (flow.client, flow.server)
             ]
-            missing = [end.key for end, real in zip((flow.client, flow.server), ends, strict=True) if real is None]
+            missing = [end.key for end, found in zip((flow.client, flow.server), ends, strict=True) if found is None]
             if missing:
                 unknown[missing[0]] += flow.bytes_per_s
             else:
-                kept.append(msgspec.structs.replace(flow, client=ends[0], server=ends[1]))
-        return kept, dict(unknown)
+                resolved.append(msgspec.structs.replace(flow, client=ends[0], server=ends[1]))
+        return resolved, dict(unknown)

@@ -30,7 +30,7 @@ from controller.prometheus import PrometheusError
 from controller.scheduler.extender import handler as extender
 from controller.scheduler.extender.handler import decode_preemption
 from controller.topology.weights import written_costs
-from controller.traffic.weights import annotated_weights
+from controller.traffic.weights import read_weights
 from controller.webhook import gate
 from kubekit import quantity, responses, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
@@ -195,7 +195,7 @@ def in_bytes(read: Callable[[bytes], object]) -> Reader:
 
 def weights(text: str) -> object:
     group = AppGroup(metadata=ObjectMeta(annotations={MEASURED_WEIGHTS_ANNOTATION: text}))
-    return annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, [])
+    return read_weights(group, MEASURED_WEIGHTS_ANNOTATION, [])
 
 
 def topology(text: str) -> object:

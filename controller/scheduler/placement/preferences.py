@@ -13,7 +13,7 @@ from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
-from controller.traffic.weights import annotated_weights
+from controller.traffic.weights import read_weights
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
@@ -79,8 +79,8 @@ def call_edges(
 def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     """[edge] its weight; empty if no source has any."""
     sources = (
-        annotated_weights(group, WEIGHTS_ANNOTATION, problems),
-        annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems),
+        read_weights(group, WEIGHTS_ANNOTATION, problems),
+        read_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems),
         _bandwidths(graph),
     )
     ends = _ends(graph)

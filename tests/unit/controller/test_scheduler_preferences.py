@@ -7,7 +7,7 @@ import pytest
 
 from controller.cluster.resources import AppGroup
 from controller.scheduler.placement.planner import Plan
-from controller.traffic.weights import annotated_weights
+from controller.traffic.weights import read_weights
 from tests.unit.controller import groups
 
 CASE = groups.Case((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
@@ -51,7 +51,7 @@ def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidth
 def test_traffic_that_makes_no_sense_is_left_out_and_told() -> None:
     problems: list[str] = []
     odd = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
-    assert annotated_weights(odd, "netaware.io/measured-weights", problems) == {("w0", "w2"): 7.5}
+    assert read_weights(odd, "netaware.io/measured-weights", problems) == {("w0", "w2"): 7.5}
     assert problems == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
     huge = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')
     assert huge.latency_us < 1e9, "no latency comes of sums that are infinite"

@@ -26,7 +26,7 @@ from controller.traffic.config import TrafficConfig
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compare, describe, is_worth_writing
+from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compare, describe_drift, have_weights_changed
 from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
@@ -157,7 +157,7 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
     (remark,) = (await read_flows(Answers(series, refuse="quantile_over_time"), "", 3600)).remarks
     assert "means are used" in remark
     (remark,) = (await read_flows(Answers(series, refuse="min_over_time"), "", 3600)).remarks
-    assert "since when" in remark
+    assert "how long" in remark
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
@@ -379,12 +379,12 @@ def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
 
 def test_weights_are_written_when_traffic_goes_another_way_or_is_twice_as_much() -> None:
     before = {("P1", "P2"): 80.0, ("P1", "P3"): 20.0}
-    assert not is_worth_writing(before, {"P1": {"P2": 120.0, "P3": 25.0}})
-    assert not is_worth_writing(before, {})
-    assert is_worth_writing(before, {"P1": {"P2": 70.0, "P3": 31.0}})
-    assert is_worth_writing(before, {"P1": {"P2": 160.0, "P3": 40.0}})
-    assert is_worth_writing(before, {"P1": {"P2": 80.0}, "P2": {"P3": 20.0}})
-    assert is_worth_writing({}, {"P1": {"P2": 80.0}})
+    assert not have_weights_changed(before, {"P1": {"P2": 120.0, "P3": 25.0}})
+    assert not have_weights_changed(before, {})
+    assert have_weights_changed(before, {"P1": {"P2": 70.0, "P3": 31.0}})
+    assert have_weights_changed(before, {"P1": {"P2": 160.0, "P3": 40.0}})
+    assert have_weights_changed(before, {"P1": {"P2": 80.0}, "P2": {"P3": 20.0}})
+    assert have_weights_changed({}, {"P1": {"P2": 80.0}})
 
 
 @pytest.mark.parametrize(
@@ -475,11 +475,11 @@ def test_a_drift_is_reported_without_rates_and_not_at_any_length() -> None:
     names = [f"a{i}" for i in range(5)]
     group = boutique({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
     drift = compared([flow(name, "b", 1000.0) for name in names], group).drift["shop/boutique"]
-    reason, message = describe(drift)
+    reason, message = describe_drift(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")
     assert message.endswith("and 2 more: see kubectl netaware propose")
-    assert describe([])[0] == "AsDescribed"
+    assert describe_drift([])[0] == "AsDescribed"
 
 
 @pytest.mark.looptime
