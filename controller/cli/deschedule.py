@@ -88,11 +88,7 @@ class DescheduleCommand(Command):
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
             if not isinstance(policy, dict):
-                raise ConfigError(
-                    "--policy",
-                    f"{options.policy} holds no mapping",
-                    "give LowNodeLoadArgs or a DeschedulerConfiguration",
-                )
+                raise ConfigError("--policy", f"{options.policy} holds no mapping", "give LowNodeLoadArgs")
             section = msgspec.structs.replace(section, policy=policy)
         if session.prometheus is not None:
             section = _with_prometheus(section, session.prometheus.address)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from controller.cli.command import Command
@@ -14,7 +16,7 @@ from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.traffic.drift import group_by_workload
 from controller.traffic.graph import TrafficGraph
-from controller.traffic.money import DependencyCost, TrafficCost, compute_cost
+from controller.traffic.money import DependencyCost, TrafficCost, ZonePairCost, compute_cost
 from controller.traffic.prices import PRESETS
 
 _MAX_ROWS = 15
@@ -64,7 +66,7 @@ class MoneyCommand(Command):
         bill = answer.bill
         head = Text()
         if bill.month is not None:
-            head.append(f"{money(bill.month, bill.currency)} a month", style=STRONG).append("  ")
+            head.append(f"{money(bill.month, bill.currency)} per month", style=STRONG).append("  ")
         crossing = percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
         head.append(f"{rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
         parts: list[RenderableType] = [head]
@@ -72,25 +74,34 @@ class MoneyCommand(Command):
             parts.append(Text(f"prices: {bill.source}", style=FAINT))
         if bill.dependencies:
             parts += [Text(), _dependency_table(bill.dependencies, bill.currency)]
-        crossings = [p for p in bill.zone_pairs if p.reach != "zone"]
+        crossings = [pair for pair in bill.zone_pairs if pair.reach != "zone"]
         if crossings:
-            table = grid("FROM ZONE", "TO ZONE", "RATE", "A MONTH", right=["RATE", "A MONTH"])
-            for pair in crossings[:_MAX_ROWS]:
-                table.add_row(
-                    pair.client_zone, pair.server_zone, rate(pair.bytes_per_s * 8), money(pair.month, bill.currency)
-                )
-            parts += [Text(), table]
+            parts += [Text(), _zone_pair_table(crossings, bill.currency)]
         return Group(*parts)
 
 
-def _dependency_table(costs: tuple[DependencyCost, ...], currency: str) -> RenderableType:
-    table = grid("FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "A MONTH", right=["RATE", "ACROSS ZONES", "A MONTH"])
+def _dependency_table(costs: Sequence[DependencyCost], currency: str) -> RenderableType:
+    table = grid(
+        "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", right=["RATE", "ACROSS ZONES", "PER MONTH"]
+    )
     for cost in costs[:_MAX_ROWS]:
         mark = "" if cost.measured else "~"
         crossing = Text(mark + rate(cost.crossing_bytes_per_s * 8), style=BAD if cost.crossing_bytes_per_s else FAINT)
         table.add_row(
             cost.client, cost.server, cost.group, rate(cost.bytes_per_s * 8), crossing, money(cost.month, currency)
         )
-    if len(costs) > _MAX_ROWS:
-        table.add_row(Text(f"and {len(costs) - _MAX_ROWS} more; -o json has all", style=FAINT))
+    _note_hidden(table, len(costs))
     return table
+
+
+def _zone_pair_table(costs: Sequence[ZonePairCost], currency: str) -> RenderableType:
+    table = grid("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", right=["RATE", "PER MONTH"])
+    for cost in costs[:_MAX_ROWS]:
+        table.add_row(cost.client_zone, cost.server_zone, rate(cost.bytes_per_s * 8), money(cost.month, currency))
+    _note_hidden(table, len(costs))
+    return table
+
+
+def _note_hidden(table: Table, total: int) -> None:
+    if total > _MAX_ROWS:
+        table.add_row(Text(f"and {total - _MAX_ROWS} more; -o json has all", style=FAINT))

@@ -63,13 +63,13 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
         for pod in pods:
             if not pod.is_waiting:
                 continue
-            name, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
+            pod_key, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
                 gates = f"held by another scheduling gate: {', '.join(pod.other_gates)}" if pod.other_gates else ""
-                unplaced[name] = plan.unplaced_reasons.get(name) or gates or NO_WORKLOAD
+                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or gates or NO_WORKLOAD
                 continue
-            placements[name] = target.node
-            inputs.node_cache.on_pod_change(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))
+            placements[pod_key] = target.node
+            inputs.node_cache.on_pod_change(pod_key, None, msgspec.structs.replace(reader.read(pod), node=target.node))
     traffic = sum(plan.traffic for plan in plans)
     answer = OfflinePlan(
         placements=dict(sorted(placements.items())),
@@ -122,7 +122,7 @@ def render_offline(answer: OfflinePlan) -> RenderableType:
     reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
     for pod, node in sorted((answer.placements | reasons).items()):
         table.add_row(pod, node)
-    text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
+    text = Text(f"{answer.latency_us:.0f} µs per call   total cost {answer.cost}   ")
     text.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:
         text.append(f"   {pluralize(len(answer.unplaced), 'pod')} without a place", style=BAD)

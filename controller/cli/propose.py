@@ -174,7 +174,7 @@ def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
 
 def _gain_text(gain: Gain) -> Text:
     now, planned = gain.now, gain.planned
-    text = Text(f"planned: {now.latency_us:.0f} → {planned.latency_us:.0f} µs a call")
+    text = Text(f"planned: {now.latency_us:.0f} → {planned.latency_us:.0f} µs per call")
     text.append(f", {now.violations} → {pluralize(planned.violations, 'violated pair')}")
     if planned.unplaced:
         text.append(f"; {pluralize(planned.unplaced, 'pod')} without a place", style=BAD)
@@ -193,9 +193,8 @@ async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
     """Write AppGroups, then labels, because upstream's scheduler crashes on a pod without its group."""
     manager = f"{FIELD_MANAGER}-propose"
     for proposal in proposals:
-        name, namespace = proposal.name, proposal.namespace
         await session.client.apply(
-            APPGROUPS, name, proposal.manifest, Object, field_manager=manager, namespace=namespace
+            APPGROUPS, proposal.name, proposal.manifest, Object, field_manager=manager, namespace=proposal.namespace
         )
     for proposal in proposals:
         for kind, name, patch in proposal.patches:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
@@ -53,7 +54,7 @@ from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELE
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
-UNFINISHED_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+UNFINISHED_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 READYZ_TIMEOUT_S = 5.0
 CONFIG_FILE = "config.yaml"
 VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
@@ -225,20 +226,20 @@ class Session:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
         pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
-        complaints = await asyncio.gather(*(self._problems_of_replica(pod.metadata.name) for pod in pods))
+        failed_checks = await asyncio.gather(*(self._failed_checks(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.home,
             is_installed=note in {"", _FORBIDDEN},
             can_list_topologies=not note,
-            failed_checks=[line for lines in complaints for line in lines],
+            failed_checks=[check for checks in failed_checks for check in checks],
         )
         if not status.can_read_lease:
             self.notes["Lease"] = "not allowed to read it"
         return status
 
-    async def _problems_of_replica(self, name: str) -> list[str]:
-        """Failed checks of a controller replica, such as the age of a store. Reads /readyz through the API server's proxy."""
+    async def _failed_checks(self, name: str) -> list[str]:
+        """Failed checks of a controller replica, such as the age of a store, by /readyz through the API server's proxy."""
         try:
             # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.home, name, "proxy") + "/readyz"
@@ -247,7 +248,7 @@ class Session:
             self.remarks.append(f"{name}: no answer from /readyz")
         except ApiError as error:
             # Errors of the API server itself are a Status with a reason.
-            if error.status == 503 and not error.reason:
+            if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
                 return [f"{name}: {line}" for line in error.message.splitlines()]
         return []
 
@@ -268,7 +269,7 @@ class Session:
 
     async def unfinished_pods(self) -> list[PodInfo]:
         """The pods of all namespaces that use resources, or will once they are bound."""
-        return await self._pods(None, field_selector=UNFINISHED_PODS)
+        return await self._pods(None, field_selector=UNFINISHED_PODS_SELECTOR)
 
     async def _pods(
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", is_needed: bool = True
@@ -288,7 +289,7 @@ class Session:
         field_selector: str = "",
         is_needed: bool = True,
     ) -> list[T]:
-        """Objects of a namespace, or of all. None if not ``is_needed``; none, and a note, if the user may not list them."""
+        """Objects of a namespace, or of all; empty if not ``is_needed``, and with a note if the user may not list them."""
         objects: list[T] = []
         if not is_needed:
             return objects

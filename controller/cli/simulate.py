@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -93,20 +94,9 @@ class SimulateCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "-f",
-            "--filename",
-            action="append",
-            default=[],
-            metavar="FILE",
-            help="file with an AppGroup; - is standard input",
-        )
-        parser.add_argument(
-            "--offline",
-            default="",
-            metavar="FILE",
-            help="a v1 List (JSON or YAML) of a whole cluster; - is standard input",
-        )
+        add_argument = partial(parser.add_argument, metavar="FILE")
+        add_argument("-f", "--filename", action="append", default=[], help="an AppGroup; - is standard input")
+        add_argument("--offline", default="", help="a v1 List (JSON or YAML) of a cluster; - is standard input")
 
     def needs_cluster(self, options: argparse.Namespace) -> bool:
         """Whether ``--filename`` is given, and not ``--offline``."""
@@ -116,19 +106,17 @@ class SimulateCommand(Command):
         if options.offline:
             return await self._plan_offline(session, options)
         if not options.filename:
-            raise ConfigError(
-                "--filename", "is missing", "give a file with an AppGroup, or a cluster by --offline FILE"
-            )
+            raise ConfigError("--filename", "is missing", "give it an AppGroup, or give --offline FILE")
         documents, _ = convert(await asyncio.to_thread(read_documents, options.filename, "--filename"))
         group, in_file = _decode_group(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
-        # Services of the namespace of the future pods are used.
+        # The group's namespace decides which Services its pods use.
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
         snapshot = await session.snapshot(groups=True)
         templates = {
-            each.labels.get(WORKLOAD_LABEL, ""): each
-            for each in (*await session.workload_controllers(namespace), *in_file)
-            if each.labels.get(APPGROUP_LABEL) == group.metadata.name
+            controller.labels.get(WORKLOAD_LABEL, ""): controller
+            for controller in (*await session.workload_controllers(namespace), *in_file)
+            if controller.labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight:
@@ -153,7 +141,7 @@ class SimulateCommand(Command):
             return render_offline(answer)
         costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
         head = Text.assemble((answer.group, STRONG), f"  {pluralize(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
-        return Group(head, Text(), _placements(answer), Text(), _sums(answer))
+        return Group(head, Text(), _placement_table(answer), Text(), _sum_table(answer))
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, WorkloadController]) -> Simulation:
@@ -260,16 +248,16 @@ def _zones_text(zones: Sequence[str]) -> str:
     return with_counts(Counter([*placed, *["does not fit"] * unplaced]))
 
 
-def _placements(answer: Simulation) -> RenderableType:
+def _placement_table(answer: Simulation) -> RenderableType:
     table = grid("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", right=("PODS",))
     for workload, zones in answer.default.zones.items():
         table.add_row(workload, str(len(zones)), _zones_text(zones), _zones_text(answer.network_aware.zones[workload]))
     return table
 
 
-def _sums(answer: Simulation) -> RenderableType:
+def _sum_table(answer: Simulation) -> RenderableType:
     """Sums of both placements; for the default scheduler of the median run, and the range of all runs' costs."""
-    numbers = ("COST", "A CALL", "VIOLATED PAIRS", "UNPLACED")
+    numbers = ("COST", "TIME PER CALL", "VIOLATED PAIRS", "UNPLACED")
     table = grid("", *numbers, "", right=numbers)
     costs = answer.default_costs
     cost_range = f"{costs[0]} to {costs[-1]} over {len(costs)} runs"

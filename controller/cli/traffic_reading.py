@@ -27,7 +27,7 @@ class Traffic:
         graph: observed dependencies between workloads.
         workloads: all workloads of the cluster.
         source: of the traffic.
-        window_s: range of the traffic's rates, at most the requested one.
+        window_s: range of the traffic's rates; shorter than requested if Prometheus has less.
         costs: the scheduler's, for the session's namespace.
         snapshot: the cluster.
     """
