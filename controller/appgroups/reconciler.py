@@ -61,11 +61,6 @@ class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        client: fenced; only the leader writes.
-        caches: the manager's stores.
-        config: the section ``appGroup``.
-        recorder: for events on AppGroups.
-        registry: for metrics.
         indexes: of the cluster.
         pods_of: returns the pods of a group by its key.
         extra_conditions: returns the scheduler's conditions of a group by its key.
@@ -139,7 +134,7 @@ class AppGroupController:
         try:
             await self._queue.work(self._reconcile, name="appgroup")
         finally:
-            self._metrics.clear()
+            self._metrics.facts.clear()  # This replica does not lead any more.
 
     async def _reconcile(self, key: str) -> float | None:
         if key == ALL:
@@ -148,14 +143,14 @@ class AppGroupController:
             return None
         group = self._caches.app_groups.get(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
-            self._metrics.remove(key)
+            self._metrics.facts.pop(key, None)
             return None
         costs = self._costs.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be gone.
         admission = admission_condition(group, self._membership.refusing_namespaces(key))
-        self._metrics.set(key, group, facts)
+        self._metrics.facts[key] = group, facts
         try:
             await self._write_status(key, group, facts, admission)
         except ApiError as error:
@@ -182,24 +177,17 @@ def _is_bad(condition: Condition) -> bool:
 
 
 class AppGroupMetrics(Collector):
-    """Gauges of all groups, from their last reconciliation, and a counter of status writes."""
+    """Gauges of all groups, and a counter of status writes.
+
+    Attributes:
+        facts: group key -> the group and its state at the last reconciliation, from which the gauges are made.
+        writes: the counter.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
+        self.facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
         self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
         registry.register(self)
-
-    def set(self, key: str, group: AppGroup, facts: GroupFacts) -> None:
-        """Set the values of one group."""
-        self._facts[key] = group, facts
-
-    def remove(self, key: str) -> None:
-        """Remove the values of one group."""
-        self._facts.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all values, because this replica does not lead."""
-        self._facts.clear()
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all groups."""
@@ -217,7 +205,7 @@ class AppGroupMetrics(Collector):
         cycles = GaugeMetricFamily(
             "netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.", labels=["appgroup"]
         )
-        for key, (group, facts) in tuple(self._facts.items()):
+        for key, (group, facts) in tuple(self.facts.items()):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
             pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in facts.members))

@@ -137,18 +137,13 @@ def _check_dependency(
         for actual_routing, caller_nodes in callers_by_routing.items():
             for destination in sorted(callees) if actual_routing is Routing.ANY else (origin,):
                 is_same_host = actual_routing is Routing.NODE or len(caller_nodes | callees[destination]) == 1
-                check = _check_pair(edge, origin, destination, costs, is_same_host=is_same_host)
+                check = DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
+                if not is_same_host:
+                    limit_check, cost = costs.check_limit(origin, destination, edge.max_network_cost)
+                    verdict = "met" if limit_check == "satisfied" else limit_check
+                    check = DependencyCheck(edge, verdict, cost, origin, destination)
                 worst = max(worst, check, key=_severity)
     return worst
-
-
-def _check_pair(
-    edge: Edge, origin: Location, destination: Location, costs: CostTable, *, is_same_host: bool
-) -> DependencyCheck:
-    if is_same_host:
-        return DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
-    verdict, cost = costs.check_limit(origin, destination, edge.max_network_cost)
-    return DependencyCheck(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
 
 
 def _severity(check: DependencyCheck) -> tuple[int, int]:

@@ -210,11 +210,13 @@ def _routed_near(placed: PlacedGroup) -> Condition:
 
 def _balanced(placed: PlacedGroup) -> Condition:
     selectors = placed.graph.selectors
-    in_one_zone = [(w, counts) for w, counts in replicas_by_zone(placed) if len(counts) == 1]
-    texts = [
-        f"all {counts.total()} replicas of {selectors[w]} are {_where(counts)}, but its spread is zone"
-        for w, counts in in_one_zone
-    ]
+    texts: list[str] = []
+    for w, counts in replicas_by_zone(placed):
+        if len(counts) == 1:
+            zone = next(iter(counts)).zone
+            where = f"in {zone}" if zone else "on nodes without a zone"
+            texts.append(f"all {counts.total()} replicas of {selectors[w]} are {where}, but its spread is zone")
+    reason = "OneZone" if texts else "HotReplica"
     texts += [
         f"a replica of {selectors[w]} takes {ratio:.1f} times its fair share of the calls"
         for w, ratio in _overloaded_workloads(placed)
@@ -223,21 +225,12 @@ def _balanced(placed: PlacedGroup) -> Condition:
     if not any(placed.members):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
     elif not texts:
-        holds, reason, message = (
-            True,
-            "Balanced",
-            "replicas are in as many zones as they should be, and none is overloaded",
-        )
+        holds, reason = True, "Balanced"
+        message = "replicas are in as many zones as they should be, and none is overloaded"
     else:
-        holds, reason = False, "OneZone" if in_one_zone else "HotReplica"
-        message = join_first(texts, MAX_SHOWN, "; ")
+        holds, message = False, join_first(texts, MAX_SHOWN, "; ")
     generation = placed.group.metadata.generation
     return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
-
-
-def _where(counts: Counter[Location]) -> str:
-    zone = next(iter(counts)).zone
-    return f"in {zone}" if zone else "on nodes without a zone"
 
 
 def _overloaded_workloads(placed: PlacedGroup) -> Iterator[tuple[int, float]]:

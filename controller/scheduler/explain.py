@@ -6,7 +6,7 @@ Tables are by location, because all nodes of a location score equally except nod
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -149,7 +149,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
             *(_peer_line(state, peer, "depends-on") for peer in dependencies),
             *(_peer_line(state, peer, "depended-on-by") for peer in dependents),
         ),
-        candidates=tuple(_add_scores(lines)),
+        candidates=tuple(lines),
         target=target_of(pod),
         decided="",
     )
@@ -171,7 +171,7 @@ def _candidate_lines(
     by_peer: Sequence[ScoreTable],
     ineligible: Mapping[str, str],
 ) -> list[CandidateLine]:
-    """One line for each location, and for each node that holds pods of peers; best first, without scores.
+    """One line for each location, and for each node that holds pods of peers; best first.
 
     ``by_peer`` has the pod's scores by each peer alone.
     """
@@ -203,15 +203,9 @@ def _candidate_lines(
         )
         lines.append(line)
     lines.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
-    return lines
-
-
-def _add_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
-    """The lines, with a score for each that takes the pod."""
     costs = [line.cost for line in lines if line.takes_pod]
-    for line in lines:
-        score = normalise(line.cost, min(costs), max(costs)) if line.takes_pod else None
-        yield msgspec.structs.replace(line, score=score)
+    scores = [normalise(line.cost, min(costs), max(costs)) if line.takes_pod else None for line in lines]
+    return [msgspec.structs.replace(line, score=score) for line, score in zip(lines, scores, strict=True)]
 
 
 def _conclude_placed(explanation: Explanation) -> str:

@@ -64,6 +64,7 @@ class State(Index):
         nodes: node name -> facts.
         node_counts: index in `locations` -> number of nodes; no zeros.
         node_version: counts changes of nodes alone.
+        placed_pods: UID -> pod of an AppGroup.
         membership, cost_index, services: indexes of the AppGroup of each pod, of costs between locations, and of routing of calls.
         allocatable: arguments of NodeResourcesAllocatable.
     """
@@ -81,7 +82,7 @@ class State(Index):
         self.cost_index = CostIndex(self._rules, namespace)
         self._members_by_name: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         """AppGroup label -> namespace of the pods -> `Members`."""
-        self._placed_pods: dict[str, PlacedPod] = {}
+        self.placed_pods: dict[str, PlacedPod] = {}
         self._score_tables: dict[tuple[str, str], ScoreTable] = {}
         self._score_tables_version = -1
         self.services = ServiceIndex()
@@ -161,9 +162,9 @@ class State(Index):
             return
         self.version += 1
         if old is not None:
-            self._placed_pods.pop(old.metadata.uid, None)
+            self.placed_pods.pop(old.metadata.uid, None)
         if new is not None and after is not None:
-            self._placed_pods[new.metadata.uid] = after
+            self.placed_pods[new.metadata.uid] = after
             self._examples[new.group, new.workload][new.metadata.namespace] = new.metadata
         for placed, step in ((before, -1), (after, 1)):
             if placed is not None:
@@ -172,10 +173,6 @@ class State(Index):
                 counts[node] += step
                 if counts[node] <= 0:
                     del counts[node]
-
-    def placed_pod(self, uid: str) -> PlacedPod | None:
-        """The placed pod with this UID; None if it is unknown, or has no AppGroup or no node."""
-        return self._placed_pods.get(uid)
 
     def _placed_pod_of(self, pod: GroupPod | None) -> PlacedPod | None:
         if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.counts_finished_pods):

@@ -6,7 +6,7 @@ import base64
 
 import msgspec
 
-from controller.cluster.pods import GATE
+from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL
 from kubekit import patches
 from kubekit.patches import Operation
@@ -17,23 +17,9 @@ PATH = "/gate"
 _GATES = patches.pointer("spec", "schedulingGates")
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    labels: dict[str, str] | None = None
-
-
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    scheduling_gates: list[SchedulingGate] | None = None
-
-
-class _Pod(msgspec.Struct, frozen=True):
-    metadata: _Metadata = _Metadata()
-    spec: _Spec = _Spec()
-
-
 class _Request(msgspec.Struct, frozen=True):
     uid: str
-    object: _Pod
+    object: GroupPod
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,7 +47,7 @@ def answer(body: bytes) -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
 
 
-def gate_patch(pod: _Pod) -> list[Operation]:
+def gate_patch(pod: GroupPod) -> list[Operation]:
     """The JSON patch that adds our gate to a pod; empty if the pod needs none."""
     gates = pod.spec.scheduling_gates or []
     # The API server refuses a gate on a pod that has a node.

@@ -110,16 +110,23 @@ class Extender:
             try:
                 body = await self._read(request)
                 started = time.perf_counter()
-                result = _call(answer, body)
+                result = answer(body)
                 self._metrics.duration.labels(verb).observe(time.perf_counter() - started)
+                return web.Response(body=result, content_type="application/json")
             except BadRequestError as error:
-                self._metrics.errors.labels(verb, str(error.status)).inc()
-                log.change(verb, str(error), "request refused", verb=verb, error=str(error), status=error.status)
-                text = msgspec.json.encode({"error": f"netaware extender: {error}"})
-                return web.Response(status=error.status, body=text, content_type="application/json")
-            return web.Response(body=result, content_type="application/json")
+                return self._refuse(verb, str(error), error.status)
+            except DeletedNodeError as error:
+                return self._refuse(verb, str(error), 500)
+            except DECODE_ERRORS as error:
+                return self._refuse(verb, f"nodenames: {error}", 400)
 
         return handle
+
+    def _refuse(self, verb: Verb, reason: str, status: int) -> web.Response:
+        self._metrics.errors.labels(verb, str(status)).inc()
+        log.change(verb, reason, "request refused", verb=verb, error=reason, status=status)
+        text = msgspec.json.encode({"error": f"netaware extender: {reason}"})
+        return web.Response(status=status, body=text, content_type="application/json")
 
     async def _read(self, request: web.Request) -> bytes:
         reason = self._unready()
@@ -216,7 +223,7 @@ class Extender:
         group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
         passed: dict[str, MetaVictims] = {}
         for node, victims in nodes.items():
-            evicted = [gone for victim in victims.pods or () if (gone := state.placed_pod(victim.uid)) is not None]
+            evicted = [gone for victim in victims.pods or () if (gone := state.placed_pods.get(victim.uid)) is not None]
             score_table = state.score_without(meta.namespace, group, workload, evicted)
             if score_table.node_score(node, state.location_index.get(node, 0)).passes:
                 passed[node] = victims
@@ -236,15 +243,6 @@ class Extender:
     def _target(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
         """The target of the pod's plan; None if it has none, or its plan does not count."""
         return None if self._config.is_parity or score_table.neutral in _WITHOUT_PLAN else target_of(pod)
-
-
-def _call(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
-    try:
-        return answer(body)
-    except DeletedNodeError as error:
-        raise BadRequestError(str(error), 500) from None
-    except DECODE_ERRORS as error:
-        raise BadRequestError(f"nodenames: {error}") from None
 
 
 def decode_args(body: bytes) -> ExtenderArgs:

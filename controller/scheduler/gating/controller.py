@@ -163,8 +163,10 @@ class GatingController:
         self._leading = True
         self._wake_waiting()
         try:
-            workers = {f"gates {i}": self._work() for i in range(WORKERS)}
-            await supervise({**workers, "plans": self.plans.run(), "rights": self._check_delete_right()})
+            tasks = {"plans": self.plans.run(), "rights": self._check_delete_right()}
+            for i in range(WORKERS):
+                tasks[f"gates {i}"] = self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
+            await supervise(tasks)
         finally:
             self._leading = False
             await self._process.stop()
@@ -173,9 +175,6 @@ class GatingController:
         while True:
             await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
             self._stuck_pods.may_delete = await may_delete_pods(self._client)
-
-    async def _work(self) -> None:
-        await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         group = self._pods.on_change(key, old, new)

@@ -42,6 +42,8 @@ REST_RATIO = 3.0
 """A group rests this many times as long as its last plan took, so that a group that changes all the time leaves time to others."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
 """Exponential back-off of a group whose planning failed."""
+REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
+"""Estimated time of a plan per replica and per dependency."""
 AGING_RATIO = 0.01
 """Seconds of planner time that a group gains on others for each second in the queue, so that smaller groups of its namespace delay a
 large group for a bounded time."""
@@ -124,9 +126,9 @@ class GroupPlans:
         if app_group is None:
             return 0.0
         replicas = max(app_group.spec.num_members, len(self._pods_of(group)))
-        namespace, dependencies = app_group.metadata.namespace, len(self._state.graph(group).edges)
+        plan_s = REPLICA_S * replicas + DEPENDENCY_S * len(self._state.graph(group).edges)
         waited_s = self._clock() - self._requested_at.get(group, self._clock())
-        return self._planner_time.used_after_s(namespace, replicas, dependencies) - AGING_RATIO * waited_s
+        return self._planner_time.used_s(app_group.metadata.namespace) + plan_s - AGING_RATIO * waited_s
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; without one, a new plan is requested."""

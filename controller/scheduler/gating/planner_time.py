@@ -9,8 +9,6 @@ SEARCH_S, SHARED_SEARCH_S, LEAST_SEARCH_S = 3.0, 1.0, 0.5
 has used much."""
 HALF_LIFE_S, FORGET_AFTER_S = 60.0, 600.0
 """Recorded planner time counts half after the first, and nothing after the second."""
-REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
-"""Estimated time of a plan per replica and per dependency."""
 
 
 class PlannerTime:
@@ -30,10 +28,6 @@ class PlannerTime:
         now = self._clock()
         self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < FORGET_AFTER_S}
         self._used[namespace] = (self.used_s(namespace) + seconds, now)
-
-    def used_after_s(self, namespace: str, replicas: int, dependencies: int) -> float:
-        """Seconds used after a plan of this size, for fair queueing."""
-        return self.used_s(namespace) + REPLICA_S * replicas + DEPENDENCY_S * dependencies
 
     def search_s(self, namespace: str, *, others_wait: bool) -> float:
         """The longest search for the namespace's next plan."""
