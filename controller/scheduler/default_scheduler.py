@@ -187,28 +187,24 @@ def place(
         rng: breaks ties.
         volumes: pod key -> node requirements of its volumes.
     """
-    sorted_hosts = [hosts[name] for name in sorted(hosts)]
-    model = DefaultSchedulerModel(sorted_hosts)
+    all_hosts = [hosts[name] for name in sorted(hosts)]
+    model = DefaultSchedulerModel(all_hosts)
     free: dict[str, Ints] = {}
-    for host in sorted_hosts:
+    for host in all_hosts:
         model.add_requests(host.name, used.get(host.name, {}))
     eligible_by: dict[tuple[Constraints, str], Bools] = {}
     placed: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
     for workload, pod in waiting:
-        volume_selectors = (volumes or {}).get(pod.key, ())
-        class_key = pod.constraints, pod.key if volume_selectors else ""
-        if class_key not in eligible_by:
-            reasons = (
-                pod.constraints.refusal(h.name, h.labels, h.taints, volumes=volume_selectors) for h in sorted_hosts
-            )
-            eligible_by[class_key] = np.array([not reason for reason in reasons], np.bool_)
-        fits = eligible_by[class_key].copy()
+        selectors = (volumes or {}).get(pod.key, ())
+        key = pod.constraints, pod.key if selectors else ""
+        if key not in eligible_by:
+            reasons = (pod.constraints.refusal(h.name, h.labels, h.taints, volumes=selectors) for h in all_hosts)
+            eligible_by[key] = np.array([not reason for reason in reasons], np.bool_)
+        fits = eligible_by[key].copy()
         for resource, amount in pod.host_requests.items():
             if resource not in free:
-                left = (
-                    capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in sorted_hosts
-                )
+                left = (capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in all_hosts)
                 free[resource] = np.array([clamp_amount(value) for value in left], np.int64)
             if amount > 0:
                 fits &= free[resource] >= clamp_amount(amount)
@@ -218,7 +214,7 @@ def place(
         namespace_pods = [p for pods in placed.values() for p in pods if p.namespace == pod.namespace]
         scores = np.where(fits, model.scores(pod, placed[workload], namespace_pods, fits), -1)
         best = int(rng.choice(np.flatnonzero(scores == scores.max()).tolist()))
-        nodes.append(sorted_hosts[best].name)
+        nodes.append(all_hosts[best].name)
         model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
         for resource, amount in pod.host_requests.items():

@@ -78,13 +78,13 @@ class GatingController:
         notify: Callable[[str], None] = lambda _: None,
         prices: PriceTable | None = None,
     ) -> None:
-        self._client, self._config, self._recorder, self._clock = client, config, recorder, time.time
+        self._client, self._config, self._recorder = client, config, recorder
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, caches.home), NodeCache(), Volumes()
         self._store = caches.group_pods
         self._declared = DeclaredReplicas(client)
         self._queue = WorkQueue()
-        self._pods = GroupPods(self._store, self.state, self._clock)
+        self._pods = GroupPods(self._store, self.state, time.time)
         self.pods_of = self._pods.pods_of
         self._process = PlanningProcess(self.node_cache)
         self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared)
@@ -107,7 +107,6 @@ class GatingController:
             config=config,
             metrics=self.metrics,
             recorder=recorder,
-            clock=self._clock,
         )
         self._debounce_timer: asyncio.TimerHandle | None = None
         self._leading = False
@@ -237,7 +236,7 @@ class GatingController:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
-        pods, now = self.pods_of(group), self._clock()
+        pods, now = self.pods_of(group), time.time()
         if not any(pod.is_waiting for pod in pods):
             self.plans.drop(group, pods)
             return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Iterable
 from typing import Literal
 
 import msgspec
@@ -144,7 +145,6 @@ class PodUpdater:
         config: the section ``scheduler``.
         metrics: of gates and plans.
         recorder: for events on pods.
-        clock: seconds since 1970.
     """
 
     def __init__(
@@ -157,10 +157,9 @@ class PodUpdater:
         config: SchedulerConfig,
         metrics: GateMetrics,
         recorder: EventRecorder,
-        clock: Callable[[], float],
     ) -> None:
         self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck_pods
-        self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
+        self._config, self._metrics, self._recorder = config, metrics, recorder
 
     async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
         """Open the gates of these pods with the targets of the plan; a failure does not stop the others.
@@ -203,7 +202,7 @@ class PodUpdater:
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
     def _report_release(self, group: str, release: Release) -> None:
-        pod, waited_s = release.pod, release.pod.age_s(self._clock())
+        pod, waited_s = release.pod, release.pod.age_s(time.time())
         self._metrics.released.labels(release.cause).inc()
         self._metrics.waited.observe(waited_s)
         note = RELEASE_NOTES.get(release.cause)
@@ -223,7 +222,7 @@ class PodUpdater:
         about = reference_to(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
-                self._stuck_pods.on_retried(action, self._clock())
+                self._stuck_pods.on_retried(action, time.time())
         elif isinstance(action, Replace):
             result = await self._writer.delete(action.pod)
             if result == "forbidden":
