@@ -16,8 +16,7 @@ from kubekit.runtime import EXIT_USAGE, run_program
 
 _COMMANDS = {
     "run": "run the agent of this node",
-    "capacity": "show the links of this node and its capacity",
-    "bandwidth": "show whether the bandwidth annotations of this node's pods are enforced",
+    "capacity": "print the links of this node and its capacity as JSON",
 }
 _STAY, _ONCE = "stay", "once"
 
@@ -25,7 +24,7 @@ _STAY, _ONCE = "stay", "once"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse and check the command line, run the command, and return the exit code."""
     # Not the module's docstring, which is missing in the image.
-    description = "Run the agent of a node, or show the node's links or limits."
+    description = "Run the agent of a node, or show the node's links and capacity."
     parser = argparse.ArgumentParser(prog="agent", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, help_ in _COMMANDS.items():
@@ -40,12 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 help="remove what the agent wrote on the node; then stay: idle and ready, for the rollout of a DaemonSet"
                 " (default), or once: exit",
             )
-        else:
-            command.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse_args(arguments)
     try:
         set_up_logs(parsed)
-        config = read_config(parsed, need_node=parsed.command != "capacity")
+        config = read_config(parsed, need_node=parsed.command == "run")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -57,11 +54,10 @@ def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     with _minimal_pyroute2():
         from agent import program
 
-    if parsed.command != "run":
+    if parsed.command == "capacity":
         from agent import cli
 
-        show = cli.show_capacity if parsed.command == "capacity" else cli.show_bandwidth
-        return run_program(lambda: show(config, as_json=parsed.json))
+        return run_program(lambda: cli.show_capacity(config))
     if parsed.cleanup:
         return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -95,13 +93,6 @@ async def call_agent(*arguments: str, prefix: Sequence[str] = ()) -> tuple[int, 
     async with asyncio.timeout(30):
         stdout, stderr = await process.communicate()
     return process.returncode or 0, stdout.decode(), stderr.decode()
-
-
-async def call_agent_json(*arguments: str, prefix: Sequence[str] = ()) -> Any:
-    """Run a command that prints JSON and succeeds."""
-    code, stdout, stderr = await call_agent(*arguments, "--json", prefix=prefix)
-    assert code == 0, stderr
-    return json.loads(stdout)
 
 
 async def create_pod(

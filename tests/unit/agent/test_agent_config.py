@@ -89,7 +89,7 @@ def test_an_agent_runs_with_a_part_of_pyroute2_and_loads_no_large_package_that_i
     program = """
 import asyncio, sys
 from agent import __main__ as agent
-assert agent.main(["capacity", "--json"]) == 0  # reads links, qdiscs and routes
+assert agent.main(["capacity"]) == 0  # reads links, qdiscs and routes
 print(*sys.modules, file=sys.stderr)
 from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import LimitIngress, RemoveDevice
