@@ -9,9 +9,8 @@ from controller.appgroups.order import order
 from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_problems
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
-from controller.diagnosis.facts import Facts
+from controller.diagnosis.facts import Facts, unix_seconds
 from controller.diagnosis.findings import ConditionFinding, Finding, GroupFinding, Severity
-from controller.diagnosis.reading import unix_seconds
 from kubekit.conditions import find_condition
 from kubekit.text import format_command
 from kubekit.wire import Condition
@@ -32,7 +31,7 @@ def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[
     for pod in facts.pods:
         if pod.is_active:
             members[pod.group_key] += 1
-            pending[pod.group_key] += pod.is_pending
+            pending[pod.group_key] += pod.is_waiting
     for group in facts.groups:
         key = group.metadata.key
         yield from _spec_findings(group)

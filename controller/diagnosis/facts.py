@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPodSpec, found_no_node
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPod
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
 from controller.diagnosis.snapshot import ControlPlaneStatus
-from kubekit.wire import FINISHED_PHASES, Condition, Taint
+from kubekit.owners import owner_of
+from kubekit.wire import Condition, Taint, parse_time
 from netperf.contract import HOME_NAMESPACE
 
 
-class PodFact(msgspec.Struct, frozen=True, gc=False):
-    """A pod that is pending, or that belongs to an AppGroup.
+class PodFact(GroupPod, frozen=True):
+    """A pod that is pending or has the label of an AppGroup, with what follows from other objects.
 
     Attributes:
-        group: name of the AppGroup in its label; empty without one.
         group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
-        workload: selector of its workload in its label; empty without one.
-        node: empty while it has none.
-        scheduler: name of the scheduler that places it.
-        gates: names of its scheduling gates.
-        scheduled: its condition PodScheduled; None before a scheduler has tried it.
-        target: the plan's node; empty without a plan.
-        spec: has the constraints on its nodes.
-        is_terminating: whether it is being deleted.
-        created_s: unix seconds; None if unknown.
         has_placement: whether node affinity on the pod places it, so that its scheduler need not call our extender.
-        owner: kind and name of its controller, with the Deployment for a ReplicaSet; None for a bare pod.
     """
 
-    namespace: str
-    name: str
-    group: str = ""
     group_key: str = ""
-    workload: str = ""
-    node: str = ""
-    phase: str = ""
-    scheduler: str = DEFAULT_SCHEDULER
-    gates: tuple[str, ...] = ()
-    scheduled: Condition | None = None
-    target: str = ""
-    spec: GroupPodSpec = GroupPodSpec()
-    is_terminating: bool = False
-    created_s: float | None = None
-    owner: tuple[str, str] | None = None
     has_placement: bool = False
 
     @property
-    def key(self) -> str:
-        """``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
+    def scheduler(self) -> str:
+        """Name of the scheduler that places it."""
+        # The API server accepts any text here, and it becomes part of commands.
+        return re.sub(r"[^A-Za-z0-9._/-]", "?", self.spec.scheduler_name) or DEFAULT_SCHEDULER
 
     @property
-    def is_active(self) -> bool:
-        """Whether it is neither finished nor terminating."""
-        return not self.is_terminating and self.phase not in FINISHED_PHASES
+    def scheduled(self) -> Condition | None:
+        """Its condition PodScheduled; None before a scheduler has tried it."""
+        return self.condition("PodScheduled")
 
     @property
-    def is_pending(self) -> bool:
-        """Whether it is active and has no node."""
-        return not self.node and self.is_active
+    def created_s(self) -> float | None:
+        """Time of its creation, unix seconds; None if unknown."""
+        return unix_seconds(self.metadata.creation_timestamp)
 
     @property
-    def found_no_node(self) -> bool:
-        """Whether its scheduler tried it and found no node."""
-        return self.is_pending and not self.gates and found_no_node(self.scheduled)
+    def owner(self) -> tuple[str, str] | None:
+        """Kind and name of its controller, with the Deployment for a ReplicaSet; None for a bare pod."""
+        return owner_of(self.metadata)
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether it is pending, and its scheduler tried it and found no node."""
+        return self.is_waiting and not self.spec.scheduling_gates and self.found_no_node
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
@@ -109,3 +92,11 @@ class Facts(msgspec.Struct, frozen=True):
     def interval_s(self) -> float:
         """Length of a round of probes; 0 without a plan."""
         return self.network.interval_s or 0.0
+
+
+def unix_seconds(text: str | None) -> float | None:
+    """A time of the API as unix seconds; None for an absent or malformed one."""
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        return None

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from controller.diagnosis.facts import Facts
+from controller.diagnosis.facts import Facts, unix_seconds
 from controller.diagnosis.findings import (
     APPLY_AGAIN,
     MAX_AFFECTED,
@@ -18,7 +18,6 @@ from controller.diagnosis.findings import (
     ZoneFinding,
 )
 from controller.diagnosis.model import AgentView, PairBasis, PairView
-from controller.diagnosis.reading import unix_seconds
 from kubekit.text import format_command, pluralize
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER

@@ -10,11 +10,10 @@ import msgspec
 
 from controller.appgroups.status import ADMITTED
 from controller.cluster.eligibility import has_node_constraints
-from controller.cluster.pods import GATE, has_extender
+from controller.cluster.pods import has_extender, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.diagnosis.facts import Facts, PodFact
+from controller.diagnosis.facts import Facts, PodFact, unix_seconds
 from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
-from controller.diagnosis.reading import unix_seconds
 from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, message_of, parse_message, reason_of
 from kubekit.conditions import find_condition
 from kubekit.text import format_command, make_printable, pluralize
@@ -62,12 +61,12 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         facts: facts of the cluster.
         has_leader: whether a controller leads, see `findings.has_leader`.
     """
-    describe = format_command("kubectl -n {} describe pod {}", pod.namespace, pod.name)
-    if not pod.is_pending:
+    describe = format_command("kubectl -n {} describe pod {}", pod.metadata.namespace, pod.metadata.name)
+    if not pod.is_waiting:
         return _diagnose_placed(pod, facts, describe)
-    if pod.gates:
+    if pod.spec.scheduling_gates:
         return _diagnose_gated(pod, facts, describe, has_leader=has_leader)
-    if pod.found_no_node and pod.scheduled is not None:
+    if pod.is_unschedulable and pod.scheduled is not None:
         surveys = NodeSurveys(facts.nodes)
         reason = reason_of(pod, surveys)
         message = pod.scheduled.message or pod.scheduled.reason
@@ -89,15 +88,15 @@ def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
 
 
 def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
-    if pod.phase in FINISHED_PHASES:
-        return PodDiagnosis("finished", f"it has ended ({pod.phase})", fix=(describe,))
-    if pod.is_terminating:
+    if pod.status.phase in FINISHED_PHASES:
+        return PodDiagnosis("finished", f"it has ended ({pod.status.phase})", fix=(describe,))
+    if pod.metadata.deletion_timestamp is not None:
         return PodDiagnosis("terminating", "it is being deleted", fix=(describe,))
     problem = label_problem(pod, _groups_by_key(facts)) if pod.group else ""
     if problem:
-        summary = f"it is on {pod.node}, placed as if it belonged to no AppGroup: {problem}"
+        summary = f"it is on {pod.spec.node_name}, placed as if it belonged to no AppGroup: {problem}"
         return PodDiagnosis("placed", summary, fix=_fix_label(pod))
-    return PodDiagnosis("placed", f"it is on {pod.node}")
+    return PodDiagnosis("placed", f"it is on {pod.spec.node_name}")
 
 
 def _scheduler_instruction(facts: Facts) -> str:
@@ -105,9 +104,9 @@ def _scheduler_instruction(facts: Facts) -> str:
 
 
 def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
-    other_gates = [gate for gate in pod.gates if gate != GATE]
-    if other_gates:
-        summary = f"it waits at {'gate' if len(other_gates) == 1 else 'gates'} {', '.join(other_gates)}, which another controller opens"
+    if pod.other_gates:
+        noun = "gate" if len(pod.other_gates) == 1 else "gates"
+        summary = f"it waits at {noun} {', '.join(pod.other_gates)}, which another controller opens"
         return PodDiagnosis("foreign-gate", summary, pod.created_s, fix=(describe,))
     if not has_leader:
         summary = "it waits at its gate, and no controller leads to open it"
@@ -119,8 +118,9 @@ def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bo
     restricted = restrictions(pod, NodeSurveys(facts.nodes))
     tail = f"; {restricted[0]}" if restricted else ""
     fix = (_group_command("describe", pod.group_key),)
-    if pod.target:
-        summary = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
+    target = target_of(pod)
+    if target is not None and target.node:
+        summary = f"it waits for its turn in AppGroup {pod.group}, planned onto {target.node}{tail}"
         return PodDiagnosis("planned", summary, pod.created_s, until, fix)
     return PodDiagnosis("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created_s, until, fix)
 
@@ -145,7 +145,7 @@ def label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
         return "it has no AppGroup label, so that no plan places it"
     group = groups.get(pod.group_key)
     if group is None:
-        return f"there is no AppGroup {pod.group} that has pods of namespace {pod.namespace}"
+        return f"there is no AppGroup {pod.group} that has pods of namespace {pod.metadata.namespace}"
     selectors = {make_printable(item.workload.selector) for item in group.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
@@ -160,7 +160,7 @@ def _fix_label(pod: PodFact) -> tuple[str, ...]:
         return show, correct
     return (
         show,
-        f"{correct}: {format_command('kubectl -n {} edit {} {}', pod.namespace, pod.owner[0].lower(), pod.owner[1])}",
+        f"{correct}: {format_command('kubectl -n {} edit {} {}', pod.metadata.namespace, pod.owner[0].lower(), pod.owner[1])}",
     )
 
 
@@ -196,7 +196,7 @@ def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
 
 
 def _affected(pods: Iterable[PodFact]) -> tuple[str, ...]:
-    return tuple(pod.key for pod in pods)[:MAX_AFFECTED]
+    return tuple(pod.metadata.key for pod in pods)[:MAX_AFFECTED]
 
 
 def _oldest(pods: Iterable[PodFact]) -> float | None:
@@ -204,7 +204,7 @@ def _oldest(pods: Iterable[PodFact]) -> float | None:
 
 
 def _describe(pods: list[PodFact]) -> str:
-    return f"pod {pods[0].key}" if len(pods) == 1 else f"{len(pods)} pods such as {pods[0].key}"
+    return f"pod {pods[0].metadata.key}" if len(pods) == 1 else f"{len(pods)} pods such as {pods[0].metadata.key}"
 
 
 def _unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
@@ -212,15 +212,15 @@ def _unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
     groups, newest, not_admitted = _groups_by_key(facts), _newest_by_owner(facts), set(_not_admitted(facts))
     by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        needs_group = pod.is_active and (pod.group or (pod.is_pending and GATE in pod.gates))
+        needs_group = pod.is_active and (pod.group or (pod.is_waiting and pod.is_gated))
         problem = label_problem(pod, groups) if needs_group else ""
         # The finding namespace-not-admitted covers these pods.
-        is_covered = not pod.group_key and (pod.namespace, pod.group) in not_admitted
+        is_covered = not pod.group_key and (pod.metadata.namespace, pod.group) in not_admitted
         # If the newest pod of the owner is right, a running rollout replaces this one.
-        if problem and not is_covered and label_problem(newest.get((pod.namespace, pod.owner), pod), groups):
-            by_label[pod.namespace, problem].append(pod)
+        if problem and not is_covered and label_problem(newest.get((pod.metadata.namespace, pod.owner), pod), groups):
+            by_label[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(by_label.items()):
-        cause = (_NO_DEPENDENCIES,) if any(pod.node for pod in pods) else ()
+        cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
         summary, fix = f"{_describe(pods)}: {problem}", _fix_label(pods[0])
         yield PodFinding("unknown-workload", "warning", summary, cause, _oldest(pods), _affected(pods), fix)
 
@@ -237,14 +237,14 @@ def _not_admitted(facts: Facts) -> Iterator[tuple[str, str]]:
 def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
     """The newest active pod of each owner, by namespace and owner."""
     owned = [pod for pod in reversed(facts.pods) if pod.owner is not None and pod.is_active]
-    return {(pod.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created_s or 0)}
+    return {(pod.metadata.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created_s or 0)}
 
 
 def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
     """Findings about AppGroups of which netaware places only some pods."""
     by_group: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        if pod.group_key and not pod.is_terminating:
+        if pod.group_key and pod.metadata.deletion_timestamp is None:
             by_group[pod.group_key].append(pod)
     for key, pods in sorted(by_group.items()):
         others = [pod for pod in pods if not _uses_netaware(pod, facts)]
@@ -262,9 +262,9 @@ def _unschedulable(facts: Facts) -> Iterator[PodFinding]:
     gated: dict[str, list[PodFact]] = defaultdict(list)
     surveys = NodeSurveys(facts.nodes)
     for pod in facts.pods:
-        if pod.found_no_node:
-            by_cause[pod.namespace, pod.group_key, parse_message(message_of(pod)).code].append(pod)
-        elif pod.group_key and GATE in pod.gates:
+        if pod.is_unschedulable:
+            by_cause[pod.metadata.namespace, pod.group_key, parse_message(message_of(pod)).code].append(pod)
+        elif pod.group_key and pod.is_gated:
             gated[pod.group_key].append(pod)
     for (_, group, code), pods in sorted(by_cause.items()):
         first, reason, message = pods[0], reason_of(pods[0], surveys), message_of(pods[0])
@@ -288,7 +288,7 @@ def _untried(facts: Facts) -> Iterator[PodFinding]:
         # An active scheduler may have a long queue.
         timeout_s = LONG_WAIT_S if name in active else timeout_s
         is_overdue = pod.created_s is not None and facts.now - pod.created_s > timeout_s
-        if pod.is_pending and not pod.gates and not pod.found_no_node and is_overdue:
+        if pod.is_waiting and not pod.spec.scheduling_gates and not pod.is_unschedulable and is_overdue:
             by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
         summary = f"{_describe(pods)}: no scheduler named {name} has answered"
@@ -306,7 +306,7 @@ def _active_schedulers(facts: Facts) -> set[str]:
     """Names of schedulers that tried a pod within the last minute."""
     names: set[str] = set()
     for pod in facts.pods:
-        if pod.scheduled is not None and (pod.node or pod.found_no_node):
+        if pod.scheduled is not None and (pod.spec.node_name or pod.is_unschedulable):
             at = unix_seconds(pod.scheduled.last_transition_time)
             if at is not None and facts.now - at < GATED_ATTEMPT_TIMEOUT_S:
                 names.add(pod.scheduler)
@@ -319,14 +319,14 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         is_overdue = pod.created_s is not None and facts.now - pod.created_s > LONG_WAIT_S
-        is_gated = pod.is_pending and pod.gates == (GATE,)
-        if is_gated and is_overdue and pod.key not in explained and not label_problem(pod, groups):
-            by_group[pod.namespace, pod.group_key].append(pod)
+        is_ours = pod.is_waiting and pod.is_gated and not pod.other_gates
+        if is_ours and is_overdue and pod.metadata.key not in explained and not label_problem(pod, groups):
+            by_group[pod.metadata.namespace, pod.group_key].append(pod)
     for (namespace, key), pods in sorted(by_group.items()):
-        names = [pod.name for pod in pods[:MAX_AFFECTED]]
+        names = [pod.metadata.name for pod in pods[:MAX_AFFECTED]]
         fix = (
             _group_command("describe", key),
-            format_command("kubectl netaware explain pod {} -n {}", pods[0].name, namespace),
+            format_command("kubectl netaware explain pod {} -n {}", pods[0].metadata.name, namespace),
             format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
         )
         summary = (

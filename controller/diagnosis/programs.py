@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from controller.cluster.pods import GATE, GroupPodSpec
+from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
@@ -29,9 +29,9 @@ _CONSEQUENCES: dict[Program, str] = {
 
 def find_program_findings(facts: Facts) -> Iterator[Finding]:
     """Findings about controller, scheduler and extender."""
-    gated = tuple(p.key for p in facts.pods if GATE in p.gates)
+    gated = tuple(p.metadata.key for p in facts.pods if p.is_gated)
     ours = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
-    waiting = tuple(p.key for p in ours if p.is_pending and not p.gates)
+    waiting = tuple(p.metadata.key for p in ours if p.is_waiting and not p.spec.scheduling_gates)
     status = facts.control_plane
     not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
     if not_ready["controller"] is not None:

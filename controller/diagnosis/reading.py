@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Sequence
 
 from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
-from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPod, Placement, placement_of, target_of
+from controller.cluster.pods import GroupPod, Placement, placement_of, target_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
-from controller.diagnosis.facts import Facts, NodeFact, PodFact
+from controller.diagnosis.facts import Facts, NodeFact, PodFact, unix_seconds
 from controller.diagnosis.snapshot import (
     ClusterSnapshot,
     ControlPlaneStatus,
@@ -24,8 +23,8 @@ from kubekit.client import Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
-from kubekit.owners import TEMPLATE_HASH_LABEL, owner_of
-from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time
+from kubekit.owners import TEMPLATE_HASH_LABEL
+from kubekit.wire import LEASES, PODS, Condition, Object, Wire
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
@@ -147,31 +146,10 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
 
 def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
     """The facts of a pod; ``placement`` is the mode of its namespace, for a pod without a label."""
-    meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
-        namespace=meta.namespace,
-        name=meta.name,
-        group=pod.group,
-        group_key=membership.group_of(meta.namespace, pod.group),
-        workload=pod.workload,
-        node=spec.node_name,
-        phase=pod.status.phase,
-        # The API server accepts any text here, and it becomes part of commands.
-        scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name) or DEFAULT_SCHEDULER,
-        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        scheduled=pod.condition("PodScheduled"),
-        target=target.node if target is not None else "",
-        spec=spec,
-        is_terminating=meta.deletion_timestamp is not None,
-        created_s=unix_seconds(meta.creation_timestamp),
-        owner=owner_of(meta),
-        has_placement=target is not None or placement_of(meta.labels, placement) != "extender",
+        metadata=pod.metadata,
+        spec=pod.spec,
+        status=pod.status,
+        group_key=membership.group_of(pod.metadata.namespace, pod.group),
+        has_placement=target_of(pod) is not None or placement_of(pod.metadata.labels, placement) != "extender",
     )
-
-
-def unix_seconds(text: str | None) -> float | None:
-    """A time of the API as unix seconds; None for an absent or malformed one."""
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        return None

@@ -179,7 +179,7 @@ class NodeSurveys:
 def reason_of(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     """The reason that excludes most nodes for a pod without a node, with commands for this pod."""
     survey = surveys.survey(pod.spec)
-    reason = reason_in_message(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
+    reason = reason_in_message(message_of(pod), pod.metadata.name, pod.metadata.namespace, pod.group_key, survey)
     if reason.code == "taint" and survey.taint is not None:
         return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_toleration_for(survey.taint, pod)))
     return reason
@@ -201,7 +201,9 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, toleration]}]
     kind, name = pod.owner
-    return (format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
+    return (
+        format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.metadata.namespace, kind.lower(), name, body),
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -5,21 +5,23 @@ The facts are made up, the rules are the product's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
 
 from controller.cluster.eligibility import UNSCHEDULABLE
-from controller.cluster.pods import GroupPodSpec, Toleration
-from controller.cluster.resources import AppGroup
+from controller.cluster.pods import TARGET_ANNOTATION, GroupPodSpec, GroupPodStatus, Toleration
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
 from controller.diagnosis.snapshot import ControlPlaneStatus, LeaseFact, Program, ProgramPod
-from kubekit.wire import Condition, Taint, format_time
+from kubekit.wire import Condition, ObjectMeta, OwnerReference, SchedulingGate, Taint, format_time
 
 NOW_S = 1_800_000_000.0
 GATE = "netaware.io/topological-order"
+NO_CONSTRAINTS = GroupPodSpec()
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
@@ -57,16 +59,38 @@ def condition_of(type_: str, status: str, reason: str, message: str, *, ago_s: f
     return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
 
-def pod(name: str = "front-1", **fields: Any) -> PodFact:
-    known: dict[str, Any] = {
-        "group": "shop",
-        "workload": "front",
-        "scheduler": SCHEDULER,
-        "created_s": NOW_S - 60,
-        **fields,
-    }
-    known.setdefault("group_key", "web/shop" if known["group"] == "shop" else "")
-    return PodFact("web", name, **known)
+def pod(
+    name: str = "front-1",
+    *,
+    group: str = "shop",
+    group_key: str | None = None,
+    workload: str = "front",
+    created_s: float = NOW_S - 60,
+    owner: tuple[str, str] | None = None,
+    target: str = "",
+    scheduler: str = SCHEDULER,
+    node: str = "",
+    gates: Iterable[str] = (),
+    spec: GroupPodSpec = NO_CONSTRAINTS,
+    phase: str = "",
+    scheduled: Condition | None = None,
+    is_terminating: bool = False,
+    has_placement: bool = False,
+) -> PodFact:
+    metadata = ObjectMeta(
+        name=name,
+        namespace="web",
+        labels={APPGROUP_LABEL: group, WORKLOAD_LABEL: workload},
+        annotations={TARGET_ANNOTATION: json.dumps({"node": target})} if target else None,
+        creation_timestamp=format_time(created_s),
+        deletion_timestamp=format_time(NOW_S) if is_terminating else None,
+        owner_references=[OwnerReference(kind=owner[0], name=owner[1], controller=True)] if owner else None,
+    )
+    scheduling_gates = [SchedulingGate(gate) for gate in gates]
+    spec = msgspec.structs.replace(spec, scheduler_name=scheduler, node_name=node, scheduling_gates=scheduling_gates)
+    pod_status = GroupPodStatus(phase=phase, conditions=[scheduled] if scheduled else None)
+    key = ("web/shop" if group == "shop" else "") if group_key is None else group_key
+    return PodFact(metadata=metadata, spec=spec, status=pod_status, group_key=key, has_placement=has_placement)
 
 
 def unscheduled(message: str) -> Condition:

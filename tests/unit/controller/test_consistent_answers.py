@@ -48,7 +48,7 @@ from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.responses import RawPage
-from kubekit.wire import Node, Object, Resource
+from kubekit.wire import Node, Object, Resource, format_time
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.policy import CostPolicy
 from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
@@ -465,10 +465,12 @@ async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none(
 async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
     components = Components(*NODES, group("default"), *(gated_pod(name) for name in ("a", "b")))
     facts = facts_with_leader(await components.page_snapshot())
-    old = tuple(msgspec.structs.replace(fact, created_s=-1000.0) for fact in facts.pods)
+    created = format_time(facts.now - 1000)
+    metadata = [msgspec.structs.replace(fact.metadata, creation_timestamp=created) for fact in facts.pods]
+    old = tuple(msgspec.structs.replace(f, metadata=m) for f, m in zip(facts.pods, metadata, strict=True))
     late = diagnose(msgspec.structs.replace(facts, pods=old))
     (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
-    assert stuck.affects == tuple(fact.key for fact in facts.pods)
+    assert stuck.affects == tuple(fact.metadata.key for fact in facts.pods)
     assert stuck.fix[0] == "kubectl -n default describe appgroup g"
 
 

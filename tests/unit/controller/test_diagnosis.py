@@ -103,7 +103,8 @@ def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
     reason = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
-    stuck = pod(owner=FRONT, scheduled=reason, spec=GroupPodSpec(tolerations=[own, kept]))
+    fields: dict[str, Any] = {"scheduled": reason, "spec": GroupPodSpec(tolerations=[own, kept])}
+    stuck = pod(owner=FRONT, **fields)
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
@@ -111,8 +112,7 @@ def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
         {"key": "spot", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
-    bare = msgspec.structs.replace(stuck, owner=None)
-    assert diagnose(facts(nodes=TAINTED, pods=(bare,)))[0].fix[-1] == "add a toleration of gpu to its template"
+    assert diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0].fix[-1] == "add a toleration of gpu to its template"
     full = {
         f"n{i}": NodeFact({}, (Taint("node.kubernetes.io/disk-pressure", "NoSchedule", ""),), "z") for i in range(4)
     }
@@ -130,11 +130,13 @@ def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemon_set()
 
 
 def test_pods_that_a_rollout_replaces_and_terminating_pods_are_no_finding() -> None:
-    old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created_s": NOW_S - 900}
+    old: dict[str, Any] = {"node": "n1", "owner": FRONT, "workload": "renamed", "created_s": NOW_S - 900}
     fresh = pod("new", owner=FRONT, created_s=NOW_S - 5)
     assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
     assert diagnose(facts(pods=(pod("gone", is_terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
-    (finding,) = diagnose(facts(pods=(pod("old", **old), msgspec.structs.replace(fresh, workload="renamed"))))
+    (finding,) = diagnose(
+        facts(pods=(pod("old", **old), pod("new", owner=FRONT, created_s=NOW_S - 5, workload="renamed")))
+    )
     assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
     bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
     assert [(f.code, f.affects, "edit" in f.fix[-1]) for f in bare] == [("unknown-workload", ("web/bare",), False)]
@@ -224,7 +226,7 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     waits = pod(created_s=NOW_S - 300)
     codes = [found.code for found in diagnose(facts(pods=(others, waits)))]
     assert codes.count("no-scheduler") == told
-    late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created_s=NOW_S - 700))))]
+    late = [f.code for f in diagnose(facts(pods=(others, pod(created_s=NOW_S - 700))))]
     assert "no-scheduler" in late
 
 

@@ -74,7 +74,7 @@ def test_info_findings_and_those_of_conditions_have_no_event() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_event_is_about_an_existing_object(situation: Situation) -> None:
     now = situation.facts
-    there = {(PODS, pod.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
+    there = {(PODS, pod.metadata.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
     there |= {(NODES, agent.node) for agent in now.agents} | {(NETWORK_TOPOLOGIES, key) for key in now.topologies}
     for event in events_after(now, now)[1]:
         assert event.about in there
