@@ -236,7 +236,9 @@ def _choose_rejected(
     """The latencies of the reporter to ignore: the one farther from the last agreed latency, else the one that breaks the triangle."""
     low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:
-        return max((low, high), key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us))
+        return max(
+            (low, high), key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us)
+        )
     if _median_us(low) < triangle_minimum_us(link, undisputed_us):
         return low
     # A slow node raises a latency, so the higher one is rejected. If both pairs share a node, this node may have forged the lower one.

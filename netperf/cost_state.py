@@ -1,7 +1,7 @@
 """The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
 
-`update_state` adds samples and failures. `restore_state` starts from the costs that were written last, `resume_state` from an earlier leadership
-as well. All are pure.
+`update_state` adds samples and failures. `restore_state` starts from the costs that were written last, `resume_state` also from the state
+of an earlier leadership. All are pure.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The smoothed latency of one pair of nodes by one prober and test.
 
     Attributes:
-        smoothed: of the policy's percentile.
-        added_s: our clock when the newest sample was added; another sample within half a round replaces it.
-        ignored_since_s: since when its latency is ignored, because others contradict it; None while it counts.
+        origin: the node that measured.
+        destination: the other node.
+        prober: the prober of the newest sample.
+        test: the netperf test.
+        smoothed: the smoothed latency, of the policy's percentile.
+        sighting: when the newest sample was first seen.
+        added_s: time when the newest sample was added, by our clock; another sample within half a round replaces it.
+        ignored_since_s: time since which its latency is ignored, because others contradict it; None while it counts.
     """
 
     origin: NodeLocation
@@ -43,10 +48,10 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The state of a directed pair of zones, kept while its pairs of nodes change.
 
     Attributes:
-        node_pairs: its pairs of nodes.
-        failures: pairs of nodes that could not be measured.
-        cost: the current cost.
-        last_good_us: the last latency from fresh samples.
+        node_pairs: states of its pairs of nodes.
+        failures: failures of its pairs of nodes that could not be measured.
+        cost: the current cost; None if there is none.
+        last_good_us: the last latency from fresh samples; None if there is none.
         last_good_s: time of that latency, by our clock.
         error_us: error bar of that latency.
         is_unreachable: whether no node of one zone reaches the other.
@@ -84,42 +89,39 @@ def restore_state(
     for pair, cost in written.items():
         if cost < MIN_ZONE_COST:
             continue
-        # An unreachable pair has no latency; with one, the path is only so long that it costs as much.
-        is_unreachable = latencies.is_unreachable(*pair) or (
-            cost >= policy.unreachable_cost and latencies.latency_us(*pair) is None
-        )
-        us, error_us = latencies.latency_us(*pair), latencies.error_us(*pair) or 0
-        is_inferred = us is not None and error_us >= INFERRED_ERROR * us
-        state[pair] = ZonePairState(
-            cost=None if is_unreachable else cost,
-            last_good_us=None if is_unreachable else us if us is not None else cost * policy.unit_us,
+        latency_us, error_us = latencies.latency_us(*pair), latencies.error_us(*pair) or 0
+        is_inferred = latency_us is not None and error_us >= INFERRED_ERROR * latency_us
+        restored = ZonePairState(
+            cost=cost,
+            last_good_us=cost * policy.unit_us if latency_us is None else latency_us,
             last_good_s=now_s - policy.stale_after_s - 1,
             error_us=error_us,
-            is_unreachable=is_unreachable,
-            is_unverified=us is None or is_inferred,
+            is_unverified=latency_us is None or is_inferred,
             is_inferred=is_inferred,
             has_full_window=not is_inferred,
         )
+        # A reachable pair may cost as much as an unreachable one, but then it has a latency.
+        if latencies.is_unreachable(*pair) or (cost >= policy.unreachable_cost and latency_us is None):
+            restored = msgspec.structs.replace(restored, cost=None, last_good_us=None, is_unreachable=True)
+        state[pair] = restored
     return state
 
 
 def resume_state(earlier: CostState, restored: CostState) -> CostState:
-    """The state of an earlier leadership of this process, with the costs that were written since.
+    """The restored state with the samples, failures and times of an earlier leadership of this process.
 
     Times come from the earlier state, because a new leadership must not make an old latency younger.
 
     Args:
-        earlier: from `compute_costs`, by the same clock.
-        restored: from `restore_state`.
+        earlier: the result of `compute_costs`, by the same clock.
+        restored: the result of `restore_state`.
     """
     resumed: CostState = {}
-    for pair, entry in restored.items():
-        old = earlier.get(pair, entry)
+    for pair, new in restored.items():
+        old = earlier.get(pair, new)
+        last_good_s = new.last_good_s if old.last_good_us is None else min(new.last_good_s, old.last_good_s)
         resumed[pair] = msgspec.structs.replace(
-            entry,
-            node_pairs=old.node_pairs,
-            failures=old.failures,
-            last_good_s=entry.last_good_s if old.last_good_us is None else min(entry.last_good_s, old.last_good_s),
+            new, node_pairs=old.node_pairs, failures=old.failures, last_good_s=last_good_s
         )
     return resumed
 
@@ -137,9 +139,9 @@ def update_state(
     """Add samples and failures to the state. A sample that was added before changes nothing; a flagged one is left out.
 
     Args:
-        samples: all present samples, new or not; pairs of nodes without one are forgotten, last good latencies are not.
-        state: what this function, `compute_costs` or `restore_state` returned last.
-        policy: the rules.
+        samples: all present samples, new or not; pairs of nodes without a sample are forgotten, last good latencies are not.
+        state: the last result of this function, `compute_costs` or `restore_state`.
+        policy: the cost policy.
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; used for the age of samples that are seen for the first time.
         failures: all present failures without a newer sample.
@@ -150,7 +152,7 @@ def update_state(
         if sample.origin.zone == sample.destination.zone or sample.measurement.test == "TCP_STREAM":
             continue
         pair = state.get(sample.zones, ZonePairState())
-        expected_us = starting_latency_us(pair, state.get((sample.zones[1], sample.zones[0])))
+        expected_us = starting_latency_us(pair, state.get(sample.zones[::-1]))
         before = _find_node_pair(sample, pair.node_pairs)
         sighting = update_sighting(before.sighting if before else None, sample, now_s, wall_s)
         times = {"now_s": now_s, "replace_within_s": interval_s / 2}
@@ -171,23 +173,17 @@ def update_state(
 
 
 def starting_latency_us(pair: ZonePairState, back: ZonePairState | None) -> float | None:
-    """The latency that a new pair of nodes starts from."""
-    return next(
-        (p.last_good_us for p in (pair, back) if p is not None and p.last_good_us and not p.is_unverified), None
-    )
+    """The latency that a new pair of nodes starts from: the last good one of either direction; None if there is none."""
+    states = [state for state in (pair, back) if state is not None and not state.is_unverified]
+    return next((state.last_good_us for state in states if state.last_good_us), None)
 
 
 def _find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> NodePairState | None:
-    key = (sample.origin.node, sample.destination.node, sample.measurement.test)
-    external = sample.measurement.prober == "external"
-    return next(
-        (
-            s
-            for s in node_pairs
-            if (s.origin.node, s.destination.node, s.test) == key and (s.prober == "external") == external
-        ),
-        None,
-    )
+    def key(origin: NodeLocation, destination: NodeLocation, test: Test, prober: ProberName) -> tuple[object, ...]:
+        return origin.node, destination.node, test, prober == "external"
+
+    wanted = key(sample.origin, sample.destination, sample.measurement.test, sample.measurement.prober)
+    return next((p for p in node_pairs if key(p.origin, p.destination, p.test, p.prober) == wanted), None)
 
 
 def _update_node_pair(
@@ -206,7 +202,7 @@ def _update_node_pair(
         return before
     added_s = now_s
     if sample.cost_measurement.prober == "external":
-        # That format has no time: only a changed number shows a new sample.
+        # Upstream's format has no time: only a changed number shows a new sample.
         if before is not None and value_us != before.smoothed.latency_us:
             sighting = Sighting(0, 0.0, now_s)
         smoothed = SmoothedLatency(latency_us=value_us, recent_us=(value_us,), count=1)
@@ -231,12 +227,12 @@ def _update_node_pair(
 
 
 def prober_rank(node_pair: NodePairState) -> int:
-    """Order of trust, lower is better: TCP_RR by our agents, UDP_RR by our agents, numbers of other components."""
+    """Precedence, lower is better: TCP_RR by our agents, UDP_RR by our agents, numbers of other components."""
     return 2 if node_pair.prober == "external" else int(node_pair.test == "UDP_RR")
 
 
 def representative_node_pair(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
     """The pair of nodes to show for two zones: the median of those with the best `prober_rank`."""
-    ranked = sorted(node_pairs, key=lambda s: (prober_rank(s), s.smoothed.latency_us, s.origin, s.destination))
-    best = [s for s in ranked if prober_rank(s) == prober_rank(ranked[0])]
+    ranked = sorted(node_pairs, key=lambda p: (prober_rank(p), p.smoothed.latency_us, p.origin, p.destination))
+    best = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

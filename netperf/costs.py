@@ -32,11 +32,11 @@ from netperf.smoothing import WINDOW_SAMPLES
 Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 
 MISSED_ROUNDS = 3
-UNREACHABLE_FAILURES = 2
-"""Failures in a row of every failing pair of nodes after which a path is unreachable."""
-UNREACHABLE_FAILURES_SINGLE_REPORTER = 3
-"""The same if only one node reports them."""
+"""No sample is stale before this many rounds."""
+UNREACHABLE_FAILURES, UNREACHABLE_FAILURES_SINGLE_REPORTER = 2, 3
+"""Failures in a row of every pair of nodes after which a path is unreachable; and the same if one node reports all of them."""
 STALE_ERROR, MIN_ERROR_US = 0.1, 5.0
+"""Smallest error bar of a stale latency, as a share of it, and of a measured one."""
 OUTLIER_REPORT_ROUNDS = 1.5
 """Rounds for which latencies must contradict each other before a node is reported."""
 
@@ -45,12 +45,13 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One entry of the cost table.
 
     Attributes:
-        latency_us: the latency of the cost, with the effect of loss; of an unreachable pair the last known one, or 0.
+        cost: the cost, as in the NetworkTopology.
+        latency_us: the latency of the cost, with the effect of loss; for an unreachable pair the last good one, or 0.
         basis: ``measured``; ``mirrored``, measured in the other direction; ``stale``, the last good latency; ``inferred``, from paths
             over other zones; ``unreachable``.
         age_s: age of the newest sample, by our clock; 0 for an inferred latency.
         error_us: error bar of the latency.
-        node_pairs: number of pairs of nodes that measured it.
+        node_pairs: number of pairs of nodes that measured the latency.
     """
 
     cost: int
@@ -62,9 +63,11 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs by directed pair of zones and of regions.
+    """Costs of zone pairs and of region pairs.
 
     Attributes:
+        zones: entries by directed pair of zones.
+        regions: costs by directed pair of regions.
         absent: pairs without a cost; do not write 0 for them.
         outliers_us: outlier nodes as in `Consensus`, if they were outliers for longer than a round.
         disputed: links whose two reporters contradicted each other for longer than a round.
@@ -91,7 +94,7 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ZonePairLatency(msgspec.Struct, frozen=True):
-    """The latency of a directed pair of zones, with its basis and its error bar."""
+    """The latency of a directed pair of zones; ``mad_us`` is its noise, ``seen_s`` the time of the newest sample by our clock."""
 
     latency_us: float
     mad_us: float
@@ -108,11 +111,11 @@ def compute_costs(
     """Costs of every directed pair of ``zones``, and the state for the next call.
 
     Args:
-        state: from `update_state` or `restore_state`.
+        state: the result of `update_state` or `restore_state`.
         zones: zone -> region (may be empty), of all present zones. Pairs of other zones are forgotten.
-        policy: the rules.
-        now_s: the clock given to `update_state`.
-        interval_s: length of a probing round; no sample is stale before three of them.
+        policy: the cost policy.
+        now_s: the clock that `update_state` used.
+        interval_s: length of a probing round.
     """
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
     oldest_s = now_s - max(policy.expire_after_s, stale_s)
@@ -123,12 +126,12 @@ def compute_costs(
     consensus = _find_consensus(fresh, state, unreachable)
     measured_latencies = {p: latency for p in pairs if (latency := _measured_latency(p, fresh, consensus)) is not None}
     reachable = [p for p in pairs if link_of(*p) not in unreachable]
-    latencies = _latencies_of(reachable, measured_latencies, state, fresh, oldest_s)
+    latencies = _choose_latencies(reachable, measured_latencies, state, fresh, oldest_s)
     for pair in pairs:
         if link_of(*pair) in unreachable:
             latencies[pair] = _unreachable_latency(state[pair], now_s)
     table: dict[ZonePair, ZoneCost] = {}
-    after: CostState = {}
+    new_state: CostState = {}
     for pair in pairs:
         old, latency, measured = state[pair], latencies.get(pair), measured_latencies.get(pair)
         cost = None if latency is None else _cost(latency, measured, old, policy)
@@ -141,18 +144,18 @@ def compute_costs(
                 error_us=latency.error_us,
                 node_pairs=latency.node_pairs,
             )
-        after[pair] = msgspec.structs.replace(
+        new_state[pair] = msgspec.structs.replace(
             _update_pair(old, latency, measured, cost),
             node_pairs=_mark_ignored(old.node_pairs, consensus, now_s),
             is_disputed=link_of(*pair) in consensus.disputed,
         )
-    outliers_us, disputed = _persistent_outliers(consensus, after, now_s - OUTLIER_REPORT_ROUNDS * interval_s)
+    outliers_us, disputed = _persistent_outliers(consensus, new_state, now_s - OUTLIER_REPORT_ROUNDS * interval_s)
     absent = tuple(pair for pair in pairs if pair not in table)
     regions = region_costs(table, zones)
-    return ZoneCosts(zones=table, regions=regions, absent=absent, outliers_us=outliers_us, disputed=disputed), after
+    return ZoneCosts(zones=table, regions=regions, absent=absent, outliers_us=outliers_us, disputed=disputed), new_state
 
 
-def _latencies_of(
+def _choose_latencies(
     pairs: Sequence[ZonePair],
     measured: Mapping[ZonePair, _ZonePairLatency],
     state: CostState,
@@ -172,17 +175,16 @@ def _latencies_of(
             for p in pairs
             if p in inferred
         }
-    for pair in (p for p in pairs if p not in latencies):
-        if (latency := _last_good(pair, state, fresh, oldest_s, unverified=True)) is not None:
+    for pair in pairs:
+        if pair not in latencies and (latency := _last_good(pair, state, fresh, oldest_s, unverified=True)) is not None:
             latencies[pair] = latency
     return latencies
 
 
 def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
-    """The last known latency of an unreachable pair, or 0."""
-    if old.last_good_us is None:
-        return _ZonePairLatency(0.0, 0.0, "unreachable", now_s)
-    return _ZonePairLatency(old.last_good_us, 0.0, "unreachable", old.last_good_s)
+    """The last good latency of an unreachable pair, or 0."""
+    seen_s = now_s if old.last_good_us is None else old.last_good_s
+    return _ZonePairLatency(old.last_good_us or 0.0, 0.0, "unreachable", seen_s)
 
 
 def _cost(latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy) -> int:
@@ -197,8 +199,9 @@ def _update_pair(
     old: ZonePairState, latency: _ZonePairLatency | None, measured: _ZonePairLatency | None, cost: int | None
 ) -> ZonePairState:
     """The pair's state with its cost and its measured latency."""
-    is_unreachable = latency is not None and latency.basis == "unreachable"
-    still_inferred = (latency is not None and latency.basis == "inferred") or (old.is_inferred and measured is None)
+    basis = None if latency is None else latency.basis
+    is_unreachable = basis == "unreachable"
+    is_inferred = basis == "inferred" or (old.is_inferred and measured is None)
     if measured is not None:
         old = msgspec.structs.replace(
             old,
@@ -212,7 +215,7 @@ def _update_pair(
         old,
         cost=old.cost if is_unreachable else cost,
         is_unreachable=is_unreachable,
-        is_inferred=still_inferred and latency is not None and not is_unreachable,
+        is_inferred=is_inferred and basis not in {None, "unreachable"},
     )
 
 
@@ -224,10 +227,10 @@ def _persistent_outliers(
     Nodes measure at different times, so after a change they contradict each other for a round.
     """
     ignored = [
-        (link_of(*pair), {s.origin.node, s.destination.node})
+        (link_of(*pair), {p.origin.node, p.destination.node})
         for pair, entry in state.items()
-        for s in entry.node_pairs
-        if s.ignored_since_s is not None and s.ignored_since_s < since_s
+        for p in entry.node_pairs
+        if p.ignored_since_s is not None and p.ignored_since_s < since_s
     ]
     nodes = {node for _, ends in ignored for node in ends}
     outliers_us = {node: us for node, us in consensus.outliers_us.items() if node in nodes}
@@ -237,7 +240,7 @@ def _persistent_outliers(
 def _fresh_node_pairs(
     pair: ZonePairState, policy: CostPolicy, now_s: float, stale_s: float
 ) -> tuple[NodePairState, ...]:
-    """The state of each pair of nodes with a sample that is not stale; of several probers the most trusted one."""
+    """The state of each pair of nodes with a sample that is not stale; of several probers the one with the best `prober_rank`."""
 
     def is_fresh(node_pair: NodePairState) -> bool:
         limit_s = policy.external_stale_after_s if node_pair.prober == "external" else stale_s
@@ -252,48 +255,43 @@ def _fresh_node_pairs(
 def _is_unreachable(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[NodePairState, ...]]) -> bool:
     """Whether every pair of nodes has failed several times in a row.
 
-    Without samples and failures the last state stays, because missing results are no recovery.
+    Without samples and failures the result is the last one, because missing results are no recovery.
     """
-    both = (link, (link[1], link[0]))
-    failures = [f for pair in both for f in state[pair].failures]
-    failing = {(f.origin.node, f.destination.node) for f in failures}
-    answering = [
-        s
-        for pair in both
-        for s in fresh[pair]
-        if s.prober != "external" and (s.origin.node, s.destination.node) not in failing
-    ]
-    if answering:
+    directions = (link, link[::-1])
+    failures = [failure for pair in directions for failure in state[pair].failures]
+    failed_pairs = {(failure.origin.node, failure.destination.node) for failure in failures}
+    measured = (p for pair in directions for p in fresh[pair] if p.prober != "external")
+    if any((p.origin.node, p.destination.node) not in failed_pairs for p in measured):
         return False
     if not failures:
-        return any(state[pair].is_unreachable for pair in both)
-    runs = UNREACHABLE_FAILURES if len({f.origin.node for f in failures}) > 1 else UNREACHABLE_FAILURES_SINGLE_REPORTER
-    return all(not f.alive and f.in_a_row >= runs for f in failures)
+        return any(state[pair].is_unreachable for pair in directions)
+    has_several_reporters = len({failure.origin.node for failure in failures}) > 1
+    required = UNREACHABLE_FAILURES if has_several_reporters else UNREACHABLE_FAILURES_SINGLE_REPORTER
+    return all(not failure.alive and failure.in_a_row >= required for failure in failures)
 
 
 def _find_consensus(
     fresh: Mapping[ZonePair, tuple[NodePairState, ...]], state: CostState, unreachable: set[Link]
 ) -> Consensus:
-    by_link: dict[Link, list[NodePairState]] = defaultdict(list)
-    for pair, node_pairs in fresh.items():
-        by_link[link_of(*pair)] += [s for s in node_pairs if s.prober != "external"]
     latencies = [
-        NodePairLatency(s.origin.node, s.destination.node, link, s.smoothed.latency_us)
-        for link, node_pairs in by_link.items()
-        if link not in unreachable
-        for s in node_pairs
+        NodePairLatency(p.origin.node, p.destination.node, link_of(*pair), p.smoothed.latency_us)
+        for pair, node_pairs in fresh.items()
+        if link_of(*pair) not in unreachable
+        for p in node_pairs
+        if p.prober != "external"
     ]
-    agreed_us = {link: us for link in by_link if (us := starting_latency_us(state[link], state[link[::-1]]))}
-    return find_consensus(latencies, agreed_us, {link for link in by_link if state[link].is_disputed})
+    links = {link_of(*pair) for pair in fresh}
+    agreed_us = {link: us for link in links if (us := starting_latency_us(state[link], state[link[::-1]]))}
+    return find_consensus(latencies, agreed_us, {link for link in links if state[link].is_disputed})
 
 
 def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now_s: float) -> tuple[NodePairState, ...]:
     """The pairs of nodes, with the time since which their latencies are ignored."""
     marked: list[NodePairState] = []
     for node_pair in node_pairs:
+        since_s = now_s if node_pair.ignored_since_s is None else node_pair.ignored_since_s
         is_ignored = (node_pair.origin.node, node_pair.destination.node) in consensus.ignored
-        since_s = (now_s if node_pair.ignored_since_s is None else node_pair.ignored_since_s) if is_ignored else None
-        marked.append(msgspec.structs.replace(node_pair, ignored_since_s=since_s))
+        marked.append(msgspec.structs.replace(node_pair, ignored_since_s=since_s if is_ignored else None))
     return tuple(marked)
 
 
@@ -301,38 +299,42 @@ def _measured_latency(
     pair: ZonePair, fresh: Mapping[ZonePair, tuple[NodePairState, ...]], consensus: Consensus
 ) -> _ZonePairLatency | None:
     """The latency that the pairs of nodes of both directions agree on, else one of another component; None without either."""
-    back = (pair[1], pair[0])
     link = link_of(*pair)
-    value_us = consensus.latencies_us.get(link)
-    both = (*fresh[pair], *fresh[back])
-    if value_us is None:
-        own = [s for s in fresh[pair] if s.prober == "external"]
-        best = representative_node_pair(own or [s for s in both if s.prober == "external"])
-        if best is None:
-            return None
-        us = best.smoothed.latency_us
-        return _ZonePairLatency(
-            us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1
-        )
+    latency_us = consensus.latencies_us.get(link)
+    if latency_us is None:
+        return _external_latency(pair, fresh)
     measured = [
-        s for s in both if s.prober != "external" and (s.origin.node, s.destination.node) not in consensus.ignored
+        p
+        for p in (*fresh[pair], *fresh[pair[::-1]])
+        if p.prober != "external" and (p.origin.node, p.destination.node) not in consensus.ignored
     ]
-    mad_us = min((s.smoothed.mad_us for s in measured), default=0.0)
-    spread_us = consensus.spread_us.get(link)
-    noise_us = 2 * mad_us / math.sqrt(max(1, min(s.smoothed.count for s in measured) or 1))
-    error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
+    fewest_samples = min(p.smoothed.count for p in measured)
+    mad_us = min(p.smoothed.mad_us for p in measured)
+    noise_us = 2 * mad_us / math.sqrt(max(1, fewest_samples))
+    spread_us = consensus.spread_us.get(link) or 0.0
+    error_us = max(noise_us, spread_us * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
     if link in consensus.disputed:
-        error_us = max(error_us, INFERRED_ERROR * value_us)
-    basis: Basis = "measured" if any(s in measured for s in fresh[pair]) else "mirrored"
+        error_us = max(error_us, INFERRED_ERROR * latency_us)
     return _ZonePairLatency(
-        latency_us=value_us,
+        latency_us=latency_us,
         mad_us=mad_us,
-        basis=basis,
-        seen_s=max(s.sighting.first_seen_s for s in measured),
+        basis="measured" if any(p in measured for p in fresh[pair]) else "mirrored",
+        seen_s=max(p.sighting.first_seen_s for p in measured),
         error_us=error_us,
         node_pairs=len(measured),
-        has_full_window=min(s.smoothed.count for s in measured) >= WINDOW_SAMPLES,
+        has_full_window=fewest_samples >= WINDOW_SAMPLES,
     )
+
+
+def _external_latency(pair: ZonePair, fresh: Mapping[ZonePair, tuple[NodePairState, ...]]) -> _ZonePairLatency | None:
+    """The latency of another component: of this direction, else of the other one."""
+    bases: dict[ZonePair, Basis] = {pair: "measured", pair[::-1]: "mirrored"}
+    for direction, basis in bases.items():
+        best = representative_node_pair(p for p in fresh[direction] if p.prober == "external")
+        if best is not None:
+            us = best.smoothed.latency_us
+            return _ZonePairLatency(us, 0.0, basis, best.sighting.first_seen_s, STALE_ERROR * us, 1)
+    return None
 
 
 def _last_good(
@@ -348,8 +350,7 @@ def _last_good(
     Unverified latencies, which may have been inferred, and ignored ones are used only as a last resort.
     """
     candidates: list[_ZonePairLatency] = []
-    for direction in (pair, (pair[1], pair[0])):
-        pair_state = state[direction]
+    for direction, pair_state in ((pair, state[pair]), (pair[::-1], state[pair[::-1]])):
         if pair_state.last_good_us is not None and pair_state.is_unverified == unverified:
             us = pair_state.last_good_us
             candidates.append(
@@ -357,16 +358,16 @@ def _last_good(
             )
         # After a restart, samples may be old already.
         candidates += [
-            _ZonePairLatency(us := s.smoothed.latency_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
-            for s in pair_state.node_pairs
-            if (s in fresh[direction]) == unverified
+            _ZonePairLatency(us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_s, STALE_ERROR * us)
+            for p in pair_state.node_pairs
+            if (p in fresh[direction]) == unverified
         ]
-    newest = max(candidates, key=lambda k: (k.seen_s, k.latency_us), default=None)
+    newest = max(candidates, key=lambda latency: (latency.seen_s, latency.latency_us), default=None)
     return newest if newest is not None and newest.seen_s >= not_before_s else None
 
 
 def cost_of(latency_us: float, policy: CostPolicy) -> int:
-    """The latency in units of the policy, rounded up, at least 2 and at most 10,000."""
+    """The latency in units of the policy, rounded up, from `MIN_ZONE_COST` to `MAX_NETWORK_COST`."""
     units = math.ceil(latency_us / policy.unit_us - 1e-9)  # 5000.000001 us is 5 ms, not 6
     return min(max(units, MIN_ZONE_COST), MAX_NETWORK_COST)
 
@@ -374,8 +375,8 @@ def cost_of(latency_us: float, policy: CostPolicy) -> int:
 def cost_with_hysteresis(current_cost: int | None, latency_us: float, mad_us: float, policy: CostPolicy) -> int:
     """The current cost while the latency stays near the range of that cost, else `cost_of` the latency.
 
-    The range of cost c is ((c - 1) * unit, c * unit]. It is widened at both ends by `hysteresis` times its upper end, or by twice
-    the noise (but at most half of the upper end) if that is more.
+    The range of cost c is ((c - 1) * unit, c * unit]. It is widened at both ends by `hysteresis` times its upper end. If twice the noise
+    (at most half of the upper end) is more, it is widened by that.
     """
     cost = cost_of(latency_us, policy)
     if current_cost is None or current_cost == cost:

@@ -1,6 +1,6 @@
 """Reasons for refusing measurement data, for counters and conditions.
 
-A whole object that is invalid raises one of these errors; a single key or probe becomes a `Refusal`. Callers count both by ``reason``.
+An object that is invalid as a whole raises an error; a single invalid key or probe becomes a `Refusal`. Callers count both by ``reason``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from kubekit.errors import KubekitError
 
-SHOWN_KEY_LENGTH = 80
+SHOWN_KEY_LENGTH, SHOWN_DETAIL_LENGTH = 80, 200
 OBJECT_LIMIT_BYTES = 2**20 - 2**16
 """The API server allows 1 MiB of data per ConfigMap; keep a margin."""
 
@@ -20,10 +20,10 @@ class Refusal(msgspec.Struct, frozen=True):
     """One key, probe or node that is not used, and why.
 
     Attributes:
-        key: the key, probe or node, cut to 80 characters.
+        key: the key, probe or node, cut to `SHOWN_KEY_LENGTH`.
         reason: one of a few short names, for a metric label.
-        detail: text for users, with the field and the expected value.
-        source: the origin node in the key, if there is one.
+        detail: text for users, with the field and the expected value, cut to `SHOWN_DETAIL_LENGTH`.
+        source: the origin node in the key; empty if there is none.
     """
 
     key: str
@@ -35,14 +35,15 @@ class Refusal(msgspec.Struct, frozen=True):
 def refuse(key: str, reason: str, detail: str = "", source: str = "") -> Refusal:
     """A `Refusal` with its texts cut for logs."""
     shown = key if len(key) <= SHOWN_KEY_LENGTH else key[: SHOWN_KEY_LENGTH - 1] + "…"
-    return Refusal(shown, reason, detail[:200], source)
+    return Refusal(shown, reason, detail[:SHOWN_DETAIL_LENGTH], source)
 
 
 class PlanRefusedError(KubekitError):
     """A plan object is invalid as a whole; the current plan stays in use.
 
     Attributes:
-        reason: ``missing``, ``half-written``, ``bad-field``, ``wrong-zone`` or ``past-epoch``.
+        reason: ``missing``, ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone`` or ``past-epoch``.
+        detail: text for users.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -63,15 +64,15 @@ def size_bytes(data: Mapping[str, str | None]) -> int:
 
 
 def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
-    """The size of a ConfigMap's ``data`` in bytes.
+    """Check the size of a ConfigMap's ``data``; returns it in bytes.
 
     Args:
-        name: of the object.
+        name: name of the object.
         data: keys and values.
-        fix: how to make the object smaller, for the message.
+        fix: the way to make the object smaller, for the message.
 
     Raises:
-        TooLargeError: it is larger than `OBJECT_LIMIT_BYTES`.
+        TooLargeError: the size is above `OBJECT_LIMIT_BYTES`.
     """
     size = size_bytes(data)
     if size > OBJECT_LIMIT_BYTES:

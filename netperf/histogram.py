@@ -1,7 +1,7 @@
 """A mergeable sparse histogram of round trips, accurate to half a per cent.
 
-Buckets are 1/128 of an octave wide. It stores only buckets with values: an agent may have a hundred histograms, and one of HdrHistogram
-with three digits takes 180 kB.
+Buckets are 1/128 of an octave wide. Only buckets with values are stored: an agent may have a hundred histograms, and a dense one, such as
+HdrHistogram with three digits, takes 180 kB.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-PER_OCTAVE = 128
+BUCKETS_PER_OCTAVE = 128
 
 
 def nearest_rank(percent: float, count: int) -> int:
@@ -18,7 +18,7 @@ def nearest_rank(percent: float, count: int) -> int:
 
 
 class Histogram:
-    """Counts by logarithm of the value. Values are microseconds above 0; others are ignored."""
+    """Counts by logarithm of the value. Values are microseconds; values that are infinite or not above 0 are ignored."""
 
     __slots__ = ("_counts", "count", "max_us", "min_us")
 
@@ -32,13 +32,13 @@ class Histogram:
         """Count one value."""
         if not 0 < value_us < math.inf:
             return
-        index = math.floor(math.log2(value_us) * PER_OCTAVE)
+        index = math.floor(math.log2(value_us) * BUCKETS_PER_OCTAVE)
         self._counts[index] = self._counts.get(index, 0) + 1
         self.count += 1
         self.min_us, self.max_us = min(self.min_us, value_us), max(self.max_us, value_us)
 
     def merge(self, other: Histogram) -> None:
-        """Add the counts of ``other``, so that percentiles are of both."""
+        """Add the counts of ``other``, so that percentiles are those of both together."""
         for index, count in other._counts.items():
             self._counts[index] = self._counts.get(index, 0) + count
         self.count += other.count
@@ -48,10 +48,10 @@ class Histogram:
         """The percentile by nearest rank, within minimum and maximum; None if the histogram is empty."""
         if not self.count:
             return None
-        rank, seen = nearest_rank(percent, self.count), 0
+        rank, cumulative_count = nearest_rank(percent, self.count), 0
         for index in sorted(self._counts):
-            seen += self._counts[index]
-            if seen >= rank:
-                middle_us: float = 2.0 ** ((index + 0.5) / PER_OCTAVE)
+            cumulative_count += self._counts[index]
+            if cumulative_count >= rank:
+                middle_us: float = 2.0 ** ((index + 0.5) / BUCKETS_PER_OCTAVE)
                 return min(max(middle_us, self.min_us), self.max_us)
         return self.max_us

@@ -18,16 +18,22 @@ from kubekit.wire import DECODE_ERRORS
 LATENCY_ANNOTATION = "netaware.io/latency-us"
 LIMIT_BYTES = 200 * 1024
 """The API server takes 256 KiB of annotations per object, the user's included."""
-HOLD_RATIO = 0.03
-HOLD_US = 15.0
-"""A written latency stays while the new one differs by less than the larger of both."""
+HYSTERESIS_RATIO, HYSTERESIS_US = 0.03, 15.0
+"""A written latency stays while the new one differs from it by at most this share, or at most this time."""
 
 ZonePair = tuple[str, str]
 """Origin and destination."""
 
 
-class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The annotation. Rows are origins, columns destinations, both in the order of ``zones``; null is unknown."""
+class _Annotation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The annotation's JSON.
+
+    Attributes:
+        zones: all zones, the order of rows and columns.
+        us: latencies; rows are origins, columns destinations; null is unknown.
+        error_us: error bars of the latencies, in the same order.
+        unreachable: origin and destination of each unreachable pair.
+    """
 
     zones: list[str]
     us: list[list[int | None]]
@@ -35,7 +41,7 @@ class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
     unreachable: list[tuple[str, str]] = []
 
 
-_decode_wire = msgspec.json.Decoder(_Wire).decode
+_decode_annotation = msgspec.json.Decoder(_Annotation).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,78 +73,78 @@ class Latencies:
         return (origin, destination) in self.unreachable
 
     def __bool__(self) -> bool:
-        """Whether anything is known."""
+        """Whether there is a latency or an unreachable pair."""
         return bool(self.us or self.unreachable)
 
 
 def decode_latencies(text: str | None) -> Latencies:
-    """Read the annotation. Never raises: if it is invalid, the result is empty and has ``problem``."""
+    """Decode the annotation. Never raises: if the annotation is invalid, the result is empty and has a ``problem``."""
     if not text:
         return Latencies()
     try:
-        wire = _decode_wire(text)
+        annotation = _decode_annotation(text)
     except DECODE_ERRORS as error:
         return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: {error}")
-    size = len(wire.zones)
-    for matrix in (wire.us, wire.error_us or wire.us):
+    size = len(annotation.zones)
+    for matrix in (annotation.us, annotation.error_us or annotation.us):
         if len(matrix) != size or any(len(row) != size for row in matrix):
             return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: a matrix is not {size} by {size}")
     return Latencies(
-        _pairs(wire.zones, wire.us, least=1),
-        _pairs(wire.zones, wire.error_us, least=0),
-        frozenset(wire.unreachable),
+        _matrix_to_pairs(annotation.zones, annotation.us, minimum=1),
+        _matrix_to_pairs(annotation.zones, annotation.error_us, minimum=0),
+        frozenset(annotation.unreachable),
     )
 
 
-def _pairs(zones: Sequence[str], matrix: Sequence[Sequence[int | None]], *, least: int) -> dict[ZonePair, int]:
+def _matrix_to_pairs(
+    zones: Sequence[str], matrix: Sequence[Sequence[int | None]], *, minimum: int
+) -> dict[ZonePair, int]:
     return {
         (zones[i], zones[j]): value
         for i, row in enumerate(matrix)
         for j, value in enumerate(row)
-        if value is not None and value >= least
+        if value is not None and value >= minimum
     }
 
 
 def encode_latencies(latencies: Latencies) -> str:
-    """The annotation; zones are in bytewise order, so that the same latencies always give the same text.
+    """Encode the annotation; zones are in bytewise order, so that equal latencies give equal texts.
 
-    If the text is too long for an annotation (above about 145 zones), error bars are left out; if it is still too long (above about
-    185), the text is empty.
+    A text that is too long for an annotation (above about 180 zones) is encoded without error bars; if still too long, it is empty.
     """
     pairs = {*latencies.us, *latencies.unreachable}
     zones = sorted({zone for pair in pairs for zone in pair})
-    us = _matrix(zones, latencies.us)
-    errors = _matrix(zones, latencies.errors_us) if latencies.errors_us else []
+    us = _pairs_to_matrix(zones, latencies.us)
+    errors = _pairs_to_matrix(zones, latencies.errors_us) if latencies.errors_us else []
     unreachable = sorted(latencies.unreachable)
     for error_us in (errors, []):
-        text = msgspec.json.encode(_Wire(zones, us, error_us, unreachable)).decode()
+        text = msgspec.json.encode(_Annotation(zones, us, error_us, unreachable)).decode()
         if len(text) <= LIMIT_BYTES:
             return text
     return ""
 
 
-def _matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[int | None]]:
+def _pairs_to_matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[int | None]]:
     return [[values.get((a, b)) for b in zones] for a in zones]
 
 
-def latencies_with_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
+def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     """The latencies to write: ``written`` itself unless one changed by more than the hysteresis.
 
     Then every latency that changed by more than half of the hysteresis is written too, because each of them would soon cause another
     write. Changed error bars alone do not cause a write.
     """
-    same = written.us.keys() == fresh.us.keys() and written.unreachable == fresh.unreachable
-    if same and not any(_differs(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
+    has_same_pairs = written.us.keys() == fresh.us.keys() and written.unreachable == fresh.unreachable
+    if has_same_pairs and not any(_differs(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
         return written
-    us = {
-        pair: value if (before := written.us.get(pair)) is None or _differs(before, value, 0.5) else before
-        for pair, value in fresh.us.items()
-    }
+    is_kept = {pair: pair in written.us and not _differs(written.us[pair], us, 0.5) for pair, us in fresh.us.items()}
+    us = {pair: written.us[pair] if is_kept[pair] else us for pair, us in fresh.us.items()}
     return Latencies(us, fresh.errors_us, fresh.unreachable)
 
 
-def _differs(before_us: float, after_us: float, share: float) -> bool:
-    return abs(after_us - before_us) > share * max(HOLD_RATIO * before_us, HOLD_US)
+def _differs(written_us: float, new_us: float, share: float) -> bool:
+    """Whether a latency changed by more than a share of the hysteresis."""
+    return abs(new_us - written_us) > share * max(HYSTERESIS_RATIO * written_us, HYSTERESIS_US)
 
 
 def round_up_error(value_us: float) -> int:
@@ -161,28 +167,28 @@ def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, floa
         Missing pair -> microseconds of the shortest path. Mark it as inferred: the direct path may be slower
         or faster.
     """
-    edges = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
+    edges_us = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
     inferred: dict[ZonePair, float] = {}
     for i, origin in enumerate(zones):
-        missing = [j for j, us in enumerate(edges[i]) if j != i and us == math.inf]
+        missing = [j for j, us in enumerate(edges_us[i]) if j != i and us == math.inf]
         if not missing:
             continue
-        reached = _shortest_from(i, edges)
-        inferred |= {(origin, zones[j]): reached[j] for j in missing if reached[j] < math.inf}
+        paths_us = _shortest_paths_us(i, edges_us)
+        inferred |= {(origin, zones[j]): paths_us[j] for j in missing if paths_us[j] < math.inf}
     return inferred
 
 
-def _shortest_from(start: int, edges: Sequence[Sequence[float]]) -> list[float]:
-    best = [math.inf] * len(edges)
-    best[start] = 0.0
-    open_zones = set(range(len(edges)))
-    while open_zones:
-        near = min(open_zones, key=best.__getitem__)
-        here = best[near]
-        if here == math.inf:
+def _shortest_paths_us(start: int, edges_us: Sequence[Sequence[float]]) -> list[float]:
+    """Length of the shortest path from one zone to each zone; infinite if there is no path."""
+    paths_us = [math.inf] * len(edges_us)
+    paths_us[start] = 0.0
+    unvisited = set(range(len(edges_us)))
+    while unvisited:
+        nearest = min(unvisited, key=paths_us.__getitem__)
+        nearest_us, nearest_edges_us = paths_us[nearest], edges_us[nearest]
+        if nearest_us == math.inf:
             break
-        open_zones.remove(near)
-        row = edges[near]
-        for j in open_zones:
-            best[j] = min(best[j], here + row[j])
-    return best
+        unvisited.remove(nearest)
+        for j in unvisited:
+            paths_us[j] = min(paths_us[j], nearest_us + nearest_edges_us[j])
+    return paths_us

@@ -32,8 +32,8 @@ def read_limit(text: str) -> int:
     """Parse an annotation to bits per second.
 
     Raises:
-        UnreasonableLimitError: it is beyond the bounds.
-        QuantityError: the text is no quantity.
+        UnreasonableLimitError: the limit is out of bounds.
+        QuantityError: the text is not a quantity.
     """
     rate_bps = math.ceil(quantity.parse(text))
     if rate_bps < MIN_BPS:

@@ -1,7 +1,7 @@
-"""When a run starts, and how much bandwidth TCP_STREAM may use.
+"""Computes the start of each run, and limits the bandwidth of TCP_STREAM.
 
 Agents do not coordinate: rounds follow the wall clock, slots come from the plan, and jitter comes from a hash. If clocks differ by more
-than the slack of a slot, runs may overlap; that causes run-queue delay, and the sample gets a quality flag.
+than the slack of a slot, runs may overlap. An overlap causes run-queue delay, and the sample gets a quality flag.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from netperf.plans import Probe, ProbeSettings, ZonePlan
 from netperf.sample import Test
 
 CONNECT_ALLOWANCE_S = 2.0
-"""Time that a run takes beside its test: process start, control connection, and a long round trip or two."""
+"""Time that a run takes beside its test: process start, control connection, and one or two long round trips."""
+STREAM_WINDOW_S = 600.0
+"""The bandwidth of streams is limited on average over a sliding window of this length."""
 
 
 class ScheduledRun(msgspec.Struct, frozen=True):
-    """One run of a probe: its round, its test, and its start as wall clock."""
+    """One run of a probe; ``starts_at_s`` is its start by the wall clock."""
 
     probe: Probe
     starts_at_s: float
@@ -31,19 +33,14 @@ class ScheduledRun(msgspec.Struct, frozen=True):
 
 def next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
     """The node's first run at or after ``now_s`` (wall clock, s); None if the plan has no probe of it. Missed runs are not repeated."""
-    own = probes_of(plan, node)
-    first_round = math.floor(now_s / plan.interval_s)
+    current_round = math.floor(now_s / plan.interval_s)
     runs = (
-        ScheduledRun(probe, start_s(plan, probe, number), number, choose_test(plan.settings, probe, number))
-        for number in (first_round, first_round + 1)
-        for probe in own
+        ScheduledRun(probe, start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
+        for round_ in (current_round, current_round + 1)
+        for probe in plan.probes_from(node)
+        if probe.pair_index == 0  # datagrams alone measure the others
     )
     return min((run for run in runs if run.starts_at_s >= now_s), key=lambda run: run.starts_at_s, default=None)
-
-
-def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
-    """The node's probes by netperf, which run in slots; probes with a higher pair_index are measured by datagrams alone."""
-    return tuple(probe for probe in plan.probes_from(node) if probe.pair_index == 0)
 
 
 def slot_width_s(plan: ZonePlan) -> float:
@@ -76,10 +73,6 @@ def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
 
 
-STREAM_WINDOW_S = 600.0
-"""The bandwidth of streams is limited on average over a sliding window of this length."""
-
-
 class StreamRun(NamedTuple):
     """A past run of TCP_STREAM: when it ended, and the bytes that it sent."""
 
@@ -93,5 +86,5 @@ def recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, 
 
 
 def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
-    """Whether another stream may start now; it may then exceed the mean ``max_bps``."""
+    """Whether another stream may start now, because the mean of the window is below ``max_bps``. The stream itself may exceed it."""
     return 8 * sum(run.sent_bytes for run in recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S

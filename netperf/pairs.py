@@ -35,7 +35,7 @@ from netperf.plans import (
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
 from netperf.shards import assign_shards
-from netperf.slots import assign_slots, round_of_pairs
+from netperf.slots import assign_slots, rounds_by_pair
 
 ROTATION_S = 3600.0
 """After this time a zone replaces the nodes of one pair index. The moment differs between zones."""
@@ -144,7 +144,7 @@ def plan_pairs(
     zones = sorted(usable)
     keys = _pair_keys(usable, options)
     chosen = _choose(keys, usable, _previous_nodes(before), options, now_s)
-    rounds = round_of_pairs(zones)
+    rounds = rounds_by_pair(zones)
     old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
     slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)

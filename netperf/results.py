@@ -302,7 +302,7 @@ def _add_external(
     for (origin, destination), values in external.items():
         if (origin, destination) in unplanned:
             detail = f"node {origin} was not asked to measure {destination}"
-            refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
+            refusals += [refuse(key, "unplanned", detail, origin) for key, *_ in values.values()]
         elif (origin, destination) not in newest:
             key, sample = to_sample(locations[origin], locations[destination], values)
             samples[key] = sample

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-ZONES_PER_SHARD = 10
+MAX_ZONES_PER_SHARD = 10
 SAMPLES_PER_SHARD = 65
 MAX_SHARDS = 100
 """The agents' Role and admission policy list this many names."""
@@ -21,8 +21,8 @@ def zones_per_shard(zone_count: int) -> int:
     A zone starts (Z - 1) / 2 probes. So an object has about `SAMPLES_PER_SHARD` samples of 500 bytes, and more only if there
     would be more than `MAX_SHARDS` objects.
     """
-    fitting = min(ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
-    return max(1, fitting, math.ceil(zone_count / MAX_SHARDS))
+    by_size = min(MAX_ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
+    return max(1, by_size, math.ceil(zone_count / MAX_SHARDS))
 
 
 def shard_names(base: str, zone_count: int) -> list[str]:
@@ -32,8 +32,7 @@ def shard_names(base: str, zone_count: int) -> list[str]:
 
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
     """Zone -> ConfigMap that its agents write, at most `zones_per_shard` zones to each; zones keep their ConfigMap if possible."""
-    capacity = zones_per_shard(len(zones))
-    free = dict.fromkeys(shard_names(base, len(zones)), capacity)
+    free = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
     assigned: dict[str, str] = {}
     for zone in sorted(zones):
         name = previous.get(zone, "")
@@ -42,7 +41,7 @@ def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) 
             free[name] -= 1
     for zone in sorted(zones):
         if zone not in assigned:
-            name = next(n for n, count in free.items() if count > 0)
+            name = next(name for name, count in free.items() if count > 0)
             assigned[zone] = name
             free[name] -= 1
     return assigned

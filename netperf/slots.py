@@ -11,58 +11,57 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-ZonePair = tuple[str, str]
-"""Two zones in bytewise order."""
+from netperf.consensus import Link
 
 
-def round_of_pairs(zones: Sequence[str]) -> dict[tuple[str, str], int]:
+def rounds_by_pair(zones: Sequence[str]) -> dict[tuple[str, str], int]:
     """Round of every pair of zones by the circle method; each key has its zones in the order of ``zones``."""
     count = len(zones) + len(zones) % 2
     rounds: dict[tuple[str, str], int] = {}
     for i in range(len(zones)):
         for j in range(i + 1, len(zones)):
-            # The last zone stays in place and the others rotate: zones i and j meet in round (i + j) mod (n - 1).
-            number = (i + j) % (count - 1) if j < count - 1 else (2 * i) % (count - 1)
-            rounds[zones[i], zones[j]] = number
+            # The last zone stays in place and the others rotate: zones i and j meet in round (i + j) mod (count - 1).
+            rounds[zones[i], zones[j]] = (i + j if j < count - 1 else 2 * i) % (count - 1)
     return rounds
 
 
-def assign_slots(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
+def assign_slots(pairs: Sequence[Link], previous_slots: Mapping[Link, int]) -> tuple[dict[Link, int], int]:
     """Assign a slot to every pair; pairs that had one keep it.
 
     Args:
-        pairs: in order of preference for the low slots.
-        previous_slots: current slots, as far as known.
+        pairs: pairs in order of preference for the low slots.
+        previous_slots: slots of the current plans; empty to start over.
 
     Returns:
-        Slot by pair, and the number of slots (at least 1). Starts over if keeping would need more than
-        ceil(1.25 n) + 1 slots, where n are enough for a fresh start.
+        Slot by pair, and the number of slots (at least 1). Previous slots are ignored if keeping them needs more than
+        ceil(1.25 n) + 1 slots, where n is the number of slots without them.
     """
-    kept, count = _first_fit(pairs, previous_slots)
+    kept, kept_count = _first_fit(pairs, previous_slots)
     if not previous_slots:
-        return kept, count
+        return kept, kept_count
     fresh, fresh_count = _first_fit(pairs, {})
-    return (kept, count) if count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
+    return (kept, kept_count) if kept_count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
 
 
-def _first_fit(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
-    busy: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
-    slots: dict[ZonePair, int] = {}
-    unassigned: list[ZonePair] = []
+def _first_fit(pairs: Sequence[Link], previous_slots: Mapping[Link, int]) -> tuple[dict[Link, int], int]:
+    used: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
+    slots: dict[Link, int] = {}
+    unassigned: list[Link] = []
 
-    def assign(pair: ZonePair, slot: int) -> None:
+    def assign(pair: Link, slot: int) -> None:
         slots[pair] = slot
         for zone in pair:
-            busy[zone] |= 1 << slot
+            used[zone] |= 1 << slot
 
     for pair in pairs:
         slot = previous_slots.get(pair)
         # A slot comes from a ConfigMap and may be any number; the limit bounds the bit sets and the number of slots.
-        if slot is None or slot > 4 * len(pairs) or (busy[pair[0]] | busy[pair[1]]) >> slot & 1:
+        if slot is None or slot > 4 * len(pairs) or (used[pair[0]] | used[pair[1]]) >> slot & 1:
             unassigned.append(pair)
         else:
             assign(pair, slot)
     for pair in unassigned:
-        taken = busy[pair[0]] | busy[pair[1]]
-        assign(pair, (~taken & (taken + 1)).bit_length() - 1)
+        used_by_either = used[pair[0]] | used[pair[1]]
+        lowest_free_bit = ~used_by_either & (used_by_either + 1)
+        assign(pair, lowest_free_bit.bit_length() - 1)
     return slots, max(slots.values(), default=0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from netperf.errors import Refusal, refuse
 from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
@@ -18,8 +19,18 @@ _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
 _UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
 
 NodePair = tuple[str, str]
-UpstreamValues = dict[Percentile, tuple[str, float, str]]
-"""Key, microseconds and unit by percentile."""
+"""Names of the origin and the destination."""
+
+
+class UpstreamValue(NamedTuple):
+    """The number of a key, with the unit in which the key gives it."""
+
+    key: str
+    value_us: float
+    unit: str
+
+
+UpstreamValues = dict[Percentile, UpstreamValue]
 
 
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
@@ -34,16 +45,16 @@ def add_value(
     locations: Mapping[str, NodeLocation],
     values: dict[NodePair, UpstreamValues],
 ) -> Refusal | None:
-    """Add the number of a key to ``values``; returns a refusal if it is invalid. Ignores keys of other formats."""
+    """Add the number of a key to ``values``; returns a refusal if the key is invalid. Ignores keys of other formats."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None
     pairs = _split_nodes(match["nodes"])
     if not pairs:
-        return refuse(key, "bad-key", "no .destination. in it")
-    existing = [(a, b) for a, b in pairs if a in locations and b in locations]
-    if len(existing) != 1:
-        return refuse(key, "ambiguous-key" if existing else "unknown-node", f"nodes {match['nodes']!r}")
+        return refuse(key, "bad-key", "has no .destination. between two names")
+    existing_pairs = [(a, b) for a, b in pairs if a in locations and b in locations]
+    if len(existing_pairs) != 1:
+        return refuse(key, "ambiguous-key" if existing_pairs else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
     if not _NUMBER.fullmatch(number) or float(number) <= 0:
         return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
@@ -51,9 +62,10 @@ def add_value(
     if value_us > MAX_LATENCY_US:
         return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    previous = values.setdefault(existing[0], {}).get(percentile)
-    if previous is None or previous[2] == "milliseconds":  # microseconds are more precise
-        values[existing[0]][percentile] = (key, value_us, match["unit"])
+    pair_values = values.setdefault(existing_pairs[0], {})
+    previous = pair_values.get(percentile)
+    if previous is None or previous.unit == "milliseconds":  # microseconds are more precise
+        pair_values[percentile] = UpstreamValue(key, value_us, match["unit"])
     return None
 
 
@@ -64,8 +76,8 @@ def _split_nodes(text: str) -> list[tuple[str, str]]:
 
 
 def to_sample(origin: NodeLocation, destination: NodeLocation, values: UpstreamValues) -> tuple[str, Sample]:
-    """The numbers of a pair as one sample of prober ``external``, and the lexicographically greatest of their keys."""
-    us = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
+    """The lexicographically greatest key of a pair, and the pair's numbers as one sample of prober ``external``."""
+    us = {percentile: value.value_us for percentile, value in values.items()}
     measurement = Measurement(
         prober="external",
         test="TCP_RR",
@@ -73,5 +85,5 @@ def to_sample(origin: NodeLocation, destination: NodeLocation, values: UpstreamV
         p90_us=us.get("p90"),
         p99_us=us.get("p99"),
     )
-    key = max(key for key, _, _ in values.values())
+    key = max(value.key for value in values.values())
     return key, Sample(origin=origin, destination=destination, measurement=measurement)

@@ -15,7 +15,7 @@ from kubekit.errors import ConfigError
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.errors import size_bytes
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, latencies_with_hysteresis
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, apply_hysteresis, decode_latencies
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 
@@ -105,7 +105,7 @@ def decide(
     )
     table, state = compute_costs(state, zones, policy, now_s, interval_s=snapshot.interval_s)
     return TopologyDecision(
-        latencies=latencies_with_hysteresis(written, table.latencies()),
+        latencies=apply_hysteresis(written, table.latencies()),
         table=table,
         counts=status.group_pairs(table, policy, snapshot.interval_s),
         state=state,

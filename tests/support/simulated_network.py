@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.cost_state import CostState, update_state
 from netperf.costs import ZoneCosts, compute_costs
-from netperf.latencies import Latencies, ZonePair, latencies_with_hysteresis
+from netperf.latencies import Latencies, ZonePair, apply_hysteresis
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
@@ -179,7 +179,7 @@ class SimulatedNetwork:
         self.table, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
         self.named |= set(self.table.outliers_us)
         self.told_disputed |= bool(self.table.disputed)
-        held = latencies_with_hysteresis(self.latencies, self.table.latencies())
+        held = apply_hysteresis(self.latencies, self.table.latencies())
         costs = {pair: entry.cost for pair, entry in self.table.zones.items()}
         if held is not self.latencies or costs != self.costs:
             self.writes += 1

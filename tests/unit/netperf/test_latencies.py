@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from netperf.latencies import (
     LIMIT_BYTES,
     Latencies,
+    apply_hysteresis,
     decode_latencies,
     encode_latencies,
-    latencies_with_hysteresis,
     round_up_error,
 )
 
@@ -59,8 +59,8 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
 def test_small_changes_cause_no_write_but_are_part_of_one() -> None:
     written = Latencies({("a", "b"): 1000, ("b", "a"): 1000, ("a", "c"): 100_000})
     near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
-    assert latencies_with_hysteresis(written, near) is written
+    assert apply_hysteresis(written, near) is written
     moved = Latencies({("a", "b"): 1031, ("b", "a"): 990, ("a", "c"): 102_000})
-    assert latencies_with_hysteresis(written, moved).us == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
+    assert apply_hysteresis(written, moved).us == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
     cut = Latencies({("a", "b"): 1000, ("b", "a"): 1000}, unreachable=frozenset({("a", "c")}))
-    assert latencies_with_hysteresis(written, cut) == cut
+    assert apply_hysteresis(written, cut) == cut
