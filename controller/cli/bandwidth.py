@@ -26,9 +26,7 @@ class BandwidthCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "kind", nargs="?", choices=("node", "pod"), default="node", help="what to show (default: node)"
-        )
+        parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
         if options.kind == "node":

@@ -34,14 +34,8 @@ class ConvertCommand(Command):
     prints_documents = True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "-f",
-            "--filename",
-            action="append",
-            required=True,
-            metavar="FILE",
-            help="file to convert; - is standard input",
-        )
+        text = "file to convert; - is standard input"
+        parser.add_argument("-f", "--filename", action="append", required=True, metavar="FILE", help=text)
 
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")

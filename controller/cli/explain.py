@@ -71,9 +71,6 @@ class ExplainCommand(Command):
             parts += [Text(), _peer_table(explanation)]
         if explanation.candidates:
             parts += [Text(), _candidate_table(explanation)]
-            hidden = len(explanation.candidates) - MAX_CANDIDATES
-            if hidden > 0:
-                parts.append(Text(f"and {hidden} more; -o json has all", style=FAINT))
         return Group(*parts)
 
 
@@ -102,9 +99,8 @@ def _candidate_table(explanation: Explanation) -> RenderableType:
     hidden_peers = len(explanation.peers) - len(peers)
     columns = (*names, f"+{hidden_peers}") if hidden_peers else names
     table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
-    for position, candidate in enumerate(explanation.candidates):
-        if position >= MAX_CANDIDATES and not (candidate.chosen or candidate.planned):
-            continue
+    others = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
+    for candidate in (*explanation.candidates[:MAX_CANDIDATES], *others):
         cells = [_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]
         if hidden_peers:
             cells.append(Text(str(sum(cell.cost for cell in candidate.cells[MAX_PEERS:])), style=FAINT))
@@ -116,7 +112,9 @@ def _candidate_table(explanation: Explanation) -> RenderableType:
             str(candidate.cost),
             _score(candidate),
         )
-    return Group(table, Text("● here  ○ planned  ✗ refused by the filter", style=FAINT))
+    legend = Text("● here  ○ planned  ✗ refused by the filter", style=FAINT)
+    hidden = len(explanation.candidates) - len(table.rows)
+    return Group(table, legend, *([Text(f"and {hidden} more; -o json has all", style=FAINT)] if hidden else []))
 
 
 def _sign(candidate: CandidateLine) -> Text:

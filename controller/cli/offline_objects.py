@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import yaml
@@ -22,8 +22,6 @@ from controller.convert.documents import objects_in
 from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DECODE_ERRORS, Node, Object
-
-T = TypeVar("T")
 
 MAX_PARSER_ERROR = 300
 DEFAULT_PODS = "110"
@@ -144,7 +142,7 @@ def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]])
         cluster.problems.append(f"left out: a second {kind} {key}")
     else:
         seen.add((kind, key))
-        getattr(cluster, field).append(_with_defaults(decoded) if isinstance(decoded, Node) else decoded)
+        getattr(cluster, field).append(_with_default_allocatable(decoded) if isinstance(decoded, Node) else decoded)
 
 
 def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +168,7 @@ def _normalize(value: Any, key: str = "") -> Any:
     return value
 
 
-def _with_defaults(node: Node) -> Node:
+def _with_default_allocatable(node: Node) -> Node:
     """The node with missing allocatable set to capacity, and missing pods to the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}

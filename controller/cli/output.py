@@ -84,7 +84,7 @@ class Screen:
 
 
 def _escape_texts(value: Any) -> Any:
-    """The answer with `printable` applied to all texts, which come from the cluster."""
+    """The answer with `make_printable` applied to all texts, which come from the cluster."""
     if isinstance(value, str):
         return make_printable(value)
     if isinstance(value, msgspec.Struct):

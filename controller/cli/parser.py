@@ -82,7 +82,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             aliases=aliases,
             help=text,
             description=textwrap.fill(command.description, WIDTH),
-            epilog=_epilog(command),
+            epilog=_format_examples(command),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
             allow_abbrev=False,
@@ -91,7 +91,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _epilog(command: Command) -> str:
+def _format_examples(command: Command) -> str:
     width = max(len(line) for line, _ in command.examples) + 3
     lines = [f"  kubectl netaware {line:<{width}}{effect}" for line, effect in command.examples]
     return "\n".join(["examples:", *lines])

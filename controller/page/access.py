@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from aiohttp import hdrs, web
 
-from controller.page.document import safe_headers
+from controller.page.document import security_headers
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -67,7 +67,7 @@ class PageAuthorizer:
             if decision == "allowed":
                 return await handler(request)
             status, text = _REFUSALS[decision]
-            headers = safe_headers()
+            headers = security_headers()
             if status == 401:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)

@@ -32,7 +32,7 @@ def security_policy() -> str:
     )
 
 
-def safe_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
+def security_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
     """Headers of every response; the default ``policy`` is for responses that are not documents."""
     return {
         "Content-Security-Policy": policy,

@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.document import document, safe_headers, security_policy
+from controller.page.document import document, security_headers, security_policy
 from controller.page.model import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.views.overview import build_overview
@@ -72,12 +72,12 @@ class Page:
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
-            body=document(), content_type="text/html", charset="utf-8", headers=safe_headers(security_policy())
+            body=document(), content_type="text/html", charset="utf-8", headers=security_headers(security_policy())
         )
 
     async def _overview(self, request: web.Request) -> web.StreamResponse:
         data = await self._current()
-        headers = {**safe_headers(), hdrs.ETAG: data.etag}
+        headers = {**security_headers(), hdrs.ETAG: data.etag}
         if request.headers.get(hdrs.IF_NONE_MATCH) == data.etag:
             return web.Response(status=304, headers=headers)
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
@@ -101,7 +101,7 @@ class Page:
                     self._data = None
             if self._data is None:
                 text = "the page cannot be computed; the controller's log has the reason\n"
-                raise web.HTTPServiceUnavailable(text=text, headers=safe_headers())
+                raise web.HTTPServiceUnavailable(text=text, headers=security_headers())
             return self._data
 
     async def _refresh(self) -> None:
@@ -117,4 +117,6 @@ def _compute(snapshot: ClusterSnapshot) -> PageData:
     """The data of a snapshot. The body also has the snapshot's time, from which the page computes ages."""
     content = escape_controls(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()).encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    return PageData(etag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), 6))
+    return PageData(
+        etag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), compresslevel=6)
+    )

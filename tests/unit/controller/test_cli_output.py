@@ -23,11 +23,13 @@ from aiohttp import web
 
 from controller.cli.command import Command
 from controller.cli.commands import HELP, load_command
+from controller.cli.explain import MAX_CANDIDATES, ExplainView
 from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.scheduler.explain import CandidateLine, Explanation
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
@@ -166,6 +168,19 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
     text = await print_command(msgspec.structs.replace(snapshot, groups=(group,)), "graph", stream=io.StringIO())
     assert "Admitted False  not admitted by shop" in text
     assert "Balanced" not in text
+
+
+def test_explain_counts_only_candidates_that_it_does_not_show() -> None:
+    """The candidate of the pod's own node is shown, wherever it is in the order."""
+    numbers = {"nodes": 1, "satisfied": 0, "violated": 0, "cost": 0, "score": 100}
+    flags = {"passes": True, "planned": False, "chosen": False}
+    line = msgspec.convert({"region": "r", "zone": "z", "node": "", "cells": [], **numbers, **flags}, CandidateLine)
+    candidates = (*[line] * (MAX_CANDIDATES + 2), msgspec.structs.replace(line, chosen=True))
+    explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
+    command, options = parse_command("explain", "pod", "p")
+    stream = io.StringIO()
+    Screen(stream).print_answer(command, ExplainView(explanation), options)
+    assert "and 2 more" in stream.getvalue()
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
