@@ -22,16 +22,16 @@ type outcome struct {
 	LastError string  `json:"last_error,omitempty"`
 }
 
-// load sends requests at a set rate, whether or not earlier ones were answered, as users who know nothing of each other do.
+// load sends requests at a fixed rate, also while earlier ones wait for an answer, as independent users do.
 func load(arguments []string) error {
 	flags := flag.NewFlagSet("load", flag.ExitOnError)
-	url := flags.String("url", "", "what to ask for")
+	url := flags.String("url", "", "URL to request")
 	rate := flags.Float64("rate", 10, "requests per second")
-	duration := flags.Duration("duration", 30*time.Second, "how long")
-	warmUp := flags.Duration("warm-up", 5*time.Second, "how long before that, without counting")
-	timeout := flags.Duration("timeout", 10*time.Second, "of one request")
-	fresh := flags.Bool("fresh", false, "a connection of its own for each request, as of users who come once")
-	seed := flags.Uint64("seed", 0, "of the times of requests, as users come by chance; 0 for one after the other, evenly")
+	duration := flags.Duration("duration", 30*time.Second, "duration of the measurement")
+	warmUp := flags.Duration("warm-up", 5*time.Second, "time before that, without counting")
+	timeout := flags.Duration("timeout", 10*time.Second, "timeout of a request")
+	fresh := flags.Bool("fresh", false, "use a new connection for each request")
+	seed := flags.Uint64("seed", 0, "seed of the random times of requests; 0 for equal intervals")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func load(arguments []string) error {
 	return json.NewEncoder(os.Stdout).Encode(summarise(send(client, *url, gaps, *duration)))
 }
 
-// gapsBetween gives the time from each request to the next: always the same, or exponential as those of a Poisson process.
+// gapsBetween returns the time from each request to the next: constant, or exponential as in a Poisson process.
 func gapsBetween(rate float64, seed uint64) func() time.Duration {
 	mean := float64(time.Second) / rate
 	if seed == 0 {
@@ -55,8 +55,8 @@ func gapsBetween(rate float64, seed uint64) func() time.Duration {
 }
 
 type reply struct {
-	took time.Duration
-	err  error
+	latency time.Duration
+	err     error
 }
 
 func send(client *http.Client, url string, gap func() time.Duration, duration time.Duration) []reply {
@@ -82,22 +82,22 @@ func send(client *http.Client, url string, gap func() time.Duration, duration ti
 }
 
 func summarise(replies []reply) outcome {
-	found := outcome{Requests: len(replies)}
-	var took []float64
-	for _, one := range replies {
-		if one.err != nil {
-			found.Errors++
-			found.LastError = one.err.Error()
+	result := outcome{Requests: len(replies)}
+	var latenciesMs []float64
+	for _, reply := range replies {
+		if reply.err != nil {
+			result.Errors++
+			result.LastError = reply.err.Error()
 			continue
 		}
-		took = append(took, float64(one.took.Microseconds())/1000)
+		latenciesMs = append(latenciesMs, float64(reply.latency.Microseconds())/1000)
 	}
-	sort.Float64s(took)
-	found.P50Ms, found.P99Ms = percentile(took, 0.5), percentile(took, 0.99)
-	return found
+	sort.Float64s(latenciesMs)
+	result.P50Ms, result.P99Ms = percentile(latenciesMs, 0.5), percentile(latenciesMs, 0.99)
+	return result
 }
 
-// percentile is the smallest value that is not below the share of all values (nearest rank); 0 of none.
+// percentile returns the nearest-rank percentile, 0 without values.
 func percentile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return 0

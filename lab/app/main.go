@@ -1,7 +1,7 @@
-// An application of services that call each other, as small as one can be: what it shows is the time of its calls.
+// A small application of services that call each other, to measure the time of calls.
 //
-//	app serve --listen :8080 --calls http://cart:7070/,http://ads:9555/ --answer 3    one service, its answers of so many bytes
-//	app load --url http://frontend/ --rate 10 --duration 30s --warm-up 5s   its users, at a set rate; prints one JSON object
+//	app serve --listen :8080 --calls http://cart:7070/,http://ads:9555/ --answer 3    a service with answers of 3 bytes
+//	app load --url http://frontend/ --rate 10 --duration 30s --warm-up 5s   requests at a fixed rate; prints a JSON object
 package main
 
 import (

@@ -20,33 +20,33 @@ var buckets = prometheus.ExponentialBuckets(0.0005, 2, 13)
 
 type service struct {
 	calls    []string
-	said     []byte
+	body     []byte
 	client   *http.Client
 	requests *prometheus.HistogramVec
 	outgoing *prometheus.HistogramVec
 }
 
-// serve answers every request after it has called each dependency once, one after the other.
+// serve answers each request after it has called every dependency once, one after the other.
 func serve(arguments []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	listen := flags.String("listen", ":8080", "address to listen on")
-	calls := flags.String("calls", "", "URLs to call for each request, with commas between them")
-	timeout := flags.Duration("timeout", 5*time.Second, "of one call")
+	calls := flags.String("calls", "", "URLs to call for each request, separated by commas")
+	timeout := flags.Duration("timeout", 5*time.Second, "timeout of a call")
 	size := flags.Int("answer", 3, "bytes of an answer")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
-	one := newService(*calls, *timeout)
-	one.said = []byte(strings.Repeat("k", max(*size-1, 0)) + "\n")
+	s := newService(*calls, *timeout)
+	s.body = []byte(strings.Repeat("k", max(*size-1, 0)) + "\n")
 	mux := http.NewServeMux()
-	mux.HandleFunc("/", one.answer)
+	mux.HandleFunc("/", s.handle)
 	mux.HandleFunc("/healthz", func(writer http.ResponseWriter, _ *http.Request) { fmt.Fprintln(writer, "ok") })
 	mux.Handle("/metrics", promhttp.Handler())
 	server := &http.Server{Addr: *listen, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	told, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	go func() {
-		<-told.Done()
+		<-ctx.Done()
 		_ = server.Shutdown(context.Background())
 	}()
 	if err := server.ListenAndServe(); err != http.ErrServerClosed {
@@ -56,7 +56,7 @@ func serve(arguments []string) error {
 }
 
 func newService(calls string, timeout time.Duration) *service {
-	one := &service{
+	s := &service{
 		client: &http.Client{Timeout: timeout, Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
 		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "app_request_duration_seconds", Help: "Time to answer a request, its own calls included.", Buckets: buckets,
@@ -67,50 +67,49 @@ func newService(calls string, timeout time.Duration) *service {
 	}
 	for _, url := range strings.Split(calls, ",") {
 		if url != "" {
-			one.calls = append(one.calls, url)
+			s.calls = append(s.calls, url)
 		}
 	}
-	prometheus.MustRegister(one.requests, one.outgoing)
-	return one
+	prometheus.MustRegister(s.requests, s.outgoing)
+	return s
 }
 
-func (one *service) answer(writer http.ResponseWriter, request *http.Request) {
+func (s *service) handle(writer http.ResponseWriter, request *http.Request) {
 	started, code := time.Now(), http.StatusOK
-	for _, url := range one.calls {
-		if err := one.call(request.Context(), url); err != nil {
-			// A dependency that fails is its caller's failure, as it is for most applications.
+	for _, url := range s.calls {
+		if err := s.call(request.Context(), url); err != nil {
 			code = http.StatusBadGateway
 			http.Error(writer, err.Error(), code)
 			break
 		}
 	}
 	if code == http.StatusOK {
-		_, _ = writer.Write(one.said)
+		_, _ = writer.Write(s.body)
 	}
-	one.requests.WithLabelValues(fmt.Sprint(code)).Observe(time.Since(started).Seconds())
+	s.requests.WithLabelValues(fmt.Sprint(code)).Observe(time.Since(started).Seconds())
 }
 
-func (one *service) call(ctx context.Context, url string) error {
+func (s *service) call(ctx context.Context, url string) error {
 	started := time.Now()
-	code, err := get(ctx, one.client, url)
-	one.outgoing.WithLabelValues(url, fmt.Sprint(code)).Observe(time.Since(started).Seconds())
+	code, err := get(ctx, s.client, url)
+	s.outgoing.WithLabelValues(url, fmt.Sprint(code)).Observe(time.Since(started).Seconds())
 	if err == nil && code != http.StatusOK {
 		return fmt.Errorf("%s answered %d", url, code)
 	}
 	return err
 }
 
-// get returns the code of the answer, 0 without one.
+// get returns the status code of the response, 0 without a response.
 func get(ctx context.Context, client *http.Client, url string) (int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, err
 	}
-	answer, err := client.Do(request)
+	response, err := client.Do(request)
 	if err != nil {
 		return 0, err
 	}
-	defer answer.Body.Close()
-	_, err = io.Copy(io.Discard, answer.Body)
-	return answer.StatusCode, err
+	defer response.Body.Close()
+	_, err = io.Copy(io.Discard, response.Body)
+	return response.StatusCode, err
 }
