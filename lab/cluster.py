@@ -236,21 +236,7 @@ async def _boot(
         lab = Lab(paths.name, paths, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
             await _start_wan(lab, topology, programs)
-            if node_binaries is not None:
-                if "scheduler" in components:
-                    await control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
-                lab.real_nodes = await start_real_nodes(
-                    paths.name,
-                    paths.state_dir,
-                    network,
-                    control_plane=control_plane,
-                    programs=programs,
-                    binaries=node_binaries,
-                )
-            async with Client(control_plane.client_config) as client:
-                if "kwok" in components:
-                    await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), paths.name)
-                await await_usable(client)
+            await _start_nodes(lab, network, node_binaries, components)
         async with contextlib.AsyncExitStack() as stack:
             listener = unprivileged.relay_socket()
             if listener is not None:
@@ -262,6 +248,26 @@ async def _boot(
 def find_node_programs(topology: Topology | None) -> NodePrograms | None:
     """Programs of real nodes, None if the topology has no real node. Blocks; raises as `find_or_build_node_programs`."""
     return find_or_build_node_programs() if topology is not None and topology.real_nodes else None
+
+
+async def _start_nodes(
+    lab: Lab, network: LabNetwork, binaries: NodePrograms | None, components: tuple[str, ...]
+) -> None:
+    if binaries is not None:
+        if "scheduler" in components:
+            await lab.control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
+        lab.real_nodes = await start_real_nodes(
+            lab.name,
+            lab.paths.state_dir,
+            network,
+            control_plane=lab.control_plane,
+            programs=lab.programs,
+            binaries=binaries,
+        )
+    async with Client(lab.client_config) as client:
+        if "kwok" in components:
+            await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), lab.name)
+        await await_usable(client)
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:

@@ -267,24 +267,20 @@ async def run_demo(
         if images:
             installation = Installation(lab, await asyncio.to_thread(find_if_available), secrets.token_hex(16))
             await install_as_shipped(lab, images, overlay=OVERLAYS[placement])
-            say(f"the shipped overlay's pods are ready after {time.monotonic() - started:.0f} s")
+            say("the shipped overlay's pods are ready")
         else:
             installation = await install(lab)
-            say(
-                f"agents, controller and extender ready after {time.monotonic() - started:.0f} s; "
-                f"a round of probes takes {ROUND_S:.0f} s"
-            )
+            say(f"agents, controller and extender are ready; a round of probes takes {ROUND_S:.0f} s")
         async with Client(lab.client_config) as client:
             demo = Demo(lab, installation, client, topology, say, seed)
             network, samples = await demo.wait_until_measured()
             say("deploying the Online Boutique with the default scheduler")
             before, latency_before = await demo.deploy_and_measure("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
+            scheduler, labels = OUR_SCHEDULER, {}
             if placement == "affinity":
-                ours = ("default-scheduler", "boutique-network-aware", {PLACEMENT_LABEL: placement})
-            else:
-                ours = (OUR_SCHEDULER, "boutique-network-aware", {})
-            after, latency_after = await demo.deploy_and_measure(*ours)
+                scheduler, labels = "default-scheduler", {PLACEMENT_LABEL: placement}
+            after, latency_after = await demo.deploy_and_measure(scheduler, "boutique-network-aware", labels)
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         result = _report(
@@ -297,13 +293,9 @@ async def run_demo(
             elapsed_s=time.monotonic() - started,
         )
         if images and latency_before and latency_after:
-            names = {layout.name.split("-")[1]: image for image, layout in images.items()}
-            result = msgspec.structs.replace(
-                result,
-                nodes_kind=REAL,
-                images=names,
-                application=report.ApplicationReport(latency_before, latency_after),
-            )
+            image_of = {layout.name.split("-")[1]: image for image, layout in images.items()}
+            application = report.ApplicationReport(latency_before, latency_after)
+            result = msgspec.structs.replace(result, images=image_of, application=application)
         return result
 
 
@@ -337,7 +329,7 @@ def _report(
         edges=edges,
         summary=report.summarise(edges),
         elapsed_s=round(elapsed_s, 1),
-        nodes_kind="namespace",
+        nodes_kind=REAL if demo.has_real_nodes else "namespace",
         seed=demo.seed,
     )
 

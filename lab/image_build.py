@@ -67,8 +67,8 @@ class Recipe:
     def sources(self) -> tuple[str, ...]:
         """Files that the build copies: the sources of its COPY lines."""
         lines = [line.split() for line in (self.folder / self.dockerfile).read_text().splitlines()]
-        copies = [words[1:-1] for words in lines if words[:1] == ["COPY"] and not words[1].startswith("--from")]
-        return tuple(source.rstrip("/") for sources in copies for source in sources)
+        copied = [line[1:-1] for line in lines if line[:1] == ["COPY"] and not line[1].startswith("--from")]
+        return tuple(source.rstrip("/") for sources in copied for source in sources)
 
 
 AGENT = Recipe(contract.AGENT, "Dockerfile.agent", ROOT)
@@ -112,8 +112,8 @@ def fingerprint(recipe: Recipe) -> str:
 def _source_files(recipe: Recipe) -> Iterator[Path]:
     for source in (recipe.dockerfile, *recipe.sources):
         path = recipe.folder / source
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in files if file.is_file() and "__pycache__" not in file.parts)
 
 
 def _remove_old_builds(home: Path, name: str) -> None:

@@ -21,9 +21,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _xdg_folder(variable: str, fallback: str) -> Path:
-    given = os.environ.get(variable, "")
     # XDG's rules: ignore a relative path.
-    return Path(given) if Path(given).is_absolute() else Path.home() / fallback
+    path = Path(os.environ.get(variable, ""))
+    return path if path.is_absolute() else Path.home() / fallback
 
 
 def cache_dir() -> Path:

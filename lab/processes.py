@@ -28,11 +28,11 @@ def kill_processes(state_dir: Path) -> int:
     killed: set[psutil.Process] = set()
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     # A process has no environment for a moment during execve; the next iteration finds it.
-    while (found := find_processes(state_dir)) or any(map(_is_running, killed)):
-        for process in found:
+    while (processes := find_processes(state_dir)) or any(map(_is_running, killed)):
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        killed |= set(found)
+        killed |= set(processes)
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)

@@ -167,9 +167,9 @@ def load(name_or_file: str) -> Topology:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+        names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
         problem = getattr(error, "strerror", None) or "is not UTF-8 text"
-        raise ConfigError("--topology", f"{path}: {problem}", f"a file, or one of {known}, none") from error
+        raise ConfigError("--topology", f"{path}: {problem}", f"name a file, or one of {names}, none") from error
     return parse(text, str(path))
 
 

@@ -114,8 +114,8 @@ class Routes:
         if packet[0] >> 4 != 4:
             return None
         address = int.from_bytes(packet[16:20], "big")
-        found = (nodes.get(address >> host_bits) for host_bits, nodes in self._nodes.items())
-        return next((node for node in found if node is not None), None)
+        matches = (nodes.get(address >> host_bits) for host_bits, nodes in self._nodes.items())
+        return next((node for node in matches if node is not None), None)
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:
