@@ -1,5 +1,5 @@
-"""The central program: prices the network, orders applications, plans placements, answers kube-scheduler, evicts misplaced pods.
+"""The central programs: compute network costs, order AppGroups, plan placements, answer kube-scheduler, evict misplaced pods.
 
-`manager` starts its parts, `config` is their configuration. Decisions are pure functions of a snapshot and a time; reading comes before
-and writing after them, in functions of their own. Packages import one way (docs/architecture.md), which import-linter checks.
+`manager` starts the controllers, `config` is their configuration. A controller reads a snapshot, decides in a pure function of snapshot and
+time, and writes. import-linter checks which package may import which (docs/architecture.md).
 """

@@ -1,6 +1,8 @@
-"""The controller's command line: ``manager`` keeps costs, orders and plans; ``extender`` answers kube-scheduler;
-``gate-opener`` opens scheduling gates where no manager does; ``webhook`` gates pods on clusters before Kubernetes 1.36, and
-``webhook-certificate`` prints the webhook's certificate; ``check-config`` checks a configuration file without a cluster.
+"""The controller's command line: ``manager`` runs the controllers; ``extender`` answers kube-scheduler; ``gate-opener`` opens
+scheduling gates that no manager opens; ``webhook`` gates pods on clusters before Kubernetes 1.36, ``webhook-certificate`` prints its
+certificate; ``check-config`` checks a configuration file without a cluster.
+
+Each command imports its own program only, so that the extender and the webhook start fast and need little memory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 from netperf.contract import HOME_NAMESPACE
 
+MAX_DAYS = 36500
+"""Longest validity of a certificate, a hundred years."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code: 0 done or stopped, 1 failed, 2 wrong usage or configuration."""
@@ -37,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             logs.set_up(format_=arguments.log_format or "text", level=arguments.log_level or "info")
             return run_program(lambda: run_webhook(arguments.certificate_dir, listen=arguments.listen))
-        config = _with_flags(load_config(arguments.config), arguments)
+        config = _apply_flags(load_config(arguments.config), arguments)
         logs.set_up(format_=config.log_format, level=config.log_level)
         return _run(config, arguments)
     except ConfigError as error:
@@ -50,14 +55,10 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
     if arguments.command == "extender":
         from controller.scheduler.extender.program import DEFAULT_LISTEN, run_extender
 
-        listen = arguments.listen or DEFAULT_LISTEN
+        listen, metrics_listen = arguments.listen or DEFAULT_LISTEN, arguments.metrics_listen
         return run_program(
             lambda: run_extender(
-                cluster,
-                config.scheduler,
-                listen=listen,
-                metrics_listen=arguments.metrics_listen,
-                namespace=config.namespace,
+                cluster, config.scheduler, listen=listen, metrics_listen=metrics_listen, namespace=config.namespace
             )
         )
     if arguments.command == "gate-opener":
@@ -80,16 +81,16 @@ def _print_certificate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
-    """Flags override the file; they are checked like the file's own values."""
-    given = {
+def _apply_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
+    """The configuration with the values of flags, which override the file and are checked like its values."""
+    overrides = {
         field: value
         for field in ("namespace", "listen", "log_level", "log_format")
         if (value := getattr(arguments, field)) is not None
     }
     if getattr(arguments, "leader_elect", None) is not None:
-        given["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
-    changed = msgspec.structs.replace(config, **given)
+        overrides["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
+    changed = msgspec.structs.replace(config, **overrides)
     changed.validate()
     return changed
 
@@ -97,31 +98,37 @@ def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller", description="Programs of netaware in the cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    manager = commands.add_parser("manager", help="keep NetworkTopologies, AppGroups and the probe plan")
+    manager = commands.add_parser(
+        "manager", help="run the controllers of NetworkTopologies, AppGroups, scheduling, descheduling and traffic"
+    )
     _add_common(manager)
     manager.add_argument(
-        "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
+        "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the leader election"
     )
     extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
     _add_common(extender)
     extender.add_argument("--metrics-listen", metavar="HOST:PORT", help="also serve metrics and health checks here")
     webhook = commands.add_parser("webhook", help="gate pods on clusters before Kubernetes 1.36")
-    webhook.add_argument("--certificate-dir", metavar="DIR", type=Path, required=True, help="with tls.crt and tls.key")
+    webhook.add_argument(
+        "--certificate-dir", metavar="DIR", type=Path, required=True, help="directory with tls.crt and tls.key"
+    )
     webhook.add_argument("--listen", metavar="HOST:PORT", default=":9443", help="where to serve (default :9443)")
     webhook.add_argument("--log-level", choices=logs.LEVELS)
     webhook.add_argument("--log-format", choices=logs.FORMATS)
-    issue = commands.add_parser(
+    certificate = commands.add_parser(
         "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
     )
-    issue.add_argument("--namespace", default=HOME_NAMESPACE, help="namespace of netaware (default netaware-system)")
-    issue.add_argument("--days", type=_days, default=3650, help="how long it is good (default 3650)")
+    certificate.add_argument(
+        "--namespace", default=HOME_NAMESPACE, help="namespace of netaware (default netaware-system)"
+    )
+    certificate.add_argument("--days", type=_days, default=3650, help="days of validity (default 3650)")
     opener = commands.add_parser(
         "gate-opener",
         help="open scheduling gates that no controller opened within scheduler.gates.maxWaitS and 30 s more",
     )
     _add_common(opener)
     opener.add_argument(
-        "--all", action="store_true", help="open every gate at once, and each new one: before an uninstall"
+        "--all", action="store_true", help="open all gates immediately, also those of new pods: for an uninstall"
     )
     check = commands.add_parser("check-config", help="check a configuration file and exit")
     check.add_argument("file", metavar="FILE")
@@ -129,15 +136,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 36500:
-        raise argparse.ArgumentTypeError("from 1 to 36500")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_DAYS}")
     return int(text)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="ControllerConfiguration; see docs/configuration.md")
     parser.add_argument(
-        "--credentials", metavar="DIR", help="with server, ca.crt and token; default: the pod's ServiceAccount"
+        "--config", metavar="FILE", help="file with a ControllerConfiguration, see docs/configuration.md"
+    )
+    parser.add_argument(
+        "--credentials",
+        metavar="DIR",
+        help="directory with server, ca.crt and token (default: the pod's ServiceAccount)",
     )
     parser.add_argument("--namespace", help="namespace of netaware (default netaware-system)")
     parser.add_argument(

@@ -1,7 +1,6 @@
 """Creates a NetworkTopology and the Secret with the probing passphrase in a new installation.
 
-`kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase must not be in a repository. So
-the leader creates both if they are configured and missing.
+`kubectl apply -k` cannot create a custom resource together with its CRD, and a passphrase must not be in a repository.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
 log = logs.get("controller.bootstrap")
 
 CHECK_S = 60.0
+"""Interval of checks for missing objects."""
+MAX_NAME = 253
+"""Length of an object's name."""
 
 
 class BootstrapConfig(Section, frozen=True):
@@ -38,20 +40,20 @@ class BootstrapConfig(Section, frozen=True):
 
     def check(self, field: str) -> None:
         """Raise ConfigError when networkTopology is too long for an object's name."""
-        if len(self.network_topology) > 253:
+        if len(self.network_topology) > MAX_NAME:
             raise ConfigError(
                 join_path(field, "networkTopology"), "is too long for an object's name", "write nt-default"
             )
 
 
 class Bootstrap:
-    """Creates the objects that the configuration asks for.
+    """Creates the configured objects if they are missing.
 
     Args:
-        client: fenced; only the leader writes.
+        client: fenced by the leadership.
         topologies: store of all NetworkTopologies.
-        config: what to create.
-        namespace: netaware's own.
+        config: objects to create.
+        namespace: netaware's own namespace.
         make_passphrase: returns a random passphrase.
     """
 
@@ -68,23 +70,21 @@ class Bootstrap:
         self._namespace, self._make_passphrase = namespace, make_passphrase
 
     async def run(self) -> None:
-        """Create what is missing, every minute, until cancelled."""
-        secret_done = not self._config.probe_secret
+        """Check and create, every minute, until cancelled."""
+        has_secret = not self._config.probe_secret
         while True:
-            if not secret_done:
-                secret_done = await self._create(SECRETS, PROBE_SECRET, self._secret())
-            has_none = self._topologies.synced.is_set() and not len(self._topologies)
-            if self._config.network_topology and has_none:
+            if not has_secret:
+                passphrase = base64.b64encode(self._make_passphrase().encode()).decode()
+                content = {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
+                has_secret = await self._create(SECRETS, PROBE_SECRET, content)
+            has_no_topology = self._topologies.synced.is_set() and not len(self._topologies)
+            if self._config.network_topology and has_no_topology:
                 spec = {"spec": {"configmapName": RESULTS_NAME}}
                 await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
             await asyncio.sleep(CHECK_S)
 
-    def _secret(self) -> dict[str, object]:
-        passphrase = base64.b64encode(self._make_passphrase().encode()).decode()
-        return {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
-
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
-        """Create one object; returns whether it exists now. A failure is logged once and retried in the next round."""
+        """Create an object; returns whether it exists now. A failure is logged once, and the next round tries again."""
         metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:

@@ -1,6 +1,6 @@
 """The controller's configuration file: strict YAML, checked before anything starts.
 
-Each package owns the struct of its section; this module puts them together and reads the file. Flags override the file.
+Each package has the struct of its section; this module combines them and reads the file. Flags override the file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from kubekit.wire import DNS_LABEL
 from netperf.contract import API_VERSION, HOME_NAMESPACE
 
 KIND = "ControllerConfiguration"
+RENEW_DEADLINE_SHARE = 0.7
+"""Part of the lease duration after which a leader without renewal stops writing."""
 
 
 class LeaderElectionSection(Section, frozen=True):
@@ -36,17 +38,16 @@ class LeaderElectionSection(Section, frozen=True):
     lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
     def timing(self) -> LeaderElectionConfig:
-        """Convert for `kubekit.lease.LeaderElector`."""
-        return LeaderElectionConfig(
-            self.lease_duration_s, 0.7 * self.lease_duration_s, min(2.0, 0.2 * self.lease_duration_s)
-        )
+        """Lease duration, renew deadline and retry period, as in client-go."""
+        duration_s = self.lease_duration_s
+        return LeaderElectionConfig(duration_s, RENEW_DEADLINE_SHARE * duration_s, min(2.0, 0.2 * duration_s))
 
 
 class ControllerConfiguration(Section, frozen=True):
-    """The whole file.
+    """The configuration file of the manager and the extender.
 
     Attributes:
-        namespace: namespace of our programs, probe plans, results and the Lease.
+        namespace: namespace of netaware's programs, probe plans, results and the Lease.
         listen: address of the manager's page, metrics and health checks; the extender's is a flag.
         log_level: lowest level that is logged.
         log_format: ``text`` for key=value pairs, ``json`` for an object per line.
@@ -71,7 +72,9 @@ class ControllerConfiguration(Section, frozen=True):
         """Raise ConfigError for an invalid namespace or address."""
         if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(
-                join_path(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"
+                join_path(field, "namespace"),
+                f"{self.namespace!r} is no namespace",
+                "write lower-case letters, digits and -",
             )
         parse_listen(self.listen, join_path(field, "listen"))
 
@@ -86,17 +89,19 @@ def load_config(path: str | None) -> ControllerConfiguration:
 
 
 def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Check a configuration that was read from ``where``, an object in the cluster; raises as `load_config`."""
+    """Check a configuration in the text of an object; ``where`` names it in errors. Raises as `load_config`."""
     return _check(parse_yaml(text, "--config", where), where)
 
 
 def _check(document: Any, where: str) -> ControllerConfiguration:
     document = {} if document is None else document
     if not isinstance(document, dict):
-        raise ConfigError("--config", f"{where} holds no mapping", "see docs/configuration.md for an example")
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
-        if document.get(field) != wanted:
-            raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {wanted}")
+        raise ConfigError(
+            "--config", f"{where} is no mapping", "write apiVersion, kind and sections, see docs/configuration.md"
+        )
+    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if document.get(field) != expected:
+            raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {expected}")
     try:
         config = convert(document, ControllerConfiguration)
         config.validate()

@@ -1,7 +1,6 @@
 """The controller manager: stores on all replicas, controllers on the leader.
 
-A replica that does not lead has full stores too, so a failover needs no cold start. The leader writes through a client that checks
-the leadership first.
+All replicas fill their stores, so that a new leader can start at once. The leader's client checks the leadership before each write.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
 
 
 class Manager:
-    """Assembles the controllers and runs them.
+    """Creates the controllers and runs them.
 
     Attributes:
-        identity: of this replica, in the Lease and in events.
+        identity: name of this replica in the Lease and in events.
         caches: the stores.
-        elector: this replica's part in the election.
+        elector: this replica's leader elector.
     """
 
     def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
@@ -89,7 +88,7 @@ class Manager:
         return elector
 
     def _make_controllers(self, leader_client: Client) -> None:
-        """Make what runs on the leader. The stores call handlers in the order of creation: the scheduler's indexes come first."""
+        """Create the controllers. Stores call handlers in the order of creation, and the others read the scheduler's indexes."""
         config, reporting = self._config, (self._recorder, self._registry)
         self._scheduling = GatingController(
             leader_client,
@@ -141,10 +140,10 @@ class Manager:
         self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)
 
     def _register_metrics(self) -> None:
-        leads = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
-        leads.set_function(lambda: float(self.elector.leadership.is_held))
+        is_leader = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
+        is_leader.set_function(lambda: float(self.elector.leadership.is_held))
         self._sync_s = Gauge(
-            "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=self._registry
+            "netaware_informer_sync_seconds", "Time until all stores had listed once.", registry=self._registry
         )
         self._registry.register(InformerMetrics(lambda: self.caches.by_name))
         self._event_loop_monitor = EventLoopMonitor(self._registry)

@@ -18,11 +18,16 @@ QUERY_TIMEOUT_S = 10.0
 
 
 class PrometheusError(KubekitError):
-    """A query failed or was refused; the text says why."""
+    """A query failed or was rejected; the message says why."""
 
 
 class VectorSample(msgspec.Struct, frozen=True):
-    """A sample of an instant vector: labels (with ``__name__`` where there is one), value, and its time in unix seconds."""
+    """A sample of an instant vector.
+
+    Attributes:
+        labels: with ``__name__`` if the expression keeps it.
+        at_s: its time in unix seconds.
+    """
 
     labels: dict[str, str]
     value: float
@@ -38,13 +43,13 @@ class _Data(msgspec.Struct):
     result: list[_Result] = []
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     status: str = ""
     data: _Data | None = None
     error: str = ""
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
 
 
 class PrometheusClient:
@@ -52,12 +57,13 @@ class PrometheusClient:
 
     Args:
         url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
-        token: bearer token, if the server wants one.
-        field: how an error about the address names it: a flag or a field of the configuration.
+        token: bearer token; empty for none.
+        timeout_s: time limit of a query.
+        field: the flag or field of the configuration that has the address, for errors.
 
     Attributes:
-        address: as it was given; it may hold a password.
-        url: scheme, host and path of it, for people to see.
+        address: base address; it may contain a password.
+        url: the address without user and password, for messages.
 
     Raises:
         ConfigError: the address is no http(s) URL.
@@ -73,6 +79,7 @@ class PrometheusClient:
 
     @property
     def url(self) -> str:
+        """The address without user and password."""
         parts = urlsplit(self.address)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -89,27 +96,27 @@ class PrometheusClient:
             self._session = None
 
     async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[VectorSample]:
-        """Evaluate an expression that gives a vector, now or at ``at_s`` (unix seconds).
+        """Evaluate an expression of an instant vector, now or at ``at_s`` (unix seconds).
 
-        ``finite`` False keeps NaN and infinite values, for callers that count them.
+        NaN and infinite values are omitted, unless ``finite`` is False.
 
         Raises:
-            PrometheusError: no response in time, or the expression is refused.
+            PrometheusError: no response in time, or the expression is rejected.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         if self._session is None:
             raise RuntimeError("use the client as `async with PrometheusClient(url) as prometheus`")
         try:
-            # POST, since expressions may be longer than a URL should be.
-            async with self._session.post(f"{self.address}/api/v1/query", data=params) as answer:
-                body = await answer.read()
-                status = answer.status
+            # POST, because an expression may be too long for a URL.
+            async with self._session.post(f"{self.address}/api/v1/query", data=params) as response:
+                body = await response.read()
+                status = response.status
         except TimeoutError as error:
             raise PrometheusError(f"{self.url}: no answer in {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
             reason = str(error).replace(self.address, self.url) or type(error).__name__
             raise PrometheusError(f"{self.url}: {reason}") from error
-        return await asyncio.to_thread(_read, body, status, self.url, finite=finite)
+        return await asyncio.to_thread(_decode_samples, body, status, self.url, finite=finite)
 
 
 def check_url(url: str, field: str) -> None:
@@ -120,17 +127,17 @@ def check_url(url: str, field: str) -> None:
     except ValueError:
         is_address = False
     if not is_address:
-        shown = url.rpartition("@")[2]  # A password may stand before it.
+        shown = url.rpartition("@")[2]  # A password may precede it.
         raise ConfigError(field, f"{shown!r} is no address of Prometheus", "write http://HOST:PORT")
 
 
-def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[VectorSample]:
+def _decode_samples(body: bytes, status: int, url: str, *, finite: bool) -> list[VectorSample]:
     try:
-        answer = _decode_answer(body)
-        if answer.status == "success" and answer.data is not None:
-            found = (VectorSample(r.metric, float(r.value[1]), r.value[0]) for r in answer.data.result)
-            return [series for series in found if not finite or math.isfinite(series.value)]
+        response = _decode_response(body)
+        if response.status == "success" and response.data is not None:
+            samples = (VectorSample(r.metric, float(r.value[1]), r.value[0]) for r in response.data.result)
+            return [sample for sample in samples if not finite or math.isfinite(sample.value)]
     except (*DECODE_ERRORS, ValueError) as error:
         shown = body[:80].decode("utf-8", "replace")
         raise PrometheusError(f"{url}: HTTP {status}, and no answer of Prometheus: {shown!r}") from error
-    raise PrometheusError(f"{url}: {answer.error or f'HTTP {status}'}")
+    raise PrometheusError(f"{url}: {response.error or f'HTTP {status}'}")

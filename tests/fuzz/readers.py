@@ -233,7 +233,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         (ConfigError,),
     ),
     "Prometheus": (
-        lambda text: prometheus._read(octets(text), 200, "url", finite=True),
+        lambda text: prometheus._decode_samples(octets(text), 200, "url", finite=True),
         PROMETHEUS,
         (PrometheusError,),
     ),
