@@ -41,19 +41,14 @@ class BandwidthMetrics:
             f"Always 1: verdict on the pod's bandwidth annotation ({', '.join(get_args(Verdict))}), and the device with the limit.",
             labels=(*_LABELS, "verdict", "device"),
         )
-        rate = GaugeMetricFamily(
+        rate = _limit_gauge(
             "netaware_pod_bandwidth_effective_rate_bytes_per_second",
             "Limit that the kernel enforces; 0 if all packets are lost.",
-            labels=_LABELS,
         )
-        queue = GaugeMetricFamily(
-            "netaware_pod_bandwidth_queue_seconds",
-            "Longest time that a packet can wait in the limit's queue.",
-            labels=_LABELS,
+        queue = _limit_gauge(
+            "netaware_pod_bandwidth_queue_seconds", "Longest time that a packet can wait in the limit's queue."
         )
-        used = GaugeMetricFamily(
-            "netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.", labels=_LABELS
-        )
+        used = _limit_gauge("netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
         for status in self._statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)
@@ -66,3 +61,7 @@ class BandwidthMetrics:
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)
         yield from (verdict, rate, queue, used)
+
+
+def _limit_gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=_LABELS)

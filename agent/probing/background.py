@@ -1,4 +1,4 @@
-"""Sends paced datagrams to every destination of this node's plan, between the runs of netperf."""
+"""Sends datagrams to every destination in this node's plan, paused during the runs of netperf."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from netperf.sample import MIN_DATAGRAMS, Measurement
 log = logs.get("agent.probing")
 
 MAX_ROUNDS = 3
-"""A window with too few datagrams stays open, but at most this many rounds."""
+"""A window with too few datagrams stays open, but for at most this many rounds."""
 P99_ROUNDS = 10
-"""A p99 uses at most this many rounds, and stops at the newest that have 100 datagrams together."""
+"""A p99 uses at most this many rounds: as many of the newest as have 100 datagrams together."""
 MIN_SENT = 3
-"""If none is answered, a pair has failed only after this many datagrams."""
+"""A pair without answers has failed only after this many datagrams."""
+IDLE_INTERVAL_S = 60.0
+"""Length of a round while there is no plan, and no destination."""
 
 
 class BackgroundProber:
-    """Datagrams of one node.
+    """Sends one node's datagrams and evaluates the answers.
 
     Args:
-        plans: the plan, whose destinations are sent to.
+        plans: the plan, which names the destinations.
     """
 
     def __init__(self, plans: PlanSource) -> None:
@@ -44,42 +46,43 @@ class BackgroundProber:
             self._stream.paused = paused
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        """The datagrams' measurement of a pair since the last call, if there are enough, and how many were answered."""
-        window, now_s = self._window(probe), time.monotonic()
+        """A pair's measurement by datagrams since the last call (None if too few), and the number of answers. Opens a new window."""
+        window, now_s = self._window_of(probe), time.monotonic()
         if window is None or self._stream is None or self._plans.plan is None:
             return None, 0
         open_s = now_s - window.opened_s
         if 0 < window.rtts.count < MIN_DATAGRAMS and open_s < MAX_ROUNDS * self._plans.plan.interval_s:
             return None, window.returned
-        target = self._target(probe)
+        target = self._target_of(probe)
         self._stream.close_window(target)
         rounds = self._recent_rounds.setdefault(target, deque(maxlen=P99_ROUNDS))
         rounds.append(window.rtts)
         return window.measurement(now_s, rounds), window.returned
 
-    async def have_returned(self, probe: Probe) -> bool:
+    async def have_datagrams_returned(self, probe: Probe) -> bool:
         """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
 
         Raises:
-            ProbeFailedError: none came back. It says whether the host answers a TCP connection, since UDP may be filtered.
+            ProbeFailedError: none came back; ``alive`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
-        window, plan = self._window(probe), self._plans.plan
+        window, plan = self._window_of(probe), self._plans.plan
         if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
             return False
         if window.returned:
             return True
         await tcp_ping(probe.destination.address, plan.settings.port)
-        raise ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
+        raise ProbeFailedError("timeout", "no datagram came back, but the host answers", alive=True)
 
     def apply_plan(self) -> None:
         """Send to the destinations of the current plan."""
-        targets = {self._target(probe) for probe in self._plans.own_probes}
+        targets = {self._target_of(probe) for probe in self._plans.own_probes}
         self._recent_rounds = {target: rounds for target, rounds in self._recent_rounds.items() if target in targets}
         if self._stream is not None:
-            self._stream.set_targets(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
+            plan = self._plans.plan
+            self._stream.set_targets(targets, plan.interval_s if plan is not None else IDLE_INTERVAL_S)
 
     async def run(self, address: str, secret: bytes) -> None:
-        """Send from this address until cancelled; retries if it cannot be used."""
+        """Send from this address until cancelled; retries while the address cannot be used."""
         backoff = Backoff()
         while True:
             self._stream = DatagramStream(address, secret)
@@ -92,9 +95,9 @@ class BackgroundProber:
                 self._stream = None
             await asyncio.sleep(backoff.next())
 
-    def _window(self, probe: Probe) -> Window | None:
-        return self._stream.peek(self._target(probe)) if self._stream is not None else None
+    def _window_of(self, probe: Probe) -> Window | None:
+        return self._stream.peek(self._target_of(probe)) if self._stream is not None else None
 
-    def _target(self, probe: Probe) -> DatagramTarget:
+    def _target_of(self, probe: Probe) -> DatagramTarget:
         plan = self._plans.plan
         return DatagramTarget(probe.destination.address, plan.settings.datagram_port if plan is not None else 0)

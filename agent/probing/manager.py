@@ -1,7 +1,7 @@
 """Starts the parts of probing, and restarts those that depend on a changed address, secret or port.
 
-The scheduler runs probes, asks the background prober, and passes each outcome to this manager, which passes it to metrics and
-results.
+The scheduler runs probes, gets the measurements of the background prober, and passes each outcome to this manager, which passes it on
+to metrics and results.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ log = logs.get("agent.probing")
 
 
 class _ServerInputs(NamedTuple):
+    """What the servers depend on; they restart when it changes."""
+
     address: str
     port: int
     datagram_port: int
@@ -40,11 +42,11 @@ class _ServerInputs(NamedTuple):
 
 
 class ProbingManager:
-    """All parts of probing on one node.
+    """Runs all parts of probing on one node.
 
     Args:
-        client: the cluster's.
-        view: the own node.
+        client: of the cluster.
+        view: the agent's node.
         config: flags.
         registry: for metrics.
         on_throughput: called with the throughput of each stream run, bits per second.
@@ -60,9 +62,9 @@ class ProbingManager:
     ) -> None:
         self._client, self._view, self._config = client, view, config
         self._on_throughput = on_throughput
-        self._source = SecretSource(config.passphrase_file)
+        self._secret_source = SecretSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
-        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._source.problem), registry)
+        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._secret_source.problem), registry)
         self._results = ResultsQueue()
         self._writer = ResultsWriter(
             client,
@@ -84,13 +86,13 @@ class ProbingManager:
     def problem(self) -> str:
         """Why this node cannot be probed or cannot write results, for /readyz; empty otherwise."""
         if self._responder is None:
-            return self._source.problem or "waiting for the node's address"
+            return self._secret_source.problem or "waiting for the node's address"
         return self._responder.problem or self._writer.problem
 
     @property
     def warning(self) -> str:
-        """A problem that does not prevent probing, for /readyz and the announcement; empty without one."""
-        return self._source.problem or self._writer.warning
+        """A problem that does not prevent probing, for /readyz and the announcement; empty without a problem."""
+        return self._secret_source.problem or self._writer.warning
 
     def _announcement(self) -> Announcement | None:
         announcement = self._responder.announcement if self._responder is not None else None
@@ -131,14 +133,14 @@ class ProbingManager:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 
     async def _watch_secret(self) -> None:
-        self._secret = await self._source.read()
+        self._secret = await self._secret_source.read()
         while True:
             self._wake()
-            self._secret = await self._source.wait_for_change(self._secret)
+            self._secret = await self._secret_source.wait_for_change(self._secret)
             log.info("the probing secret was replaced")
 
     def _server_inputs(self) -> _ServerInputs | None:
-        """What the servers depend on, once all of it is known."""
+        """The servers' current inputs; None until address and secret are known."""
         node = self._view.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._secret is None or not is_address(address):

@@ -1,15 +1,15 @@
 """Metrics of probes, one series per zone pair.
 
-netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
-typical latency spreads over time, and must not be read as the distribution of packets.
-
-A pair's metrics are those of the newest run of the plan's usual test. Runs and quality flags are counted by test.
+netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's typical latency
+changes over time, not the distribution of packets. The other metrics of a pair describe the newest run of the plan's usual test. Runs
+and quality flags are counted by test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -23,17 +23,19 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import Outcome
 from netperf.plans import Peer
-from netperf.sample import PERCENTILES, NodeLocation, Sample, Test
+from netperf.probers.prober import FailureName
+from netperf.sample import PERCENTILES, NodeLocation, QualityFlag, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
 """50 us to 1.6 s, doubling."""
 
-Pair = tuple[str, str, str, str]
+ZonePair = tuple[str, str, str, str]
+"""Values of `PAIR_LABELS`."""
 _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 
-class _PairState:
+class _ZonePairState:
     def __init__(self) -> None:
         self.sample: Sample | None = None
         self.outcomes: dict[tuple[Test, str], int] = {}
@@ -50,19 +52,18 @@ class ProbeMetrics:
 
     def __init__(self, plans: PlanSource, is_secret_refused: Callable[[], bool], registry: CollectorRegistry) -> None:
         self._plans, self._is_secret_refused = plans, is_secret_refused
-        self._pairs: dict[Pair, _PairState] = {}
+        self._pairs: dict[ZonePair, _ZonePairState] = {}
         registry.register(self)
 
     def apply_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
-        own = [probe for probe in self._plans.own_probes if probe.pair_index == 0]
-        wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}
-        self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
+        pairs = [_pair_of(p.origin, p.destination) for p in self._plans.own_probes if p.pair_index == 0]
+        self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
     def add(self, outcome: Outcome) -> None:
-        """Add an outcome, unless its zone pair has left the plan, or no run ended and no datagram came back.
+        """Add an outcome. Ignored if its zone pair has left the plan, its result is ``waiting``, or its node pair is an additional one.
 
-        Series describe a zone pair by its first node pair; outcomes of additional node pairs are ignored.
+        Series describe a zone pair by its first node pair.
         """
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if state is None or outcome.result == "waiting" or outcome.pair_index:
@@ -87,9 +88,9 @@ class ProbeMetrics:
         yield from self._latencies()
         yield from self._newest_samples()
         yield from self._counters()
-        yield from self._plan()
+        yield from self._plan_metrics()
 
-    def _samples(self) -> list[tuple[Pair, Sample]]:
+    def _samples(self) -> list[tuple[ZonePair, Sample]]:
         return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
 
     def _latencies(self) -> Iterator[Metric]:
@@ -99,10 +100,8 @@ class ProbeMetrics:
         )
         for pair, sample in self._samples():
             for percentile in PERCENTILES:
-                # With too few datagrams for a percentile, netperf's is exported.
-                value_us = sample.cost_measurement.percentile_us(percentile) or sample.measurement.percentile_us(
-                    percentile
-                )
+                value_us = sample.cost_measurement.percentile_us(percentile)
+                value_us = value_us or sample.measurement.percentile_us(percentile)  # Datagrams may be too few.
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -116,34 +115,40 @@ class ProbeMetrics:
         yield histogram
 
     def _newest_samples(self) -> Iterator[Metric]:
-        taken = _gauge("sample_timestamp_seconds", "When the newest sample was taken.")
-        trusted = _gauge("sample_trusted", "1 if the newest sample has no quality flag, else 0.")
-        loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
-        datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent since the sample before.")
-        jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
+        taken = _pair_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
+        trusted = _pair_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
+        loss = _pair_gauge(
+            "netaware_probe_loss_ratio",
+            "Lost datagrams, or retransmitted segments, over transactions of the newest run.",
+        )
+        datagram_loss = _pair_gauge(
+            "netaware_probe_datagram_loss_ratio", "Lost datagrams over those sent since the sample before."
+        )
+        jitter = _pair_gauge(
+            "netaware_probe_jitter_seconds", "Mean difference of consecutive round trips of datagrams."
+        )
         for pair, sample in self._samples():
-            taken.add_metric(pair, sample.taken_at)
-            trusted.add_metric(pair, 0.0 if sample.quality_flags else 1.0)
+            datagrams = sample.datagrams or sample.measurement
             for family, value in (
+                (taken, sample.taken_at),
+                (trusted, 0.0 if sample.quality_flags else 1.0),
                 (loss, sample.measurement.loss_ratio),
-                (datagram_loss, (sample.datagrams or sample.measurement).loss_ratio),
+                (datagram_loss, datagrams.loss_ratio),
+                (jitter, None if datagrams.jitter_us is None else datagrams.jitter_us / 1e6),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
-            jitter_us = (sample.datagrams or sample.measurement).jitter_us
-            if jitter_us is not None:
-                jitter.add_metric(pair, jitter_us / 1e6)
         yield from (taken, trusted, loss, datagram_loss, jitter)
 
     def _counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            "Probe runs, by outcome (docs/measurement.md).",
+            f"Probe runs, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureName)))}.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
             "netaware_probe_quality_flags",
-            "Flagged runs, by quality flag.",
+            f"Flagged runs, by quality flag: {', '.join(get_args(QualityFlag))}.",
             labels=(*PAIR_LABELS, "test", "flag"),
         )
         for pair, state in self._pairs.items():
@@ -153,9 +158,9 @@ class ProbeMetrics:
                 quality_flags.add_metric((*pair, *key), count)
         yield from (runs, quality_flags)
 
-    def _plan(self) -> Iterator[Metric]:
-        own = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
-        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
+    def _plan_metrics(self) -> Iterator[Metric]:
+        probes = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
+        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
         )
@@ -169,9 +174,9 @@ class ProbeMetrics:
         )
 
 
-def _pair_of(origin: Peer | NodeLocation, destination: Peer | NodeLocation) -> Pair:
+def _pair_of(origin: Peer | NodeLocation, destination: Peer | NodeLocation) -> ZonePair:
     return origin.zone, destination.zone, origin.region, destination.region
 
 
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"netaware_probe_{name}", text, labels=PAIR_LABELS)
+def _pair_gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=PAIR_LABELS)

@@ -1,4 +1,4 @@
-"""Watches the probe plan of the node's zone, and holds the current one."""
+"""Watches the probe plan of the node's zone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PlanSource:
     """The current plan, with a callback for changes.
 
     Attributes:
-        node: own name.
-        plan: None before the first, and while the node has no zone.
+        node: name of the agent's node.
+        plan: the current plan; None before the first, and while the node has no zone.
         refusal_counts: number of refused plans and probes, by reason.
         on_change: called after each change of the plan; must be quick and must not raise.
     """
@@ -49,7 +49,7 @@ class PlanSource:
         self.on_change()
 
     async def run(self, client: Client, view: NodeView, namespace: str) -> None:
-        """Follow the zone's plan object, and the zone itself, until cancelled."""
+        """Watch the ConfigMap with the plan of the node's zone until cancelled; the zone may change."""
         while True:
             zone = (await view.wait_for_node()).zone
             if not zone:
@@ -67,13 +67,13 @@ class PlanSource:
             )
 
             def on_change(_key: str, _old: ConfigMap | None, new: ConfigMap | None, zone: str = zone) -> None:
-                self._read(zone, new)
+                self._decode(zone, new)
 
             reflector.subscribe(on_change)
-            await run_until(reflector.run(), _until_zone_differs(view, zone))
+            await run_until(reflector.run(), _wait_for_other_zone(view, zone))
             self.set_plan(None)
 
-    def _read(self, zone: str, config_map: ConfigMap | None) -> None:
+    def _decode(self, zone: str, config_map: ConfigMap | None) -> None:
         if config_map is None:
             self.set_plan(None)
             return
@@ -94,7 +94,7 @@ class PlanSource:
         self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
 
 
-async def _until_zone_differs(view: NodeView, zone: str) -> None:
+async def _wait_for_other_zone(view: NodeView, zone: str) -> None:
     while (await view.wait_for_node()).zone == zone:
         await view.wait_for_change()
 

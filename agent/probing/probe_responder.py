@@ -1,7 +1,7 @@
 """Answers probes on this node, by netserver and by the datagram responder, and announces the endpoint on the node.
 
-The announcement is an annotation. It stays during a shutdown, because a rolling update must not change the plan, and is
-removed when nothing has answered for half a minute.
+The announcement is an annotation. It stays during a restart, because a rolling update must not change the plan, and is removed if
+nothing has answered for `SILENCE_S`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ log = logs.get("agent.probing")
 SILENCE_S = 30.0
 UNANNOUNCED_CHECK_S = 0.25
 ANNOUNCED_CHECK_S = 5.0
+"""Intervals of checking whether the endpoint answers."""
+MIN_PATCH_PAUSE_S = 1.0
 
 
 class ProbeResponder:
-    """Both servers on one address.
+    """Runs netserver and the datagram responder on one address.
 
     Args:
-        address: the node's own, a literal.
+        address: of the node, as an IP literal.
         port, datagram_port: of netserver and of the datagram responder.
         secret: shared with the probers, possibly empty.
         netserver: path of the binary; None if netperf is not installed.
@@ -47,8 +49,8 @@ class ProbeResponder:
         """Why this node cannot be probed; empty otherwise."""
         if self._netserver is not None:
             return "" if self._netserver.is_listening else f"netserver: {self._netserver.failure or 'starting'}"
-        ready = self._datagrams is not None and self._datagrams.is_listening
-        return "" if ready else "the datagram responder is not listening"
+        is_ready = self._datagrams is not None and self._datagrams.is_listening
+        return "" if is_ready else "the datagram responder is not listening"
 
     @property
     def announcement(self) -> Announcement | None:
@@ -105,7 +107,7 @@ async def keep_announced(
                 continue
             backoff.reset()
             log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(MIN_PATCH_PAUSE_S)
         try:
             async with asyncio.timeout(ANNOUNCED_CHECK_S if wanted is not None else UNANNOUNCED_CHECK_S):
                 await view.wait_for_change()

@@ -1,8 +1,8 @@
 """Writes this node's results: JSON merge patches of its own keys in the results ConfigMap.
 
 Samples that arrive within `GATHER_S` share one patch; that time is jittered, because the probes of a slot end together. While the API
-server is away, the newest result of each pair waits in the queue. If the API server refuses a patch, its halves are tried, so that a
-bad key is isolated. Keys that would bring the object near the API server's limit are not added, and reported; all others are written.
+server does not answer, the newest result of each pair waits in the queue. If the API server refuses a patch, its halves are tried, to
+isolate the invalid key. Keys that would bring the object near the API server's size limit are not added, but reported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
@@ -38,17 +39,18 @@ log = logs.get("agent.probing")
 
 GATHER_S = 2.0
 """Samples within this time (jittered by half of it) are written together."""
-REFUSED_S = 300.0
+REFUSAL_SHOWN_S = 300.0
 """A refusal is reported for this long after it last happened. It must expire by itself: a node that is not ready writes nothing, so no
 success would clear it."""
 RETRY_REFUSED_S = 45.0
+"""Time after which refused keys are tried again."""
 MAX_REFUSED_KEYS = 4
-"""If more keys are refused, no single key is the cause, and the rest is not tried one by one."""
-_REFUSALS = frozenset({403, 422})
+"""If more keys are refused, the cause is not a single key, and the others are not tried one by one."""
+_REFUSAL_STATUSES = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 class ResultsWriter:
-    """Writes what waits in a queue to the ConfigMap that the plan names.
+    """Writes the entries of a queue to the ConfigMap that the plan names.
 
     Args:
         client: the cluster's.
@@ -56,8 +58,9 @@ class ResultsWriter:
         plans: the plan, which names the ConfigMap and the pairs.
         queue: samples and failures of this node.
         upstream: percentiles to write in upstream's format too, of the plan's usual test only.
+        registry: for metrics.
         rng: source of the jitter.
-        wall_clock: seconds since 1970; bounds the sequences that are continued.
+        wall_clock: seconds since the epoch; bounds the sequences that are continued.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class ResultsWriter:
         self._client, self._namespace, self._plans, self._queue = client, namespace, plans, queue
         self._upstream, self._wall_clock, self._rng = upstream, wall_clock, rng or random.Random()
         self._target = _Target("")
-        self._refused: dict[str, tuple[str, float]] = {}
+        self._refused: dict[str, tuple[str, float]] = {}  # key -> reason, time
         self._writes = Counter(
             "netaware_probe_results_writes",
             "Writes of results: ok, too-large, refused, failed.",
@@ -86,12 +89,12 @@ class ResultsWriter:
     @property
     def warning(self) -> str:
         """Which results the API server refuses, and why; empty without any."""
-        since_s = asyncio.get_running_loop().time() - REFUSED_S
-        refused = {key: why for key, (why, at_s) in self._refused.items() if at_s > since_s}
-        if not refused:
+        since_s = asyncio.get_running_loop().time() - REFUSAL_SHOWN_S
+        reasons = {key: reason for key, (reason, at_s) in self._refused.items() if at_s > since_s}
+        if not reasons:
             return ""
-        key, why = next(iter(refused.items()))
-        return f"{len(refused)} results are refused, {key}: {why}"
+        key, reason = next(iter(reasons.items()))
+        return f"{len(reasons)} results are refused, {key}: {reason}"
 
     @property
     def problem(self) -> str:
@@ -106,7 +109,7 @@ class ResultsWriter:
             self._target = _Target(name)
             self._queue.forget_written()
         keys = {key for probe in self._plans.own_probes for key in keys_of(plan, probe)} if plan is not None else set()
-        if keys:  # A node that is refused leaves the plan for it, and would come back at once if that were forgotten.
+        if keys:  # The planner leaves out a node whose results are refused. If the node forgot that, it would be planned again.
             self._refused = {key: refusal for key, refusal in self._refused.items() if key in keys}
         self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
 
@@ -124,12 +127,12 @@ class ResultsWriter:
                 await self._write_all(target, entries)
             except KubekitError as error:
                 target.data = None
-                refused = isinstance(error, ApiError) and error.status in _REFUSALS
-                reason = "refused" if refused else "failed"
-                self._writes.labels(reason).inc()
-                state = f"{reason}/{getattr(error, 'status', '')}"
+                is_refused = isinstance(error, ApiError) and error.status in _REFUSAL_STATUSES
+                outcome = "refused" if is_refused else "failed"
+                self._writes.labels(outcome).inc()
+                state = f"{outcome}/{getattr(error, 'status', '')}"
                 log.change("results", state, "results not written", name=target.name, error=error)
-                await asyncio.sleep(RETRY_REFUSED_S if reason == "refused" else backoff.next())
+                await asyncio.sleep(RETRY_REFUSED_S if is_refused else backoff.next())
                 self._queue.due.set()
                 continue
             backoff.reset()
@@ -139,49 +142,49 @@ class ResultsWriter:
         """Write all entries; keys that were refused before are written separately.
 
         Raises:
-            KubekitError: the API server did not answer, or refused so many keys that no single one is the cause.
+            KubekitError: the API server did not answer, or refused more than `MAX_REFUSED_KEYS`.
         """
         parts = [[entry for entry in entries if entry.key not in self._refused]]
         parts += [[entry] for entry in entries if entry.key in self._refused]
-        refused, too_large = 0, False
+        refused_count, is_too_large = 0, False
         parts.reverse()
         while parts:
             part = parts.pop()
             try:
                 await self._write(target, part)
             except ApiError as error:
-                if error.status not in _REFUSALS:
+                if error.status not in _REFUSAL_STATUSES:
                     raise
                 if len(part) > 1:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
                     continue
-                refused += 1
-                self._note_refused(part[0], error)
-                if refused > MAX_REFUSED_KEYS:
+                refused_count += 1
+                self._record_refusal(part[0], error)
+                if refused_count > MAX_REFUSED_KEYS:
                     raise
             except TooLargeError as error:
-                too_large = True
-                known = [entry for entry in part if not self._adds_keys(target, entry)]
+                is_too_large = True
+                without_new_keys = [entry for entry in part if not self._adds_keys(target, entry)]
                 for entry in part:
-                    if entry not in known:
-                        self._note_refused(entry, error)
-                parts.append(known)
-        self._report_refused(target, refused, too_large)
+                    if entry not in without_new_keys:
+                        self._record_refusal(entry, error)
+                parts.append(without_new_keys)
+        self._report_refusals(target, has_refused=refused_count > 0, is_too_large=is_too_large)
 
-    def _note_refused(self, entry: Entry, error: KubekitError) -> None:
+    def _record_refusal(self, entry: Entry, error: KubekitError) -> None:
         self._refused[entry.key] = str(error), asyncio.get_running_loop().time()
 
-    def _report_refused(self, target: _Target, refused: int, too_large: bool) -> None:
-        """Log and count what the last pass could not write, and have it tried again later."""
+    def _report_refusals(self, target: _Target, *, has_refused: bool, is_too_large: bool) -> None:
+        """Log and count the refusals of the last pass, and retry later."""
         message = "some results are refused" if self._refused else "no result is refused any more"
         log.change("results/refused", ",".join(sorted(self._refused)), message, why=self.warning)
-        if refused:
+        if has_refused:
             self._writes.labels("refused").inc()
-        if too_large:
+        if is_too_large:
             self._writes.labels("too-large").inc()
             target.data = None  # Other writers may free space, so the next pass reads the object again.
-        if refused or too_large:
+        if has_refused or is_too_large:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 
     async def _write(self, target: _Target, entries: Sequence[Entry]) -> None:
@@ -216,8 +219,8 @@ class ResultsWriter:
             if entry.sample is not None:
                 sample = msgspec.structs.replace(entry.sample, sequence=entry.sample.sequence + target.sequence_offset)
                 # Upstream's keys do not name a test, so only the usual one is written in that format.
-                usual = plan is not None and entry.test == plan.settings.test
-                data |= encode_samples([sample], upstream=self._upstream if usual else ())
+                is_usual_test = plan is not None and entry.test == plan.settings.test
+                data |= encode_samples([sample], upstream=self._upstream if is_usual_test else ())
             if entry.failure is not None:
                 failure = msgspec.structs.replace(
                     entry.failure, sequence=entry.failure.sequence + target.sequence_offset
@@ -230,9 +233,10 @@ class _Target:
     """The ConfigMap to write to.
 
     Attributes:
-        data: its latest known keys and values; None before the first read and after an error.
-        sequence_offset: added to each sequence. Sequences start from the clock; if it went back, new results would seem older than those of an
-            earlier run of this agent.
+        name: of the ConfigMap; empty without a plan.
+        data: the latest known keys and values; None before the first read and after an error.
+        sequence_offset: added to each sequence. Sequences start from the clock; if the clock went back, new results would seem older
+            than those of an earlier run of this agent.
         has_our_sequences: the object's samples were written with this offset.
     """
 

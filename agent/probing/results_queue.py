@@ -1,7 +1,7 @@
-"""Chooses which samples and failures of this node are worth a write.
+"""Chooses which samples and failures of this node to write, and when.
 
-Every write costs every watcher. So a value equivalent to the one already written waits until that would become stale, unless another
-entry triggers a write sooner; then it goes along.
+Every write costs every watcher. So a sample that is equivalent to the written one waits until that would become stale, or until another
+entry is written.
 """
 
 from __future__ import annotations
@@ -13,45 +13,50 @@ from typing import NamedTuple
 from netperf.results import refresh_interval_s, sample_key
 from netperf.sample import Failure, NodeLocation, Sample, Test
 
-MAX_SINGLE_FAILURES = 4
+MAX_URGENT_FAILURES = 4
 """Failures in a row that are written at once; further ones wait."""
 MIN_EQUIVALENT_WRITES = 2
-"""Readers accept a change when a second run confirms it, so a value waits only after this many writes."""
-SAME_RATIO = 0.03
-SAME_US = 30.0
-TAIL_RATIO = 0.25
-LOSS_FLOOR = 0.005
+"""Readers accept a change when a second run confirms it, so a sample waits only after this many writes."""
+MAX_DIFFERENCE_RATIO = 0.03
+MAX_DIFFERENCE_US = 30.0
+MAX_TAIL_DIFFERENCE_RATIO = 0.25
+MAX_TAIL_DIFFERENCE_US = 150.0
+"""The p99 varies more than other values."""
+MAX_LOSS_DIFFERENCE = 0.005
 
 
 def is_equivalent(new: Sample, old: Sample) -> bool:
-    """Whether a reader would draw the same conclusions: same quality flags and instrument, and no change of more than 3 % or 30 us
-    in the values used for the cost, or of a quarter in the tail, which varies.
-    """
+    """Whether a reader would conclude the same: equal flags and instrument, and values that differ by at most the limits above."""
     after, before = new.cost_measurement, old.cost_measurement
-    compared = ("quality_flags", "cost_source", "run_failure", "runs_fail")
+    equal_fields = ("quality_flags", "cost_source", "run_failure", "runs_fail")
     return (
-        all(getattr(new, name) == getattr(old, name) for name in compared)
+        all(getattr(new, name) == getattr(old, name) for name in equal_fields)
         and after.prober == before.prober
-        and _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
-        and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)
-        and _near(after.p99_us, before.p99_us, 5 * SAME_US, TAIL_RATIO)
-        and _near(after.throughput_bps, before.throughput_bps, 0.0, SAME_RATIO)
-        and _near(after.loss_ratio, before.loss_ratio, LOSS_FLOOR, SAME_RATIO)
+        and _is_close(after.p50_us, before.p50_us, MAX_DIFFERENCE_US)
+        and _is_close(after.p90_us, before.p90_us, MAX_DIFFERENCE_US)
+        and _is_close(after.p99_us, before.p99_us, MAX_TAIL_DIFFERENCE_US, MAX_TAIL_DIFFERENCE_RATIO)
+        and _is_close(after.throughput_bps, before.throughput_bps, 0.0)
+        and _is_close(after.loss_ratio, before.loss_ratio, MAX_LOSS_DIFFERENCE)
     )
 
 
-def _near(after: float | None, before: float | None, floor: float, ratio: float) -> bool:
+def _is_close(
+    after: float | None, before: float | None, max_difference: float, max_ratio: float = MAX_DIFFERENCE_RATIO
+) -> bool:
     if after is None or before is None:
         return after is before
-    return abs(after - before) <= max(floor, ratio * before)
+    return abs(after - before) <= max(max_difference, max_ratio * before)
 
 
 class Entry(NamedTuple):
-    """An entry to write: a sample, a failure, or the end of a failure.
+    """The results of one pair and test to write: a sample, a failure, or the end of a failure.
 
     Attributes:
-        key: of the sample.
-        removes_failure: the pair's failure key is removed.
+        key: of the pair's sample in the ConfigMap.
+        test: the test that was run.
+        sample: to write; None if there is none.
+        failure: to write; None if there is none.
+        removes_failure: the key of the pair's failure is to be removed.
     """
 
     key: str
@@ -65,12 +70,13 @@ class _Pair:
     """One pair and test: the waiting sample or failure, and the written one.
 
     Attributes:
-        sample, failure: waiting; None if there is none.
+        test: the test that was run.
+        sample, failure: the waiting ones; None if there is none.
         is_urgent: the sample should be written soon.
         failure_is_over: the peer answered again, and the failure's key should be removed.
-        written, written_at_s: the latest written sample, and when.
+        written, written_at_s: the latest written sample, and when it was written.
         equivalent_writes: writes in a row of equivalent samples, the latest included.
-        failure_written_at_s: when the written failure was written; None if none is there.
+        failure_written_at_s: when the failure in the ConfigMap was written; None if there is no failure.
     """
 
     def __init__(self, test: Test) -> None:
@@ -84,17 +90,17 @@ class _Pair:
         self.failure_written_at_s: float | None = None
 
     def entry(self, key: str) -> Entry:
-        # Without a sample of ours, a failure may remain from before the start.
-        perhaps_failed = self.failure_written_at_s is not None or self.written is None
-        removes = self.failure is None and (self.failure_is_over or (self.sample is not None and perhaps_failed))
-        return Entry(key, self.test, self.sample, self.failure, removes)
+        # Until a sample is written, the ConfigMap may have a failure from before the agent's start.
+        may_have_failure = self.failure_written_at_s is not None or self.written is None
+        is_over = self.failure_is_over or (self.sample is not None and may_have_failure)
+        return Entry(key, self.test, self.sample, self.failure, removes_failure=self.failure is None and is_over)
 
 
 class ResultsQueue:
     """The newest entry of each pair and test that waits to be written.
 
     Attributes:
-        due: set when an entry should be written.
+        due: set when `entries` returns some.
     """
 
     def __init__(self) -> None:
@@ -103,14 +109,14 @@ class ResultsQueue:
         self._interval_s = 0.0
 
     def set_pairs(self, keys: Collection[str], interval_s: float) -> None:
-        """Forget all pairs but these, by the keys of their samples; a round now lasts ``interval_s``."""
+        """Forget all pairs but these, given by the keys of their samples, and set the length of a round."""
         self._pairs = {key: pair for key, pair in self._pairs.items() if key in keys}
         self._interval_s = interval_s
         self._wake()
 
     @property
     def keys(self) -> KeysView[str]:
-        """Keys of the pairs that have or had an entry."""
+        """Keys of the pairs that have had an entry."""
         return self._pairs.keys()
 
     def forget_written(self) -> None:
@@ -136,8 +142,8 @@ class ResultsQueue:
     def add_failure(self, failure: Failure, test: Test) -> None:
         """Queue a failure; repeated ones are written as rarely as equivalent samples."""
         pair = self._pair_of(failure.origin, failure.destination, test)
-        silent_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
-        if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_interval_s(self._interval_s):
+        written_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
+        if failure.in_a_row <= MAX_URGENT_FAILURES or written_s >= refresh_interval_s(self._interval_s):
             pair.sample, pair.is_urgent, pair.failure, pair.failure_is_over = None, False, failure, False
             self._wake()
 
@@ -149,8 +155,8 @@ class ResultsQueue:
             self._wake()
 
     def entries(self) -> list[Entry]:
-        """Entries to write now, with waiting ones; empty if none is due."""
-        if not self._has_news():
+        """All entries if one of them should be written now; empty otherwise."""
+        if not self._is_due():
             return []
         entries = [pair.entry(key) for key, pair in self._pairs.items()]
         return [entry for entry in entries if entry.sample or entry.failure or entry.removes_failure]
@@ -168,23 +174,20 @@ class ResultsQueue:
                 continue
             pair.failure_written_at_s, pair.failure_is_over = None, False
             if entry.sample is not None:
-                again = pair.written is not None and is_equivalent(entry.sample, pair.written)
-                pair.written, pair.written_at_s, pair.equivalent_writes = (
-                    entry.sample,
-                    now_s,
-                    pair.equivalent_writes + 1 if again else 1,
-                )
+                is_repeated = pair.written is not None and is_equivalent(entry.sample, pair.written)
+                pair.equivalent_writes = pair.equivalent_writes + 1 if is_repeated else 1
+                pair.written, pair.written_at_s = entry.sample, now_s
                 if pair.sample is entry.sample:
                     pair.sample, pair.is_urgent = None, False
 
     def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> _Pair:
         return self._pairs.setdefault(sample_key(origin, destination, test), _Pair(test))
 
-    def _has_news(self) -> bool:
+    def _is_due(self) -> bool:
         return any(pair.is_urgent or pair.failure or pair.failure_is_over for pair in self._pairs.values())
 
     def _wake(self) -> None:
-        if self._has_news():
+        if self._is_due():
             self.due.set()
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Runs this node's probes one at a time, and flags the samples.
 
 A round is the plan's interval, in which each of this node's probes has a slot (`netperf.pacing`). Slots follow from the plan and the
-wall clock, so agents need not talk to each other. A run of netperf is cut off when the node's next run starts, so a peer that drops
-packets costs only its own run. A stream that the bandwidth does not allow is skipped and counted, not queued. Pairs
-without runs are measured by datagrams alone, once a round.
+wall clock, so agents need not coordinate. A run of netperf is cut off when the node's next run starts, so a peer that drops packets
+costs only its own run. A stream for which the budget of bandwidth is spent is skipped and counted. Pairs without runs are measured by
+datagrams alone, once a round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ from netperf.sample import (
 log = logs.get("agent.probing")
 
 AFTER_START_S = 1e-3
-"""Added to the start of a run, so that `next_run` returns the following one."""
+"""Added to the start of a run, so that `next_run` returns the following run."""
+MAX_SLEEP_S = 30.0
+"""The wall clock may be adjusted, so the time until a run is computed again after this time."""
 
 Result = Literal["ok", "over-budget", "waiting"] | FailureName
 
@@ -60,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         origin, destination, pair_index: of the probe.
         test: the test that was run.
         result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
-        sample: with ``ok``, and after a failed run if datagrams came back.
+        sample: with ``ok``, and after a failed run if enough datagrams came back.
         failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
         run_flags: quality flags of the run; the sample has those of the measurement used for the cost.
@@ -69,13 +71,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: NodeLocation
     destination: NodeLocation
+    pair_index: int = 0
     test: Test
     result: Result
     sample: Sample | None = None
     failure: Failure | None = None
     detail: str = ""
     run_flags: tuple[QualityFlag, ...] = ()
-    pair_index: int = 0
     peer_answered: bool = False
 
 
@@ -86,7 +88,8 @@ class ProbeScheduler:
         plans: source of the plan.
         max_stream_bps: mean bandwidth that streams may take, bits per second.
         listener: called with each outcome; must be quick and must not raise.
-        background: the datagrams' prober.
+        background: the prober that sends datagrams.
+        wall_clock: seconds since the epoch.
     """
 
     def __init__(
@@ -145,13 +148,13 @@ class ProbeScheduler:
             if plan is None or not pairs:
                 await changed.wait()
             elif not await wait_until_set(changed, self._until_own_time_s(plan)):
-                # Concurrently, so that ten dead hosts take no longer than one.
+                # Concurrently, so that several dead hosts take no longer than one.
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
     async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
         failure: ProbeFailedError | None = None
         try:
-            if not await self._background.have_returned(probe):
+            if not await self._background.have_datagrams_returned(probe):
                 return
         except ProbeFailedError as error:
             failure = error
@@ -160,13 +163,14 @@ class ProbeScheduler:
 
     def _until_own_time_s(self, plan: ZonePlan) -> float:
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
-        rounds = self._wall_clock() / plan.interval_s - int.from_bytes(digest, "big") / 2**32
+        phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
+        rounds = self._wall_clock() / plan.interval_s - phase
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
     def _earliest_start_s(self, plan: ZonePlan) -> float:
         """The earliest start of a run. A run that was missed may still start in the first half of its slot.
 
-        It is after the previous run, so no run is repeated, unless the clock was set back.
+        The result is after the previous run, so that no run is repeated, unless the clock was set back.
         """
         now_s = self._wall_clock()
         earliest_s = now_s - slot_width_s(plan) / 2
@@ -174,16 +178,16 @@ class ProbeScheduler:
         return earliest_s if was_clock_set_back else max(self._last_start_s, earliest_s)
 
     async def _wait_for_start(self, scheduled: ScheduledRun, changed: asyncio.Event) -> bool:
-        """Wait for the start of a run; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
+        """Wait for the start of a run; False if plan or prober change first."""
         while (left_s := scheduled.starts_at_s - self._wall_clock()) > 0:
-            if await wait_until_set(changed, min(left_s, 30.0)):
+            if await wait_until_set(changed, min(left_s, MAX_SLEEP_S)):
                 return False
         return True
 
     async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> Outcome:
         probe, settings, test, now_s = scheduled.probe, plan.settings, scheduled.test, self._wall_clock()
         if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
-            skipped = _outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
+            skipped = _make_outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
             _log_change(skipped)
             return skipped
         run: Measurement | ProbeFailedError
@@ -197,7 +201,7 @@ class ProbeScheduler:
         except ProbeFailedError as failure:
             run = failure
         except TimeoutError:
-            run = ProbeFailedError("timeout", "no end before the next run", alive=True)
+            run = ProbeFailedError("timeout", "the run did not end before the next run", alive=True)
         finally:
             self._background.pause(paused=False)
         return self._conclude(probe, test, run)
@@ -227,16 +231,16 @@ class ProbeScheduler:
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_instrument(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
-        sample = self._sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
-        return _outcome(probe, test, "ok", sample=sample, run_flags=run_flags, peer_answered=True)
+        sample = self._make_sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
+        return _make_outcome(probe, test, "ok", sample=sample, run_flags=run_flags, peer_answered=True)
 
     def _outcome_without_run(
         self, probe: Probe, test: Test, run: ProbeFailedError | None, datagrams: Measurement | None, returned: int
     ) -> Outcome:
         """The outcome by datagrams, where no run is planned or it failed.
 
-        A failed run is no failure of the pair if datagrams come back. If neither succeeded, a failure is reported, because a missing
-        result would mean both "not probed yet" and "unreachable".
+        A failed run is not a failure of the pair if datagrams come back. If neither succeeded, a failure is reported, because a missing
+        result could also mean "not probed yet".
         """
         if run is not None and probe.pair_index == 0 and self._prober is not None:
             self._consecutive_failed_runs[probe.nodes] = self._consecutive_failed_runs.get(probe.nodes, 0) + 1
@@ -245,7 +249,7 @@ class ProbeScheduler:
         sample = None
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
-            sample = self._sample(
+            sample = self._make_sample(
                 probe,
                 substitute,
                 find_quality_flags(substitute),
@@ -253,12 +257,12 @@ class ProbeScheduler:
                 failed_runs=self._consecutive_failed_runs.get(probe.nodes, 0),
             )
         if sample is not None or returned:
-            return _outcome(probe, test, result, sample=sample, detail=detail, peer_answered=True)
+            return _make_outcome(probe, test, result, sample=sample, detail=detail, peer_answered=True)
         if run is None:
-            return _outcome(probe, test, "waiting")
-        return _outcome(probe, test, result, failure=self._failure(probe, run), detail=detail)
+            return _make_outcome(probe, test, "waiting")
+        return _make_outcome(probe, test, result, failure=self._make_failure(probe, run), detail=detail)
 
-    def _failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
+    def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         count = self._consecutive_failures[probe.nodes] = self._consecutive_failures.get(probe.nodes, 0) + 1
         self._sequence += 1
         return Failure(
@@ -271,7 +275,7 @@ class ProbeScheduler:
             taken_at=self._wall_clock(),
         )
 
-    def _sample(
+    def _make_sample(
         self, probe: Probe, measurement: Measurement, quality_flags: tuple[QualityFlag, ...], **fields: Any
     ) -> Sample:
         self._sequence += 1
@@ -286,7 +290,7 @@ class ProbeScheduler:
         )
 
 
-def _outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome:
+def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome:
     return Outcome(
         origin=probe.origin.location,
         destination=probe.destination.location,
@@ -298,7 +302,7 @@ def _outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome
 
 
 def _log_change(outcome: Outcome) -> None:
-    """Log an outcome if it differs from the last one of its destination and test."""
+    """Log an outcome if its result differs from the last one of its destination and test."""
     destination, test, result = outcome.destination.node, outcome.test, outcome.result
     topic = f"{destination}/{test}"
     if result == "ok":

@@ -19,7 +19,7 @@ POLL_S = 60.0
 
 
 def read_secret_file(path: Path) -> bytes:
-    """The secret in a file; empty if the folder is empty or missing, as without the optional Secret.
+    """Read the secret in a file; empty if the folder is empty or missing, as without the optional Secret.
 
     Raises:
         ConfigError: the file cannot be read, is blank or too short, or the folder has other files but not this one, as with a Secret
@@ -53,7 +53,7 @@ class SecretSource:
         self.problem = ""
 
     async def read(self) -> bytes:
-        """The current secret, empty if none is mounted; waits until it is usable."""
+        """The current secret, empty if none is mounted; waits while the mounted one is unusable."""
         while (secret := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
             await asyncio.sleep(POLL_S)
         state = "" if secret else "none"

@@ -1,8 +1,8 @@
 """Reads the kernel's connection tracking over netlink: dumps, and events of ended connections.
 
-Layouts are those of linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are
-decoded: the tuple, which has one shape for each address family, and the counters. Connections without ports (ICMP, GRE) are
-skipped. Needs NET_ADMIN in the node's network namespace.
+Layouts: linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are decoded: the tuples,
+which have one layout for each address family, and the counters. Connections without ports (ICMP, GRE) are skipped. Needs NET_ADMIN in
+the node's network namespace.
 """
 
 from __future__ import annotations
@@ -15,37 +15,47 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import HEADER, KernelError, call_when_readable, each_datagram, each_message, open_netlink
+from agent.netlink import (
+    ATTRIBUTE,
+    ERRNO,
+    HEADER,
+    KernelError,
+    call_when_readable,
+    each_datagram,
+    each_message,
+    open_netlink,
+)
 
 NETLINK_NETFILTER = 12
-_SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP = 270, 1, 3
+_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
 _SO_RCVBUFFORCE = 33
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
 _RECV_TIMEOUT_S = 10.0
 
-_NEW, _DELETE = 0x100, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
-_GET = 0x101
-_ERROR, _DONE = 2, 3
+_CT_NEW, _CT_GET, _CT_DELETE = 0x100, 0x101, 0x102
+"""NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*."""
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _REQUEST_DUMP = 0x301
-_FAMILY = struct.Struct("=BBH")
-_ERRNO = struct.Struct("=i")
+"""NLM_F_REQUEST | NLM_F_DUMP."""
+_NFGENMSG = struct.Struct("=BBH")
+"""struct nfgenmsg: family, version, resource."""
 _PORT = struct.Struct("!H")
 _BYTES = struct.Struct("!Q")
-_FIXED = HEADER.size + _FAMILY.size
 
-_ATTRIBUTE = struct.Struct("=HH")
-"""struct nlattr: length, type."""
 _TUPLE_ORIG, _TUPLE_REPLY, _TUPLE_IP = 0x8001, 0x8002, 0x8001
 _COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
-"""CTA_* with NLA_F_NESTED, but for the last one."""
+"""CTA_*, all but the last one with NLA_F_NESTED."""
 _PROTO_BYTES, _COUNTERS_BYTES = 28, 28
 
 
 class Entry(NamedTuple):
-    """A connection, and the bytes of each direction (IP headers included); None if the kernel does not count them.
+    """A connection, and its bytes in each direction.
 
-    ``server`` and ``port`` are the source of the reply tuple: the pod after DNAT, not the Service.
+    Attributes:
+        client, server: addresses in network byte order. ``server`` and ``port`` are the source of the reply tuple: the pod after DNAT,
+            not the Service.
+        request_bytes, response_bytes: with IP headers; None if the kernel does not count them.
     """
 
     client: bytes
@@ -55,7 +65,7 @@ class Entry(NamedTuple):
     response_bytes: int | None
 
 
-_PREFIX_BYTES = 3 * _ATTRIBUTE.size
+_PREFIX_BYTES = 3 * ATTRIBUTE.size
 """The headers of a tuple, of its addresses, and of the source address, which follows."""
 
 
@@ -71,19 +81,19 @@ class _TupleLayout(NamedTuple):
 
 def _tuple_layout(address_bytes: int) -> _TupleLayout:
     """The layout for addresses of a size: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
-    header = _ATTRIBUTE.size
+    header = ATTRIBUTE.size
     ip_bytes = header + 2 * (header + address_bytes)
     size = header + ip_bytes + _PROTO_BYTES
-    ip = _ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + _ATTRIBUTE.pack(header + address_bytes, 1 if address_bytes == 4 else 3)
-    original, reply = (_ATTRIBUTE.pack(size, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
+    ip = ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + ATTRIBUTE.pack(header + address_bytes, 1 if address_bytes == 4 else 3)
+    original, reply = (ATTRIBUTE.pack(size, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
     # The source port comes after the headers of tuple and PROTO, and the attribute of the protocol's number.
     return _TupleLayout(original, reply, address_bytes, size, header + ip_bytes + header + 2 * header + header)
 
 
 _LAYOUT_BY_PREFIX = {layout.original_prefix: layout for layout in (_tuple_layout(4), _tuple_layout(16))}
-_COUNTERS_PREFIX_END = _ATTRIBUTE.pack(_ATTRIBUTE.size + 8, _COUNTERS_PACKETS)
-_ORIG_COUNTERS_PREFIX = _ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_ORIG) + _COUNTERS_PREFIX_END
-_REPLY_COUNTERS_PREFIX = _ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_REPLY) + _COUNTERS_PREFIX_END
+_COUNTERS_PREFIX_END = ATTRIBUTE.pack(ATTRIBUTE.size + 8, _COUNTERS_PACKETS)
+_ORIG_COUNTERS_PREFIX = ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_ORIG) + _COUNTERS_PREFIX_END
+_REPLY_COUNTERS_PREFIX = ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_REPLY) + _COUNTERS_PREFIX_END
 _BYTE_COUNTER_OFFSET = _COUNTERS_BYTES - _BYTES.size
 
 
@@ -94,12 +104,12 @@ def read_entries(data: bytes) -> Iterator[Entry]:
         KernelError: the kernel answered with an error.
     """
     for kind, begin, end in each_message(data):
-        if kind == _ERROR:
-            code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else errno.EBADMSG
+        if kind == _NLMSG_ERROR:
+            code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else errno.EBADMSG
             if code:
                 raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
-        elif kind in (_NEW, _DELETE):
-            entry = _read_entry(data, begin + _FAMILY.size, end)
+        elif kind in (_CT_NEW, _CT_DELETE):
+            entry = _read_entry(data, begin + _NFGENMSG.size, end)
             if entry is not None:
                 yield entry
 
@@ -130,22 +140,23 @@ def _read_byte_counter(data: bytes, prefix: bytes, begin: int, end: int) -> int 
 
 
 async def dump() -> AsyncIterator[bytes]:
-    """The whole table, a datagram of some 250 connections at a time, so that other tasks run in between.
+    """Yields the whole table in datagrams of some 250 connections; other tasks run in between.
 
     Raises:
-        KernelError: it cannot be read.
+        KernelError: the table cannot be read.
     """
     loop = asyncio.get_running_loop()
     try:
         with open_netlink(NETLINK_NETFILTER) as netlink:
-            netlink.send(HEADER.pack(_FIXED, _GET, _REQUEST_DUMP, 1, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
+            header = HEADER.pack(HEADER.size + _NFGENMSG.size, _CT_GET, _REQUEST_DUMP, 1, 0)
+            netlink.send(header + _NFGENMSG.pack(socket.AF_UNSPEC, 0, 0))
             while True:
                 async with asyncio.timeout(_RECV_TIMEOUT_S):
                     data = await loop.sock_recv(netlink, _DUMP_BUFFER_BYTES)
                 yield data
-                if any(kind in (_DONE, _ERROR) for kind, _, _ in each_message(data)):
+                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _, _ in each_message(data)):
                     return
-                # A dump can always be read, so without this no other task would run.
+                # The next datagram of a dump is always ready, so without this no other task would run.
                 await asyncio.sleep(0)
     except TimeoutError as error:
         raise KernelError("connection tracking: no response in time") from error
@@ -154,7 +165,7 @@ async def dump() -> AsyncIterator[bytes]:
 
 
 async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
-    """Call back with the kernel's events of ended connections until cancelled; ``on_overflow`` if it dropped some.
+    """Call ``on_datagram`` with the kernel's events of ended connections until cancelled; ``on_overflow`` if it dropped some.
 
     Raises:
         KernelError: the socket cannot be opened or read.
@@ -170,50 +181,47 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
     try:
         with open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EVENT_BUFFER_BYTES)
-            netlink.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP)
+            netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
             await call_when_readable(netlink, read)
     except OSError as error:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
 
 class TableState(NamedTuple):
-    """State of the kernel's table; None is unknown.
+    """State of the kernel's table; None for what is unknown.
 
     Attributes:
         accounting: whether bytes of new connections are counted (``nf_conntrack_acct``).
-        events: whether their ends are reported (``nf_conntrack_events``).
+        events: whether the ends of connections are reported (``nf_conntrack_events``).
         dropped: connections refused since the node started because the table was full.
-        early_dropped: connections removed early to make room.
+        early_dropped: connections removed since the node started to make room for others.
     """
 
-    accounting: bool | None
-    events: bool | None
-    dropped: int | None
-    early_dropped: int | None
+    accounting: bool | None = None
+    events: bool | None = None
+    dropped: int | None = None
+    early_dropped: int | None = None
 
 
 def read_table_state(proc: Path) -> TableState:
     """Read the state of the table of this process's network namespace."""
     folder = proc / "sys/net/netfilter"
-    accounting, events = _number(folder / "nf_conntrack_acct"), _number(folder / "nf_conntrack_events")
-    dropped, early_dropped = _statistics(proc / "self/net/stat/nf_conntrack")
     return TableState(
-        None if accounting is None else accounting > 0,
-        None if events is None else events > 0,
-        dropped,
-        early_dropped,
+        _read_switch(folder / "nf_conntrack_acct"),
+        _read_switch(folder / "nf_conntrack_events"),
+        *_read_drops(proc / "self/net/stat/nf_conntrack"),
     )
 
 
-def _number(path: Path) -> int | None:
+def _read_switch(path: Path) -> bool | None:
     try:
-        return int(path.read_text())
+        return int(path.read_text()) > 0
     except (OSError, ValueError):
         return None
 
 
-def _statistics(path: Path) -> tuple[int | None, int | None]:
-    """``drop`` and ``early_drop``: hexadecimal columns, one line for each processor, under a line of names."""
+def _read_drops(path: Path) -> tuple[int | None, int | None]:
+    """Sums of ``drop`` and ``early_drop``: hexadecimal columns, one line for each processor, under a line of names."""
     try:
         names, *lines = path.read_text().splitlines()
         columns = [names.split().index(name) for name in ("drop", "early_drop")]

@@ -1,7 +1,7 @@
 """Counts bytes between pods and exports them; off unless ``--traffic conntrack``.
 
-The client's agent exports its workload and the server's address. The server's agent exports which workload has that address
-(``netaware_traffic_server_info``), and the reader joins both.
+The agent of the client's node exports the client's workload and the server's address. The agent of the server's node exports which
+workload has that address (``netaware_traffic_server_info``), and the reader joins both.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 
 log = logs.get("agent.traffic")
 
-SHOWN_S = 300.0
-"""How long a reading is exported; Prometheus refuses much older ones."""
-_CLIENT = ("client_namespace", "client_kind", "client_workload", "client_zone")
-_SERVER = ("server_namespace", "server_kind", "server_workload", "server_zone")
-_SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at boot (sysctl.d)"
+MAX_READING_AGE_S = 300.0
+"""An older reading is not exported, because Prometheus refuses samples with old timestamps."""
+_CLIENT_LABELS = ("client_namespace", "client_kind", "client_workload", "client_zone")
+_SERVER_LABELS = ("server_namespace", "server_kind", "server_workload", "server_zone")
+_FIX = "run sysctl net.netfilter.nf_conntrack_acct=1 on the node, and set it in sysctl.d for the next boot"
 
 
 class TrafficManager:
     """Counts traffic between pods of one node.
 
     Args:
-        pods: store of this node's pods, filled elsewhere.
+        pods: store of this node's pods, run by the caller.
         config: flags.
-        zone: of this node, now.
+        zone: returns this node's current zone.
         registry: for metrics.
     """
 
@@ -55,7 +55,7 @@ class TrafficManager:
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
-        return {"traffic-ends": self._listen(), "traffic-rounds": self._run()}
+        return {"traffic-events": self._listen(), "traffic-rounds": self._run()}
 
     async def _listen(self) -> None:
         while True:
@@ -64,8 +64,8 @@ class TrafficManager:
                 await listen(self.collector.add_ended, self.collector.on_overflow)
             except KernelError as error:
                 if time.monotonic() - began_s > TRAFFIC_ROUND_S:
-                    log.change("ends", "", "connection tracking events were read meanwhile")
-                log.change("ends", str(error), "cannot listen to connection tracking events", error=error)
+                    log.change("events", "", "connection tracking events were read meanwhile")
+                log.change("events", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(TRAFFIC_ROUND_S)
 
     async def _run(self) -> None:
@@ -77,20 +77,20 @@ class TrafficManager:
                 log.change("table", str(error), "cannot read connection tracking", error=error)
             else:
                 problem = self.collector.problem
-                log.change("table", problem, problem or "connection tracking is read", how=_SYSCTL if problem else "")
+                log.change("table", problem, problem or "connection tracking is read", how=_FIX if problem else "")
             await asyncio.sleep(traffic_pause_s(self.collector.cost_s))
 
 
-def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Workload]:
+def workloads_by_address(pods: Iterable[Pod]) -> dict[bytes, Workload]:
     """Address -> workload, of running pods that have a network of their own."""
     workloads: dict[bytes, Workload] = {}
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
             continue
         workload = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
-        for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
+        for text in {pod.status.pod_ip, *(pod_ip.ip for pod_ip in pod.status.pod_ips or ())}:
             address = read_address(text)
-            if address is not None:  # Otherwise it has no address yet, or an invalid one.
+            if address is not None:  # The pod may have no address yet.
                 workloads[address.packed] = workload
     return workloads
 
@@ -98,19 +98,19 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
 class TrafficCollector:
     """Reads the kernel's table into `EdgeTotals`, and collects metrics from them.
 
-    Samples carry the time at which the table was read. A scrape comes up to a round later, so without it a rate over three minutes
-    could be wrong by 17 %.
+    Samples carry the time at which the table was read, because a scrape comes up to a round later, which would distort rates.
 
     Attributes:
+        edges: the totals.
         cost_s: processor time that the last round took.
-        lost: how often the kernel dropped events.
+        overflows: how often the kernel dropped events.
     """
 
     def __init__(self, zone: Callable[[], str], proc: Path, clock: Callable[[], float] = time.time) -> None:
         self.edges = EdgeTotals()
-        self.cost_s, self.lost = 0.0, 0
+        self.cost_s, self.overflows = 0.0, 0
         self._zone, self._proc, self._clock = zone, proc, clock
-        self._table = TableState(None, None, None, None)
+        self._table = TableState()
 
     def add_ended(self, data: bytes) -> None:
         """Add a datagram of events of ended connections."""
@@ -119,13 +119,13 @@ class TrafficCollector:
 
     def on_overflow(self) -> None:
         """Count a loss of events."""
-        self.lost += 1
+        self.overflows += 1
 
     async def read_table(self, workloads_by_address: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
         """Read the whole table once; ``read_at_s`` is now in seconds since the epoch.
 
         Raises:
-            KernelError: it cannot be read.
+            KernelError: the table cannot be read.
         """
         self._table = read_table_state(self._proc)
         self.edges.set_workloads(workloads_by_address, now_s)
@@ -154,21 +154,21 @@ class TrafficCollector:
         """The metric families of this node."""
         zone = self._zone()
         read_at_s, totals = self.edges.reading
-        if self._clock() - read_at_s <= SHOWN_S:
+        if self._clock() - read_at_s <= MAX_READING_AGE_S:
             yield _byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
             "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
-            labels=("server", *_SERVER),
+            labels=("server", *_SERVER_LABELS),
         )
         for address, workload in self.edges.responding_servers():
             info.add_metric(
                 (str(ipaddress.ip_address(address)), workload.namespace, workload.kind, workload.name, zone), 1.0
             )
         yield info
-        yield from self._counting()
+        yield from self._table_metrics()
 
-    def _counting(self) -> Iterator[Metric]:
+    def _table_metrics(self) -> Iterator[Metric]:
         table = self._table
         yield GaugeMetricFamily(
             "netaware_traffic_counting",
@@ -192,7 +192,7 @@ class TrafficCollector:
         yield CounterMetricFamily(
             "netaware_traffic_lost_messages",
             "Times that the kernel dropped events of ended connections.",
-            value=self.lost,
+            value=self.overflows,
         )
         yield GaugeMetricFamily(
             "netaware_traffic_round_seconds", "Processor time of reading the table once.", value=self.cost_s
@@ -204,7 +204,7 @@ def _byte_counters(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int
         "netaware_traffic_bytes",
         "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
         " every public address, an empty server all edges beyond the 2,000 of a node. With the time at which they were read.",
-        labels=(*_CLIENT, "server", "port", "direction"),
+        labels=(*_CLIENT_LABELS, "server", "port", "direction"),
     )
     for edge, request, response in totals:
         labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))

@@ -13,8 +13,8 @@ from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
-from agent.traffic.edges import KEEP_GONE_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
-from agent.traffic.manager import SHOWN_S, TrafficCollector, workloads_by_address
+from agent.traffic.edges import ADDRESS_EXPIRY_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
+from agent.traffic.manager import MAX_READING_AGE_S, TrafficCollector, workloads_by_address
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
@@ -149,7 +149,7 @@ def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_ge
     edges.set_workloads({CLIENT: CART}, 20)
     assert rounds(edges, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
     edges.set_workloads({}, 30)
-    edges.set_workloads({}, 31 + KEEP_GONE_S)
+    edges.set_workloads({}, 31 + ADDRESS_EXPIRY_S)
     assert CLIENT not in edges.workloads
 
 
@@ -217,8 +217,8 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
     assert "tracks no connections" in collector.problem
     # Prometheus refuses samples that are much older.
-    assert len(scrape(SHOWN_S)) == 2
-    assert scrape(SHOWN_S + 1) == []
+    assert len(scrape(MAX_READING_AGE_S)) == 2
+    assert scrape(MAX_READING_AGE_S + 1) == []
     collector.edges.begin_round(30, READ_AT_S + 30)
     collector.edges.add_live(entry(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S, 100), (READ_AT_S, 900)]

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
 from agent.traffic.conntrack import Entry
-from agent.traffic.edges import KEEP_GONE_S, Workload
+from agent.traffic.edges import ADDRESS_EXPIRY_S, Workload
 from agent.traffic.manager import TrafficCollector
 from tests.unit.agent.probing import THERE, outcome, plan
 
@@ -36,7 +36,7 @@ def change_traffic(registry: CollectorRegistry) -> Step:
     registry.register(collector)
 
     def step(number: int) -> None:
-        now_s = number * 2 * KEEP_GONE_S
+        now_s = number * 2 * ADDRESS_EXPIRY_S
         pods = {bytes([10, number % 256, 0, host]): workload for host in range(1, 40)}
         collector.edges.set_workloads(pods, now_s)
         collector.edges.begin_round(now_s, now_s)

@@ -104,7 +104,7 @@ class Answers(BackgroundProber):
     def pause(self, *, paused: bool) -> None:
         self.paused.append(paused)
 
-    async def have_returned(self, probe: Probe) -> bool:
+    async def have_datagrams_returned(self, probe: Probe) -> bool:
         return self.returned > 0
 
 
