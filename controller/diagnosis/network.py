@@ -20,7 +20,7 @@ from controller.diagnosis.findings import (
 from controller.diagnosis.model import AgentView, PairBasis, PairView
 from kubekit.text import format_command, pluralize
 from kubekit.wire import split_key
-from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
+from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER, REGION_LABEL, ZONE_LABEL
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 from netperf.results import refresh_interval_s
 
@@ -37,8 +37,8 @@ MAX_SINGLE_RESTARTS = 3
 _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 
 
-class ConditionReason(NamedTuple):
-    """What a reason of a NetworkTopology's condition means; ``fix`` has placeholders, see `_condition_findings`."""
+class _ConditionReason(NamedTuple):
+    """A reason of a NetworkTopology's condition; ``fix`` has placeholders, see `_condition_findings`."""
 
     severity: Severity
     summary: str
@@ -46,47 +46,27 @@ class ConditionReason(NamedTuple):
     alert: str = ""
 
 
-_REASONS: dict[str, ConditionReason] = {
-    "BadCostPolicy": ConditionReason(
+_REASONS: dict[str, _ConditionReason] = {
+    "BadCostPolicy": _ConditionReason(
+        "warning", "its costPolicy is invalid",
+        (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {reset_patch}")),
+    "NodesWithoutZone": _ConditionReason(
+        "warning", "some nodes have no zone label and are not measured",
+        (f"kubectl get nodes -L {ZONE_LABEL}", f"kubectl label node {{nodes}} {ZONE_LABEL}=ZONE"), "NetawareNodesLeftOut"),
+    "ConflictingRegions": _ConditionReason(
         "warning",
-        "its costPolicy is invalid",
-        (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
-    ),
-    "NodesWithoutZone": ConditionReason(
-        "warning",
-        "some nodes have no zone label and are not measured",
-        (
-            "kubectl get nodes -L topology.kubernetes.io/zone",
-            "kubectl label node {nodes} topology.kubernetes.io/zone=ZONE",
-        ),
-        "NetawareNodesLeftOut",
-    ),
-    "ConflictingRegions": ConditionReason(
-        "warning",
-        "nodes of one zone name different regions; costs are written for that of most, and the others may find none",
-        (
-            "kubectl get nodes -L topology.kubernetes.io/region,topology.kubernetes.io/zone",
-            "kubectl label --overwrite node NODE topology.kubernetes.io/region=REGION",
-        ),
-    ),
-    "UnplannedResults": ConditionReason(
-        "warning",
-        "there are results that no probe plan asks for",
-        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD),
-        "NetawareResultsRefused",
-    ),
-    "NodesContradicted": ConditionReason(
-        "info",
-        "measurements of some nodes are ignored as outliers",
-        ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there"),
-    ),
-    "NetperfFails": ConditionReason(
-        "warning",
-        "netperf fails again and again between some zones",
-        ("kubectl netaware costs --percentile p90", f"{_PORTS} between nodes"),
-        "NetawareProbesFailing",
-    ),
-}
+        "nodes of one zone name different regions; costs are written for the region of most of them, and the others may find none",
+        (f"kubectl get nodes -L {REGION_LABEL},{ZONE_LABEL}", f"kubectl label --overwrite node NODE {REGION_LABEL}=REGION")),
+    "UnplannedResults": _ConditionReason(
+        "warning", "there are results that no probe plan asks for",
+        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD), "NetawareResultsRefused"),
+    "NodesContradicted": _ConditionReason(
+        "info", "measurements of some nodes are ignored as outliers",
+        ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there")),
+    "NetperfFails": _ConditionReason(
+        "warning", "netperf fails again and again between some zones",
+        ("kubectl netaware costs --percentile p90", f"{_PORTS} between nodes"), "NetawareProbesFailing"),
+}  # fmt: skip
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
@@ -267,14 +247,19 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
             reason, message = condition.reason, condition.message
             default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
             severity, summary, fix, alert = _REASONS.get(
-                reason, ConditionReason(default, reason, (_DESCRIBE_TOPOLOGY,))
+                reason, _ConditionReason(default, reason, (_DESCRIBE_TOPOLOGY,))
             )
             since = unix_seconds(condition.last_transition_time)
             is_recent = since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s
             if condition.type == "OutlierNodes" and severity == "info" and is_recent:
                 continue  # The next probe of its pair may clear it.
             nodes = [word for word in _NODE_NAME.findall(message) if word in facts.nodes] or ["NODE"]
-            placeholders = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _reset_patch(message)}
+            placeholders = {
+                "namespace": namespace,
+                "name": name,
+                "home": facts.home,
+                "reset_patch": _reset_patch(message),
+            }
             commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **placeholders) for line in fix)
             summary = f"NetworkTopology {key}: {summary}"
             yield ConditionFinding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)

@@ -41,88 +41,45 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
 
 
 _GET_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
-_EXPLAIN = "kubectl netaware explain pod {pod} -n {namespace}"
-_ALLOCATED = "kubectl describe nodes | grep -A 9 'Allocated resources'"
-_BANDWIDTH = "kubectl netaware bandwidth"
 _REASONS: tuple[UnschedulableReason, ...] = (
     UnschedulableReason(
-        "max-cost",
-        r"does not meet several network requirements",
+        "max-cost", r"does not meet several network requirements",
         "everywhere more of its dependencies would be violated than met",
-        (
-            _EXPLAIN,
-            "kubectl netaware costs",
-            "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}",
-        ),
-    ),
+        ("kubectl netaware explain pod {pod} -n {namespace}", "kubectl netaware costs",
+         "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}")),
     UnschedulableReason(
-        "bandwidth",
-        r"Insufficient network\.aware\.com/bandwidth",
-        "no node publishes that much free bandwidth",
-        (
-            _BANDWIDTH,
-            f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
-            "lower the request in its template, if nodes have no more",
-        ),
-    ),
+        "bandwidth", r"Insufficient network\.aware\.com/bandwidth", "no node publishes that much free bandwidth",
+        ("kubectl netaware bandwidth", f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
+         "lower the request in its template, if nodes have no more")),
     UnschedulableReason(
-        "capacity",
-        r"Insufficient |Too many pods",
-        "nodes are full",
-        (_ALLOCATED, "add nodes, or lower the requests in its template"),
-    ),
+        "capacity", r"Insufficient |Too many pods", "nodes are full",
+        ("kubectl describe nodes | grep -A 9 'Allocated resources'", "add nodes, or lower the requests in its template")),
     UnschedulableReason(
-        "taint",
-        r"untolerated taint|had taint",
-        "it does not tolerate the taints of nodes",
-        (
-            "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
-            "add a toleration to its template",
-        ),
-    ),
+        "taint", r"untolerated taint|had taint", "it does not tolerate the taints of nodes",
+        ("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints", "add a toleration to its template")),
     UnschedulableReason(
-        "cordoned", r"were unschedulable", "nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")
-    ),
+        "cordoned", r"were unschedulable", "nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
     UnschedulableReason(
-        "selector",
-        r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
+        "selector", r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
         "nodes do not match its node selector or affinity",
-        ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
-    ),
+        ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template")),
     # The second pattern is for Kubernetes 1.36.
     UnschedulableReason(
-        "volume",
-        r"volume node affinity conflict|match PersistentVolume's node affinity",
+        "volume", r"volume node affinity conflict|match PersistentVolume's node affinity",
         "its volume can be used from other nodes only",
-        (
-            "kubectl -n {namespace} get pvc",
-            "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
-            "add nodes where its volume is, or re-create its claim elsewhere",
-        ),
-    ),
+        ("kubectl -n {namespace} get pvc", "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
+         "add nodes where its volume is, or re-create its claim elsewhere")),
     UnschedulableReason(
-        "claim",
-        r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim|no available persistent volumes",
+        "claim", r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim|no available persistent volumes",
         "its PersistentVolumeClaim is missing or not bound",
-        (
-            "kubectl -n {namespace} get pvc",
-            "kubectl get storageclass",
-            "add the claim, or a volume or StorageClass that serves it",
-        ),
-    ),
+        ("kubectl -n {namespace} get pvc", "kubectl get storageclass", "add the claim, or a volume or StorageClass that serves it")),
     UnschedulableReason(
-        "spread",
-        r"anti-affinity|topology spread constraints|pod affinity rules",
-        "its rules about other pods exclude the nodes",
-        (_GET_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
-    ),
+        "spread", r"anti-affinity|topology spread constraints|pod affinity rules", "its rules about other pods exclude the nodes",
+        (_GET_POD, "add nodes, lower its replicas, or loosen the rules in its template")),
     UnschedulableReason(
-        "ports",
-        r"free ports for the requested pod ports",
-        "its host ports are taken on the nodes",
-        (_GET_POD, "add nodes, or lower its replicas to one for each node"),
-    ),
-)
+        "ports", r"free ports for the requested pod ports", "its host ports are taken on the nodes",
+        (_GET_POD, "add nodes, or lower its replicas to one for each node")),
+)  # fmt: skip
 _SELECTOR_INDEX = next(index for index, reason in enumerate(_REASONS) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
     "unschedulable", "", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
