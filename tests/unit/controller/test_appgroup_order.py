@@ -1,4 +1,4 @@
-"""The six orders: the rows of the contract, validity on any graph, and no dependence on hashes."""
+"""The six orders: the rows of the contract, validity on any graph, and independence of hashes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_reverse_and_alternate_are_made_of_the_plain_order(base: str) -> None:
 
 
 @given(st.integers(0, 25), st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=80))
-def test_dependants_come_first_unless_a_cycle_is_reported_by_its_path(count: int, edges: list[tuple[int, int]]) -> None:
+def test_dependants_come_first_unless_a_cycle_is_reported(count: int, edges: list[tuple[int, int]]) -> None:
     children: list[list[int]] = [[] for _ in range(count)]
     for a, b in dict.fromkeys(edges):
         if a < count and b < count and a != b:
@@ -65,12 +65,12 @@ def test_a_chain_of_5000_needs_no_recursion() -> None:
     assert order(children, "TarjanSort").sequence == tuple(range(5000))
 
 
-def test_an_unknown_algorithm_is_taken_for_kahn() -> None:
+def test_an_unknown_algorithm_counts_as_kahn_sort() -> None:
     children = adjacency(BOUTIQUE, BOUTIQUE_NEEDS)
     assert order(children, "Bogus").sequence == order(children, "KahnSort").sequence
 
 
-def test_orders_do_not_depend_on_the_seed_of_hashes() -> None:
+def test_orders_do_not_depend_on_the_hash_seed() -> None:
     program = (
         "from controller.appgroups.order import ALGORITHMS, order\n"
         "c = [[1, 2, 5], [3], [3, 1], [4], [2], [], [0, 5], []]\n"

@@ -1,4 +1,4 @@
-"""An AppGroup's status tells its order, who runs, and which dependencies are too far, and holds still when nothing changes."""
+"""An AppGroup's status: its order, running pods and dependencies beyond their limit; it is stable if nothing changes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_cycle_is_reported_with_its_path_and_everything_has_an_index() -> None
     assert len(plan_status(found, look(found), 1.0).topology_order or ()) == 4
 
 
-def test_an_unknown_algorithm_is_reported_with_what_was_taken() -> None:
+def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
     held = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
     assert (held.status, held.reason) == ("False", "UnknownAlgorithm")
     assert "'Bogus' is not known, KahnSort is used" in held.message
@@ -95,14 +95,12 @@ def test_an_unknown_algorithm_is_reported_with_what_was_taken() -> None:
         ("n1", "bare", "violated", 100),
     ],
 )
-def test_dependencies_are_judged_by_the_rule_of_network_overhead(
-    caller: str, called: str, verdict: str, cost: int
-) -> None:
+def test_dependencies_are_checked_by_network_overheads_rule(caller: str, called: str, verdict: str, cost: int) -> None:
     facts = look(group(CHAIN), pod("P1", caller), pod("P2", called))
     assert (facts.checks[0].verdict, facts.checks[0].cost) == (verdict, cost)
 
 
-def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
+def test_an_unknown_cost_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
     facts = look(found, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
     assert facts.checks[0].verdict == "unknown"
@@ -129,7 +127,7 @@ def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
     assert condition(found, "CostsMet").reason == "NothingPlaced"
 
 
-def test_pods_that_finished_leave_or_sit_on_a_node_that_is_gone_are_nobodys_peers() -> None:
+def test_finished_terminating_and_lost_pods_do_not_count() -> None:
     for away in (pod("P2", "n5", phase="Succeeded"), pod("P2", "n5", leaving=True), pod("P2", "gone"), pod("P2", "")):
         facts = look(group(CHAIN), pod("P1", "n1"), away)
         assert facts.checks[0].verdict == "idle"
@@ -144,7 +142,7 @@ def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
     assert condition(found, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
 
 
-def test_the_schedule_starts_with_the_first_pod_and_stays_when_it_is_gone() -> None:
+def test_schedule_start_is_the_first_pods_and_stays_when_it_is_gone() -> None:
     found = group(CHAIN)
     pods = [pod("P1", "", created="2026-01-01T10:00:00Z"), pod("P2", "", created="2026-01-01T09:00:00Z")]
     status = plan_status(found, look(found, *pods), 1000.0)
@@ -153,7 +151,7 @@ def test_the_schedule_starts_with_the_first_pod_and_stays_when_it_is_gone() -> N
     assert plan_status(later, look(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
 
 
-def test_the_calculation_time_moves_with_the_spec_and_not_with_pods() -> None:
+def test_the_calculation_time_changes_with_the_spec_only() -> None:
     found = group(CHAIN)
     first = plan_status(found, look(found), 1000.0)
     same = msgspec.structs.replace(found, status=first)
@@ -170,7 +168,7 @@ def test_the_calculation_time_moves_with_the_spec_and_not_with_pods() -> None:
     st.lists(st.tuples(st.sampled_from("abcdefg"), st.sampled_from([*NODES, "", "gone"])), max_size=12),
     st.sampled_from(["KahnSort", "ReverseTarjan", "AlternateKahn", "x"]),
 )
-def test_a_status_that_was_written_is_not_written_again(
+def test_an_unchanged_status_is_not_written_again(
     needs: dict[str, dict[str, int]], placed: list[tuple[str, str]], algorithm: str
 ) -> None:
     found = group(needs, algorithm=algorithm)
@@ -181,7 +179,7 @@ def test_a_status_that_was_written_is_not_written_again(
     assert plan_status(again, look(again, *reversed(pods)), 9000.0) == stored
 
 
-def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
+def test_costs_are_met_if_the_answering_replica_is_near() -> None:
     """One replica a zone: with PreferSameZone each caller has its own, and the other zone's does not matter."""
     found = group({"P1": {"P2": 3}, "P2": {}})
     pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
@@ -201,7 +199,7 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
     assert verdict("PreferSameZone", *unhinted) == verdict("", *unhinted), "one replica has no zone, so any answers"
 
 
-def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_whichever_pod_comes_last() -> None:
+def test_the_least_near_service_of_several_namespaces_counts() -> None:
     found = group({"P1": {"P2": 3}, "P2": {}})
     rules, selector = NetworkOverheadArgs(namespaces=("shop",)), {WORKLOAD_LABEL: "P2"}
     services = ServiceIndex.from_objects(
@@ -213,7 +211,7 @@ def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_
         assert (facts.checks[0].verdict, facts.checks[0].cost) == ("violated", 5)
 
 
-def test_namespaces_that_do_not_consent_are_named_or_counted() -> None:
+def test_namespaces_without_consent_are_named_or_counted() -> None:
     found = admission_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
     assert found is not None
     assert found.message.startswith("pods of a, b, c, and 2 more are not the group's")

@@ -50,7 +50,7 @@ def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
     assert node_cache.hosts == {}
 
 
-def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> None:
+def test_pods_with_impossible_requests_do_not_prevent_a_plan() -> None:
     case = groups.Case((2, 1), ((0, 1, 9),), ((0,),), (9,))
     start = groups.snapshot(case)
     container = {"resources": {"requests": {"memory": "9E"}}}
@@ -62,7 +62,7 @@ def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> Non
     assert len(plan.targets) == len(pods) - 1
 
 
-def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
+def test_the_model_of_the_default_scheduler_bears_impossible_requests() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
     greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
     stock, both = DefaultSchedulerModel(hosts), np.ones(2, np.bool_)
@@ -72,7 +72,7 @@ def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
     assert stock.scores(greedy, [], [], both).min() >= 0
 
 
-def test_the_stock_scheduler_gives_a_port_of_a_host_to_one_pod_and_to_none_where_it_is_taken() -> None:
+def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
     spec = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
     pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, GroupPod) for name in "abc"]
     waiting = [("web", PodReader().read(pod)) for pod in pods]

@@ -1,4 +1,4 @@
-"""Spellings of KEP-260 and of talks about it become objects that the API server accepts."""
+"""Field names of KEP-260 and of talks about it are converted to objects that the API server accepts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])
-def test_the_proposals_group_gets_selectors_from_its_names(group: str) -> None:
+def test_the_keps_group_gets_selectors_from_names(group: str) -> None:
     found, changes = only(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
     assert found["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert edges(found) == [("P1", "P2", 30)]
@@ -121,7 +121,7 @@ def test_the_proposals_group_gets_selectors_from_its_names(group: str) -> None:
     assert changes[0].startswith(f"AppGroup a1: apiVersion: was '{group}/v1alpha1'")
 
 
-def test_the_slides_group_gets_its_dependencies_out_of_the_reference() -> None:
+def test_dependencies_of_the_slides_group_move_out_of_references() -> None:
     found, changes = only(SLIDES_GROUP)
     assert edges(found) == [("P1", "P2", 30)]
     reference = {"kind": "Deployment", "name": "P1-deployment", "selector": "P1"}
@@ -131,7 +131,7 @@ def test_the_slides_group_gets_its_dependencies_out_of_the_reference() -> None:
     assert any("moved out of the workload's reference" in change for change in changes)
 
 
-def test_the_proposals_topology_gets_todays_names() -> None:
+def test_the_keps_topology_gets_the_names_of_the_crd() -> None:
     found, changes = only(PROPOSAL_TOPOLOGY)
     topology = msgspec.convert(found, NetworkTopology)
     assert topology.spec.configmap_name == "netperf-metrics"
@@ -146,7 +146,7 @@ def test_the_proposals_topology_gets_todays_names() -> None:
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
 
 
-def test_lists_are_taken_apart_and_what_is_no_object_is_reported() -> None:
+def test_lists_are_split_and_other_items_than_objects_are_reported() -> None:
     group = yaml.safe_load(PROPOSAL_GROUP)
     bare = {name: group[name] for name in ("metadata", "spec")}
     listed = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [bare, None]}
@@ -161,7 +161,7 @@ def test_lists_are_taken_apart_and_what_is_no_object_is_reported() -> None:
 
 
 @pytest.mark.parametrize("odd", ["AppGroup", [], {}, [1], 3, True])
-def test_other_kinds_and_a_kind_of_a_strangers_group_pass_untouched(odd: Any) -> None:
+def test_other_kinds_and_api_groups_are_unchanged(odd: Any) -> None:
     stranger = {"apiVersion": "example.com/v1", "kind": odd, "metadata": {"name": "x"}, "spec": {"x": 1}}
     assert convert([stranger]) == ([stranger], [])
 
@@ -180,7 +180,7 @@ junk = st.recursive(
     st.sampled_from(["AppGroup", "NetworkTopology"]),
     st.dictionaries(st.sampled_from(["workloads", "weights", "numMembers", "configMapName"]), junk, max_size=4),
 )
-def test_any_junk_is_converted_to_something_stable(kind: str, spec: dict[str, Any]) -> None:
+def test_a_second_conversion_of_any_document_changes_nothing(kind: str, spec: dict[str, Any]) -> None:
     document = {"apiVersion": "diktyo.k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
     objects, _ = convert([document])
     assert convert(objects) == (objects, [])

@@ -35,7 +35,7 @@ def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
     return msgspec.convert(body, AppGroup)
 
 
-def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
+def test_pods_belong_to_a_group_only_in_its_pod_namespaces() -> None:
     chance = random.Random(1)
     limited = 0
     for everywhere, consent in itertools.product((True, False), repeat=2):
@@ -54,7 +54,7 @@ def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
     assert limited > 100
 
 
-def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone() -> None:
+def test_membership_depends_only_on_the_last_state() -> None:
     chance = random.Random(2)
     named = 0
     for _ in range(60):
@@ -102,7 +102,7 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
     assert pods.pods_of("d/bank") == []
 
 
-def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one() -> None:
+def test_our_write_of_a_pod_counts_until_the_store_has_it_or_a_later_one() -> None:
     store, now = OnePodStore(), [0.0]
     pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
     first, second, third, fourth = (pod(version=version) for version in "1234")

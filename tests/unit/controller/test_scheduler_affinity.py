@@ -1,4 +1,4 @@
-"""The decision as node affinity says what the extender would say, and leaves the user's own words in place."""
+"""Node affinity of gated pods: it allows what the extender passes, and keeps the user's own terms."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
     assert [weights.get(zone, 0) for zone in ranked] == sorted(weights.get(zone, 0) for zone in ranked)
 
 
-def test_unlabelled_nodes_stay_possible_unless_they_are_refused() -> None:
+def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
     """Their cost to a zone is unknown, which refuses nobody; a dependency on one of them is met nowhere but there."""
     nodes, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
     for placed, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
@@ -110,7 +110,7 @@ def test_unlabelled_nodes_stay_possible_unless_they_are_refused() -> None:
 
 
 @pytest.mark.parametrize("order", ["abcde", "badce", "edcba"])
-def test_a_zone_of_two_regions_is_judged_by_its_best_place(order: str) -> None:
+def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -> None:
     places = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r1", "z2"), "d": ("r1", "z3"), "e": ("r1", "z4")}
     nodes = {name: places[name] for name in order}
     costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
@@ -120,7 +120,7 @@ def test_a_zone_of_two_regions_is_judged_by_its_best_place(order: str) -> None:
     assert preferred(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
 
 
-def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefers() -> None:
+def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_score() -> None:
     state = cluster(["n1"], {("z2", "z1"): 31, ("z3", "z1"): 101}, most=200)
     host, rest = (100, "kubernetes.io/hostname", ["h2"]), [(60, ZONE, ["z2"]), (33, ZONE, ["z1"])]
 
@@ -138,7 +138,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefe
     assert [zone for _, _, (zone,) in preferred(patch)] == ["hub", *zones[:19]]
 
 
-def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
+def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> None:
     state, owned = cluster(), owned_by("ReplicaSet")
     assert allowed(patched(owned, release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
     patch = release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
@@ -147,7 +147,7 @@ def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
 
 
-def test_a_pod_without_a_place_and_one_of_a_daemon_set_keep_the_words_of_their_user() -> None:
+def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
     plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
@@ -198,7 +198,7 @@ def test_a_requirement_of_the_user_that_equals_ours_stays(zones: list[str]) -> N
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
-def test_what_was_not_narrowed_by_us_stays(text: str) -> None:
+def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
     term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z1"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     narrowings: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required})
@@ -207,7 +207,7 @@ def test_what_was_not_narrowed_by_us_stays(text: str) -> None:
         assert without_added_requirement(pod) == pod
 
 
-def test_the_gate_is_opened_and_the_pod_as_we_saw_it_is_meant_in_every_mode() -> None:
+def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
     pod = gated(metadata={"resourceVersion": "7", "uid": "u1"})
     for config in (CONFIG, SchedulerConfig()):
         patch = release_patch(cluster(), config, pod, TARGET)
@@ -235,7 +235,7 @@ def test_the_gate_is_opened_and_the_pod_as_we_saw_it_is_meant_in_every_mode() ->
         ("default-scheduler", "extender", "extender", "affinity"),
     ],
 )
-def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
+def test_labels_choose_the_placement_and_other_schedulers_get_affinity(
     scheduler: str, label: str, placement: Any, mode: str
 ) -> None:
     pod = gated(schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}})

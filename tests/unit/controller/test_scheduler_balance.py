@@ -1,4 +1,4 @@
-"""A group as it stands: what a zone's loss would take, what would route its calls better, and what is out of balance."""
+"""Conditions RoutedNear and Balanced: advice for Services, replicas in one zone, and overloaded replicas."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ EVEN = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
     [("", {}), ("Nearby", {}), ("PreferSameZone", {"annotations": {"service.kubernetes.io/topology-mode": "Auto"}})],
     ids=["none", "unknown", "hints-win"],
 )
-def test_a_service_that_sends_anywhere_is_advised_to_keep_calls_in_the_zone(field: str, more: dict[str, Any]) -> None:
+def test_a_service_without_traffic_distribution_gets_advice(field: str, more: dict[str, Any]) -> None:
     reason, text = advice(stands(EVEN, groups.service("w1", field, **more))) or ("", "")
     assert reason == ("HintsIgnored" if more else "NoTrafficDistribution")
     assert "default/svc-w1" in text
     assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in text
 
 
-def test_the_same_node_is_advised_only_where_that_gains_as_much_again() -> None:
+def test_same_node_is_advised_only_if_it_gains_enough_more() -> None:
     beside = (("a1", "b1", "c1"), ("a1", "b1", "c1"))
     assert "with PreferSameZone" in message(stands(beside, groups.service("w1")))
     pairs = (("a1", "a2"), ("a1", "a2"))
@@ -76,16 +76,16 @@ def test_the_same_node_is_advised_only_where_that_gains_as_much_again() -> None:
     ],
     ids=["no-service", "near-already", "headless", "local"],
 )
-def test_there_is_nothing_to_advise_where_the_field_would_change_nothing(services: tuple[Service, ...]) -> None:
+def test_no_advice_if_traffic_distribution_would_gain_nothing(services: tuple[Service, ...]) -> None:
     assert advice(stands(EVEN, *services)) is None
 
 
-def test_nearness_that_would_heat_a_replica_is_not_advised() -> None:
+def test_no_advice_that_would_overload_a_replica() -> None:
     """All callers in one zone, one of three replicas there: it would take all calls."""
     assert advice(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
 
 
-def test_a_hot_replica_is_reported() -> None:
+def test_an_overloaded_replica_is_reported() -> None:
     _, state = advice_conditions(
         stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
     )
@@ -93,7 +93,7 @@ def test_a_hot_replica_is_reported() -> None:
     assert "takes 3.0 times its fair share" in state.message
 
 
-def test_a_replica_on_a_node_without_a_zone_makes_every_hint_useless() -> None:
+def test_a_replica_on_a_node_without_zone_disables_zone_hints() -> None:
     found = stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", "PreferSameZone"))
     assert (advice(found) or [""])[0] == "HintsIgnored"
     assert advice(stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None, (
@@ -106,7 +106,7 @@ def states(current: PlacedGroup) -> list[tuple[str, str]]:
     return [(found.status, found.reason) for found in advice_conditions(current)]
 
 
-def test_the_conditions_say_it_and_that_all_is_well() -> None:
+def test_conditions_have_advice_or_hold() -> None:
     well = stands(EVEN, groups.service("w1", "PreferSameZone"), spread="zone")
     assert states(well) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
     assert states(stands((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
@@ -131,9 +131,7 @@ def test_a_dependency_without_traffic_gets_no_advice() -> None:
     ],
     ids=["in one zone", "in none", "need not survive", "one replica cannot be spread"],
 )
-def test_a_workload_that_is_to_survive_a_zone_and_is_in_one_is_named(
-    spread: str, where: tuple[str, ...], found: str
-) -> None:
+def test_a_workload_with_spread_zone_in_one_zone_is_reported(spread: str, where: tuple[str, ...], found: str) -> None:
     _, state = advice_conditions(stands((("a1", "b1"), where), spread=spread))
     assert (state.status, state.reason) == (("False", "OneZone") if found else ("True", "Balanced"))
     assert not found or state.message == found

@@ -51,7 +51,7 @@ def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> 
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
-def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> None:
+def test_costs_of_cells_add_up_to_the_cost_of_their_line(distribution: str) -> None:
     state = example(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
@@ -99,7 +99,7 @@ def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> N
         (pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
     ],
 )
-def test_one_sentence_says_what_decided(asked: GroupPod, placed: list[tuple[str, str]], sentence: str) -> None:
+def test_the_reason_for_a_node_is_one_sentence(asked: GroupPod, placed: list[tuple[str, str]], sentence: str) -> None:
     assert explain(example(*placed), asked).decided == sentence
 
 
@@ -113,9 +113,7 @@ def test_one_sentence_says_what_decided(asked: GroupPod, placed: list[tuple[str,
         ),
     ],
 )
-def test_nodes_that_do_not_take_the_pod_are_counted_and_are_no_best_place(
-    ineligible: dict[str, str], decided: str
-) -> None:
+def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], decided: str) -> None:
     found = explain(example(("P2", "n1")), pod("P1"), ineligible)
     assert found.decided == decided
     rows = {line.node or line.zone: line for line in found.candidates}
@@ -123,7 +121,7 @@ def test_nodes_that_do_not_take_the_pod_are_counted_and_are_no_best_place(
     assert (rows["n1"].score, rows["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
 
 
-def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_is_good() -> None:
+def test_nodes_without_labels_have_a_line_and_the_node_of_the_dependency_passes() -> None:
     state = example(("P2", "bare"))
     state.on_node_change("bare", None, node("bare", "", ""))
     found = explain(state, pod("P1"))

@@ -1,4 +1,4 @@
-"""The extender over HTTP: right answers from memory, clear errors for what it cannot read, never a crash or a hang."""
+"""The extender over HTTP: right answers from memory, and clear errors for requests that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_filter_and_prioritize_follow_the_rule() -> None:
         "affinity",
     ],
 )
-async def test_pods_that_do_not_concern_us_get_every_node_and_equal_scores(pod: dict[str, Any]) -> None:
+async def test_foreign_pods_get_every_node_and_equal_scores(pod: dict[str, Any]) -> None:
     async with serving() as service:
         answer = await service.ask("filter", pod, ALL)
         assert answer == {"nodenames": ALL, "failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
@@ -116,7 +116,7 @@ async def test_pods_that_do_not_concern_us_get_every_node_and_equal_scores(pod: 
 
 
 @pytest.mark.parametrize("lost", ["topology", "costs", "group"])
-async def test_what_changes_counts_from_the_next_request_on(lost: str) -> None:
+async def test_changes_count_from_the_next_request_on(lost: str) -> None:
     async with serving() as service:
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ["n1", "n2"]
         match lost:
@@ -131,7 +131,7 @@ async def test_what_changes_counts_from_the_next_request_on(lost: str) -> None:
         assert set(scores.values()) == {0} or lost == "costs"
 
 
-async def test_nodes_that_were_never_seen_are_judged_as_nodes_without_labels() -> None:
+async def test_unknown_nodes_are_scored_as_nodes_without_labels() -> None:
     async with serving() as service:
         answer = await service.ask("filter", asked_pod(), ["brand-new", "n4", "n1"])
         assert sorted(answer["nodenames"]) == ["brand-new", "n1"]
@@ -141,7 +141,7 @@ async def test_nodes_that_were_never_seen_are_judged_as_nodes_without_labels() -
 @pytest.mark.parametrize(
     ("names", "kept", "refused"), [([], [], set()), (None, [], set()), (["n1", "n1", "n3", "n3"], ["n1"], {"n3"})]
 )
-async def test_odd_lists_of_nodes_are_answered(names: list[str] | None, kept: list[str], refused: set[str]) -> None:
+async def test_unusual_lists_of_nodes_are_answered(names: list[str] | None, kept: list[str], refused: set[str]) -> None:
     async with serving() as service:
         status, answer = await service.post("filter", arguments(asked_pod(), names))
         assert (status, answer["nodenames"], answer["error"]) == (200, kept, "")
@@ -150,7 +150,7 @@ async def test_odd_lists_of_nodes_are_answered(names: list[str] | None, kept: li
         assert (status, len(scores)) == (200, len(set(names or ())))
 
 
-async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed_in_between() -> None:
+async def test_a_remembered_list_is_scored_right_after_nodes_changed() -> None:
     async with serving() as service:
         given = (await service.ask("filter", asked_pod(), ALL))["nodenames"]
         service.state.on_node_change("n2", None, node("n2", "r", "z2"))
@@ -172,7 +172,7 @@ async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed
         (b'{"pod": {}, "nodenames": "' + b"x" * 5000 + b'"}', 413, "larger than 4096 bytes"),
     ],
 )
-async def test_what_cannot_be_read_gets_an_error_that_says_why(
+async def test_undecodable_requests_get_an_error_with_the_reason(
     body: bytes, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler, "MAX_REQUEST_BYTES", 4096)
@@ -186,7 +186,7 @@ async def test_what_cannot_be_read_gets_an_error_that_says_why(
         assert f'netaware_extender_errors_total{{status="{status}",verb="filter"}} 1.0' in counted
 
 
-async def test_a_body_of_unannounced_length_is_cut_off_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_of_unknown_length_is_refused_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "MAX_REQUEST_BYTES", 4096)
 
     async def endless() -> AsyncIterator[bytes]:
@@ -197,7 +197,7 @@ async def test_a_body_of_unannounced_length_is_cut_off_at_the_limit(monkeypatch:
         assert answer.status == 413
 
 
-async def test_nothing_is_answered_before_the_mirrors_are_full() -> None:
+async def test_requests_are_refused_before_the_stores_are_listed() -> None:
     async with serving() as service:
         service.missing = "not listed yet: pods"
         status, answer = await service.post("filter", arguments(asked_pod(), ALL))
@@ -206,7 +206,7 @@ async def test_nothing_is_answered_before_the_mirrors_are_full() -> None:
 
 
 @pytest.mark.parametrize("keys", ["Pod NodeNames", "pod nodenames", "POD NODENAMES", "NodeNames Pod"])
-async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
+async def test_keys_may_have_any_case_as_in_go(keys: str) -> None:
     values = {"pod": asked_pod(), "nodenames": ALL}
     async with serving() as service:
         status, answer = await service.post("filter", {key: values[key.lower()] for key in keys.split()})
@@ -214,7 +214,7 @@ async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
         assert answer["nodenames"] == ["n1", "n2"]
 
 
-async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small(
+async def test_refused_nodes_beyond_the_limit_share_a_reason_per_zone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encoding, "MAX_REASONS", 1)
@@ -226,7 +226,7 @@ async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status
         assert shared == "in z2: network requirements from Workload dependencies, Satisfied: 0 Violated: 1"
 
 
-async def test_the_plans_host_comes_first_then_its_zone_then_the_rest() -> None:
+async def test_the_planned_host_scores_highest_then_its_zone_then_others() -> None:
     target = msgspec.json.encode({"zone": "z2", "region": "r", "node": "n4"}).decode()
     planned = asked_pod(annotations={"netaware.io/target": target})
     async with serving() as service:
@@ -244,7 +244,7 @@ def planned_pod(node: str, zone: str, **more: Any) -> dict[str, Any]:
     return {**asked_pod(annotations={"netaware.io/target": target}), **more}
 
 
-async def test_filter_follows_the_plan_to_its_host_or_where_that_is_full_to_its_zone() -> None:
+async def test_filter_returns_the_planned_host_or_else_its_zone() -> None:
     async with serving() as service:
         plain = {"failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
         assert await service.ask("filter", planned_pod("n2", "z1"), ALL) == {"nodenames": ["n2"], **plain}
@@ -256,7 +256,7 @@ async def test_filter_follows_the_plan_to_its_host_or_where_that_is_full_to_its_
         assert 'netaware_extender_decisions_total{result="planned",verb="filter"} 2.0' in metrics
 
 
-async def test_filter_goes_by_the_rule_where_the_plan_is_no_good() -> None:
+async def test_filter_follows_the_rule_if_the_plan_cannot_be_followed() -> None:
     rule = ["n1", "n2"]
     found_nothing = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
     async with serving() as service:
@@ -273,7 +273,7 @@ async def test_filter_goes_by_the_rule_where_the_plan_is_no_good() -> None:
         assert (await service.ask("filter", planned_pod("n2", "z1"), ALL))["nodenames"] == ALL
 
 
-async def test_the_first_pod_of_a_group_goes_where_the_plan_begins() -> None:
+async def test_the_first_pod_of_a_group_gets_its_planned_node() -> None:
     config = SchedulerConfig()
     state = example(config)
     state.on_pod_change("default/p2-0", pod("P2", "n1", name="p2-0"), None)
@@ -282,7 +282,7 @@ async def test_the_first_pod_of_a_group_goes_where_the_plan_begins() -> None:
         assert (await service.ask("filter", planned_pod("n4", "z2"), ALL))["nodenames"] == ["n4"]
 
 
-async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> None:
+async def test_allocatable_adds_its_weighted_score_for_our_pods_only() -> None:
     config = SchedulerConfig(allocatable=AllocatableArgs(weight=2))
     async with serving(config) as service:
         bare = {"metadata": {"name": "bare"}, "spec": {"schedulerName": "network-aware-scheduler"}}
@@ -301,7 +301,7 @@ async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> N
         ({"allocatable": {"resources": [{"name": "cpu", "weight": 0}]}}, "scheduler.allocatable.resources"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: str) -> None:
+def test_invalid_settings_are_named(section: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         msgspec.convert(section, SchedulerConfig).validate("scheduler")
     assert refused.value.field == field
@@ -321,7 +321,7 @@ def preempted(asked: dict[str, Any], pod: dict[str, Any], state: State | None = 
     return dict(answer["NodeNameToMetaVictims"])
 
 
-def test_preempt_keeps_the_nodes_that_filter_would_pass_once_their_victims_are_gone() -> None:
+def test_preempt_keeps_the_nodes_that_filter_passes_without_the_victims() -> None:
     """P1 may be no further than 10 from P2, which runs in z1 alone: nodes of z2 would be cleared for nothing."""
     asked = victims(n1=[], n2=["other"], n3=["other"], n4=[])
     assert preempted(asked, asked_pod()) == {name: asked[name] for name in ("n1", "n2")}
@@ -330,7 +330,7 @@ def test_preempt_keeps_the_nodes_that_filter_would_pass_once_their_victims_are_g
 @pytest.mark.parametrize(
     ("target", "broken", "nodes"), [("n2", 0, {"n2"}), ("n2", 1, {"n1", "n2"}), ("n3", 0, {"n1", "n2"})]
 )
-def test_preempt_keeps_the_planned_node_alone_unless_another_breaks_fewer_budgets(
+def test_preempt_keeps_only_the_planned_node_unless_another_violates_fewer_budgets(
     target: str, broken: int, nodes: set[str]
 ) -> None:
     asked = victims(n1=["x"], n2=["y"], n3=["z"])
@@ -338,7 +338,7 @@ def test_preempt_keeps_the_planned_node_alone_unless_another_breaks_fewer_budget
     assert set(preempted(asked, planned_pod(target, ""))) == nodes
 
 
-def test_a_victim_that_the_pod_depends_on_counts_no_more() -> None:
+def test_victims_that_the_pod_depends_on_do_not_count() -> None:
     """Two P2 in z2 and one in z1: z2 is where P1 belongs, unless making room there would evict them."""
     state = example(SchedulerConfig())
     for uid in ("a", "b"):
@@ -350,7 +350,7 @@ def test_a_victim_that_the_pod_depends_on_counts_no_more() -> None:
 @pytest.mark.parametrize(
     "pod", [asked_pod("somebody-elses"), asked_pod(labels={}), asked_pod(labels={GROUP: "none", WORKLOAD: "P1"})]
 )
-def test_preempt_has_no_say_about_pods_that_filter_has_none_about(pod: dict[str, Any]) -> None:
+def test_preempt_keeps_all_nodes_of_foreign_pods(pod: dict[str, Any]) -> None:
     asked = victims(n3=["x"])
     answer = preempted({**asked, "n4": None}, pod)
     assert (set(answer), answer["n3"]) == ({"n3", "n4"}, asked["n3"])
@@ -363,7 +363,7 @@ def test_preempt_has_no_say_about_pods_that_filter_has_none_about(pod: dict[str,
         (b'{"x":' + b"[" * 1_500, "no ExtenderPreemptionArgs"),
     ],
 )
-async def test_preempt_says_what_it_cannot_read(body: bytes, says: str) -> None:
+async def test_undecodable_preemption_requests_get_an_error_with_the_reason(body: bytes, says: str) -> None:
     async with serving() as service:
         status, answer = await service.post("preempt", body)
     assert status == 400

@@ -1,4 +1,4 @@
-"""Nothing waits for us: what gates are opened when no controller does."""
+"""The gate opener: which gates it opens, and its back-off."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HELD = pod("held", 9999, GATE, "somebodys/else")
 @pytest.mark.parametrize(
     ("max_wait_s", "overdue"), [(WAIT_S, ["later", "late"]), (None, ["held", "later", "late", "young"])]
 )
-def test_overdue_gates_are_opened_and_before_an_uninstall_all(max_wait_s: float | None, overdue: list[str]) -> None:
+def test_overdue_gates_are_opened_or_all_before_an_uninstall(max_wait_s: float | None, overdue: list[str]) -> None:
     """Gates of others, and pods that terminate, are left alone."""
     pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE))
     others = (pod("other", 9999, "somebodys/else"), pod("free", 9999), LEAVING, HELD)

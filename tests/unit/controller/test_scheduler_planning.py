@@ -1,4 +1,4 @@
-"""Plans of all groups: no room is reserved twice, no group delays others, and a failed plan is reported."""
+"""Plans of all groups: no resources are reserved twice, no group delays others, and a failed plan is reported."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def play(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-async def test_three_groups_never_reserve_the_same_room(seed: int) -> None:
+async def test_three_groups_never_reserve_the_same_resources(seed: int) -> None:
     assert await play(seed) > 0
 
 
@@ -111,7 +111,7 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     [(True, "delete", False), (False, "delete", False), (False, "bind", True)],
     ids=["a pod leaves", "a reservation ends", "a reservation becomes a pod"],
 )
-async def test_a_refused_node_is_planned_again_when_room_comes(
+async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     happens: str, *, is_bound: bool, is_refused: bool
 ) -> None:
     world = World(1, 4)
@@ -139,7 +139,7 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
 
 
 @pytest.mark.parametrize("is_complete", [False, True], ids=["cannot start whole", "can"])
-async def test_a_started_group_gets_the_room_of_one_that_cannot_start_whole(*, is_complete: bool) -> None:
+async def test_a_started_group_gets_the_reservations_of_an_incomplete_one(*, is_complete: bool) -> None:
     """It would keep it for two minutes."""
     world = World(2, 4)
     for group in ("d/started", "d/other"):
@@ -182,7 +182,7 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
     assert world.request("e/g3").plan is not None
 
 
-async def test_a_plan_that_cannot_be_made_is_reported_and_tried_again_later() -> None:
+async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world = one_pod()
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
     assert world.request("d/g1").pending
@@ -206,7 +206,7 @@ async def test_a_plan_that_cannot_be_made_is_reported_and_tried_again_later() ->
     assert report.reason == "Complete"
 
 
-async def test_a_group_that_changes_all_the_time_rests_between_its_plans() -> None:
+async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> None:
     world = one_pod()
     world.plan_takes_s = 2.0
     await world.plans.make("d/g1")
@@ -223,7 +223,7 @@ async def test_a_group_that_changes_all_the_time_rests_between_its_plans() -> No
 
 
 @pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
-async def test_small_pods_leave_the_large_node_free_where_allocatable_counts(weight: int, nodes: set[str]) -> None:
+async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(weight: int, nodes: set[str]) -> None:
     """Seed 002, as an AppGroup."""
     world = World(0, 10)
     world.state.allocatable = AllocatableArgs(weight=weight)
@@ -235,7 +235,7 @@ async def test_small_pods_leave_the_large_node_free_where_allocatable_counts(wei
     assert set((await world.nodes("d/g")).values()) == nodes
 
 
-async def test_room_of_pods_with_lower_priority_is_the_last_resort() -> None:
+async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> None:
     """Every node is full; only n00's pods are less important than the group, and evicting one of them is not enough."""
     world = World(3, 4)
     world.add_group("d/g", 2)
@@ -312,7 +312,7 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: A
     assert all(second[key] in nodes for key, nodes in expected.items())
 
 
-async def test_a_bound_pod_of_another_template_does_not_hide_what_the_waiting_one_demands() -> None:
+async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_template() -> None:
     world = World(2, 4)
     world.add_group("d/g1", 2)
     for group, name, cpu, node in (("d/g1", "new", 1, ""), ("d/g1", "old", 3, "n01"), ("d/other", "noisy", 1, "n00")):
@@ -342,7 +342,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
         await world.plans.simulate_replacement("d/g1", "d/missing", 0)
 
 
-async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_time_is_over() -> None:
+async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires() -> None:
     """A StatefulSet's replacement comes when its predecessor is gone; another group's plan is made meanwhile."""
     world = World(2, 4)
     for group in ("d/g1", "d/g2"):
@@ -370,7 +370,7 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_time_is_o
 
 
 @pytest.mark.parametrize(("waits_s", "is_kept"), [(1, True), (61, False)])
-async def test_a_replacement_is_planned_for_its_reserved_node_while_that_lasts(
+async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires(
     waits_s: float, *, is_kept: bool
 ) -> None:
     unasked = (await one_pod(hosts=6).nodes("d/g1"))["d/a"]
@@ -420,7 +420,7 @@ async def test_a_large_group_is_planned_before_newer_small_ones_of_its_namespace
     assert [snapshot.group.metadata.name for snapshot in world.asked] == ["large", "small"]
 
 
-async def test_a_plan_with_unplaced_pods_is_made_again_only_when_room_came() -> None:
+async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were_freed() -> None:
     world = one_pod(hosts=1, cpu=3)
     world.add_group("d/g2", 1)
     world.add_pod("d/g2", "other", "P1", 3)

@@ -1,4 +1,4 @@
-"""Writes of one round: a failure keeps no other from being made."""
+"""Writes of one reconciliation: a failure stops no other write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from controller.scheduler.gating.pod_updater import run_all
 
 
-async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing_in_memory() -> None:
+async def test_a_failed_write_stops_no_other_and_keeps_nothing_in_memory() -> None:
     class Large:
         """What a round works with."""
 

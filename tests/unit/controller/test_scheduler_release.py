@@ -1,4 +1,4 @@
-"""Whose turn it is: gates open in the group's order, and no pod waits for good."""
+"""Which gates open, and when: the group's order, and bounded waits."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ SHORT = queue(pod("a1", "A", node="n"), B, replicas={"A": 2, "B": 1})
         (LONE, DEBOUNCE_S, "a"),
     ],
 )
-def test_a_workload_goes_when_those_before_it_are_bound_done_or_missing_for_long(
+def test_a_workload_is_released_when_earlier_ones_are_bound_finished_or_overdue(
     group: GroupQueue, after_s: float, expected: str
 ) -> None:
     turns = plan_release(group, CREATED + after_s, CONFIG)
@@ -117,7 +117,7 @@ def test_a_workload_goes_when_those_before_it_are_bound_done_or_missing_for_long
     assert released(turns) == [(name, cause) for name in expected.split()]
 
 
-def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_listed() -> None:
+def test_the_order_follows_positions_and_not_names_or_the_order_of_the_list() -> None:
     """Z is first, A second, M last."""
     places = {"M": 3, "A": 2, "Z": 1}
     waiting = GroupQueue((pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z")), places)
@@ -128,7 +128,7 @@ def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_liste
     assert [r.pod.metadata.name for r in late.releases] == ["z", "a1", "a2", "m", "x"], "unknown workloads come last"
 
 
-def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together() -> None:
+def test_unplaced_pods_are_released_at_once_and_together() -> None:
     pods = [pod("a", "A", gated=False), pod("b", "B"), pod("c1", "C"), pod("c2", "C")]
     held = queue(*pods)
     assert released(plan_release(held, CREATED, CONFIG)) == []
@@ -147,7 +147,7 @@ def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together()
         (queue(pod("x", "")), "no-workload"),
     ],
 )
-def test_pods_that_nobody_orders_go_after_a_while(unknown: GroupQueue, cause: str) -> None:
+def test_pods_without_a_group_or_workload_are_released_after_the_timeout(unknown: GroupQueue, cause: str) -> None:
     early = plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s - 1, CONFIG)
     assert early.releases == ()
     assert set(early.waiting.values()) == {
@@ -168,7 +168,7 @@ PODS = st.lists(
 
 
 @given(pods=PODS, exists=st.booleans(), replicas=st.dictionaries(st.sampled_from("ABC"), st.integers(0, 5), max_size=3))
-def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
+def test_every_pod_is_released_after_max_wait_and_checked_before(
     pods: list[tuple[str, str, float]], exists: bool, replicas: dict[str, int]
 ) -> None:
     made = []
@@ -191,7 +191,7 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
 
 
 @pytest.mark.parametrize("age_s", [0.0, CONFIG.max_wait_s, 100 * CONFIG.max_wait_s])
-def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours(age_s: float) -> None:
+def test_a_pod_with_another_gate_delays_no_other_and_keeps_our_gate(age_s: float) -> None:
     """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
     made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
     made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
@@ -209,7 +209,7 @@ def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours(age_s: float) 
         ("", [], 0, [("a", "turn")]),
     ],
 )
-def test_pods_of_one_pod_group_go_together(
+def test_pods_of_one_pod_group_are_released_together(
     gang: str, others: list[str], age_s: float, expected: list[tuple[str, str]]
 ) -> None:
     """Whoever is not of it waits as before: b comes before c."""
@@ -221,13 +221,13 @@ def test_pods_of_one_pod_group_go_together(
     assert released(plan_release(queue(*members, pod("b", "B")), CREATED, CONFIG)) == expected
 
 
-def test_the_longest_wait_counts_from_when_the_last_gate_of_others_opened() -> None:
+def test_max_wait_counts_from_the_opening_of_the_last_other_gate() -> None:
     freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), others_opened_at={"d/b": CREATED - 1})
     assert released(plan_release(freed, CREATED, CONFIG)) == [("a", "turn")]
     assert ("b", "waited") in released(plan_release(freed, CREATED + CONFIG.max_wait_s, CONFIG))
 
 
-def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_its_members() -> None:
+def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
     seen = {"d/a": CREATED, "d/b": CREATED}
     pods = (pod("a", "A"), pod("b", "B"))
     complete = queue(*pods, order="AB", members=2, replicas={"A": 1, "B": 1}, seen_at=seen)
@@ -261,14 +261,12 @@ def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_
         (queue(unschedulable("a", "A", since_s=5)), None),  # nobody waits for it
     ],
 )
-def test_somebody_looks_again_when_the_first_wait_is_over_and_not_before(
-    group: GroupQueue, next_check_s: float | None
-) -> None:
+def test_the_next_check_is_at_the_end_of_the_first_wait(group: GroupQueue, next_check_s: float | None) -> None:
     found = plan_release(group, CREATED, CONFIG).next_check_s
     assert found == (None if next_check_s is None else pytest.approx(next_check_s, abs=1e-6))
 
 
-def test_somebody_who_looks_just_before_a_wait_is_over_does_not_look_again_at_once() -> None:
+def test_a_check_just_before_the_end_of_a_wait_is_not_repeated_at_once() -> None:
     nearly = plan_release(queue(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
     assert (nearly.releases, nearly.next_check_s) == ((), 0.05)
     stuck = plan_release(queue(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
@@ -276,7 +274,7 @@ def test_somebody_who_looks_just_before_a_wait_is_over_does_not_look_again_at_on
     assert stuck.next_check_s == pytest.approx(0.5)
 
 
-def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_good() -> None:
+def test_pods_without_timestamps_count_as_new_and_as_refused_for_long() -> None:
     def without(made: GroupPod) -> GroupPod:
         body = msgspec.to_builtins(made)
         body["metadata"].pop("creationTimestamp")
@@ -291,6 +289,6 @@ def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_go
 
 
 @pytest.mark.parametrize("replicas", [{"A": 3, "C": 1}, {"B": 2, "C": 1}], ids=["too few", "none known"])
-def test_of_two_reasons_the_earlier_workload_s_is_reported(replicas: dict[str, int]) -> None:
+def test_the_reason_of_the_earlier_of_two_workloads_is_reported(replicas: dict[str, int]) -> None:
     missing = queue(pod("c", "C"), replicas=replicas)
     assert plan_release(missing, CREATED, CONFIG).waiting["d/c"].startswith("workload A comes first, and ")

@@ -1,4 +1,4 @@
-"""Every release ends: what the scheduler refused is tried again, replaced, or told to a person."""
+"""Pods for which the scheduler found no node are retried, replaced, or reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_ter
     assert not stuck.may_require_zones(successor)
 
 
-def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
+def test_each_pod_of_a_stateful_set_has_its_own_history() -> None:
     """Its volume may be in another zone than those of its siblings."""
     stuck = StuckPods(CONFIG)
     look(stuck, stuck_pod("StatefulSet", "db-0"), 0)
@@ -94,7 +94,7 @@ def test_a_pod_without_our_requirement_is_left_to_the_scheduler() -> None:
     assert look(stuck, pod, 10 * REPLACE_AFTER_S) == []
 
 
-def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
+def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     look(stuck, pod, 0, ZONE_B)
     assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [True]
@@ -138,7 +138,7 @@ def cluster() -> State:
 REFUSED = of_extender(message="0/2 nodes: Workload dependencies")
 
 
-def test_a_refused_pod_is_tried_again_once_for_every_new_answer_of_the_filter() -> None:
+def test_a_refused_pod_is_retried_once_for_every_new_answer_of_the_filter() -> None:
     state, stuck = cluster(), StuckPods(SchedulerConfig())
     assert retried(stuck, REFUSED, None, state, 0), "the answer that refused it is unknown"
     assert not retried(stuck, REFUSED, None, state, 10)
@@ -147,7 +147,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_new_answer_of_the_filter() 
     assert not retried(stuck, REFUSED, None, state, 30)
 
 
-def test_tries_are_at_least_a_second_apart() -> None:
+def test_retries_are_at_least_a_second_apart() -> None:
     state, stuck = cluster(), StuckPods(SchedulerConfig())
     assert retried(stuck, REFUSED, None, state, 0)
     state.on_topology_change("default/nt-default", costs(20), costs(10))
@@ -167,19 +167,19 @@ def test_a_new_target_is_written_to_a_stuck_pod() -> None:
     assert not retried(stuck, of_extender(annotations=planned(ZONE_B)), ZONE_B, cluster(), 5)
 
 
-def test_a_pod_that_was_shown_only_its_planned_node_is_shown_all_nodes_once() -> None:
+def test_a_pod_filtered_by_the_plan_is_retried_once_by_the_rule() -> None:
     stuck, waiting = StuckPods(SchedulerConfig()), of_extender(annotations=planned(ZONE_A))
     assert retried(stuck, waiting, ZONE_A, cluster(), 0)
     assert not retried(stuck, waiting, ZONE_A, cluster(), 30)
 
 
 @pytest.mark.parametrize(("reason", "is_retried"), [("SchedulerError", True), ("SchedulingGated", False)])
-def test_a_volume_that_cannot_be_bound_counts_as_a_refusal(reason: str, *, is_retried: bool) -> None:
+def test_an_unbindable_volume_counts_as_a_refusal(reason: str, *, is_retried: bool) -> None:
     """kube-scheduler sets SchedulerError then."""
     assert retried(StuckPods(SchedulerConfig()), of_extender(reason), ZONE_B, cluster(), 0) == is_retried
 
 
-def test_a_pod_that_every_node_refuses_is_tried_less_and_less_often() -> None:
+def test_a_pod_that_every_node_refuses_is_retried_with_back_off() -> None:
     stuck, state, waiting, tries = StuckPods(SchedulerConfig()), cluster(), of_extender(), 0
     for second in [*range(3600), *range(3600, 120_000, 100)]:  # 2.0 ** 1024 overflows.
         tries += retried(stuck, waiting, Target("a", "r", f"n{second}"), state, float(second))
@@ -187,7 +187,7 @@ def test_a_pod_that_every_node_refuses_is_tried_less_and_less_often() -> None:
     assert tries > 1100
 
 
-def test_a_retry_is_due_until_it_is_written() -> None:
+def test_a_retry_is_repeated_until_it_is_written() -> None:
     """An API error in between loses nothing."""
     stuck, state, plan = StuckPods(SchedulerConfig()), cluster(), Plan({"default/p1": ZONE_A})
     assert len(stuck.decide([of_extender()], plan, state, 0.0)[0]) == 1

@@ -1,4 +1,4 @@
-"""Rollouts over the leader's own parts: a Deployment replaces its pods as Kubernetes does, and the plan's gain is still there."""
+"""Rollouts with the leader's own parts: a Deployment replaces its pods as Kubernetes does, and the plan's gain stays."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
     assert cluster.refused == 0
 
 
-async def test_pods_go_elsewhere_when_those_that_they_replace_do_not_go() -> None:
+async def test_pods_go_elsewhere_if_the_replaced_pods_stay() -> None:
     cluster = Cluster(cpu=6 * CPU, ready_s=1)
     await cluster.roll_out(20)
     cluster.revision, cluster.ready_s = 1, float("inf")
@@ -137,7 +137,7 @@ async def test_pods_go_elsewhere_when_those_that_they_replace_do_not_go() -> Non
     assert [pod.metadata.key for pod in cluster.pods.values() if pod.is_waiting] == []
 
 
-async def test_one_pod_at_a_time_gives_up_a_place_that_nothing_leaves() -> None:
+async def test_pods_give_up_full_nodes_one_at_a_time() -> None:
     """All of a service's predecessors wait for it in one full node; the other zones have room for three pods each."""
     cluster = Cluster(cpu=8 * CPU, ready_s=1, groups=1, services=4, hosts=1)
     cluster.cpu = 3 * CPU
@@ -150,7 +150,7 @@ async def test_one_pod_at_a_time_gives_up_a_place_that_nothing_leaves() -> None:
     assert sorted(pod.spec.node_name for pod in cluster.pods.values())[:7] == ["n00"] * 7
 
 
-async def test_a_pod_takes_free_room_near_its_group_instead_of_waiting_for_its_predecessors() -> None:
+async def test_a_pod_takes_a_free_node_near_its_group_instead_of_waiting() -> None:
     """All of the group is in one full node; a node of its zone has room for one pod, and one of another zone for three."""
     cluster = Cluster(cpu=8 * CPU, ready_s=1, groups=1, services=4, hosts=1)
     await cluster.roll_out(20)

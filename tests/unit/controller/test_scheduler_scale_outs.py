@@ -1,4 +1,4 @@
-"""A workload that is scaled out: its new replicas go where its callers are and where replicas run hot; what runs stays."""
+"""A scale-out: new replicas go near callers and to overloaded zones; running replicas stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scaled_out(workload: str, callers: tuple[int, ...], callees: tuple[int, ...]
         "callers-where-replicas-have-room",
     ],
 )
-def test_new_replicas_go_where_callers_are_and_replicas_run_hot(
+def test_new_replicas_go_where_callers_are_and_replicas_are_overloaded(
     workload: str, callers: tuple[int, ...], callees: tuple[int, ...], zones: list[str]
 ) -> None:
     assert scaled_out(workload, callers, callees, len(zones)) == zones

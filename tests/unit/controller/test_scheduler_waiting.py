@@ -24,7 +24,7 @@ def pod(name: str, *, age_s: float = 10.0) -> GroupPod:
 
 
 @pytest.mark.parametrize(("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING, REPORT_PENDING_PLAN_AFTER_S)])
-def test_a_pod_that_waits_for_long_is_reported_once_and_again_after_it_went(text: str, patience_s: float) -> None:
+def test_a_long_wait_is_reported_once_and_a_second_wait_again(text: str, patience_s: float) -> None:
     events, waiting = WaitingEvents(), {"web/front": text}
     assert events.pop_due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
     due = NOW_S + patience_s - 2
@@ -36,7 +36,7 @@ def test_a_pod_that_waits_for_long_is_reported_once_and_again_after_it_went(text
     assert len(events.pop_due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
 
 
-def test_a_group_of_thousands_is_reported_in_parts() -> None:
+def test_waits_of_a_large_group_are_reported_in_parts() -> None:
     events = WaitingEvents()
     pods = [pod(f"p{i}") for i in range(MAX_EVENTS + 5)]
     waiting = {p.metadata.key: CART for p in pods}

@@ -1,4 +1,4 @@
-"""The webhook adds the gate where one is due, never refuses, and serves a certificate with its key."""
+"""The webhook gates pods of AppGroups, never refuses a pod, and serves a certificate with its key."""
 
 from __future__ import annotations
 
@@ -47,19 +47,17 @@ def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
         (LABELS, {"schedulingGates": [THEIRS, OURS]}, None),
     ],
 )
-def test_pods_of_a_group_are_gated_and_others_left_alone(
-    labels: dict[str, str] | None, spec: dict[str, Any], patch: Any
-) -> None:
+def test_only_pods_of_a_group_are_gated(labels: dict[str, str] | None, spec: dict[str, Any], patch: Any) -> None:
     assert asked(labels, **spec) == patch
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"apiVersion": "v1", "kind": "Pod", "request": 7}'])
-def test_what_is_no_review_is_said_to_be_none(body: bytes) -> None:
+def test_other_bodies_than_reviews_are_refused(body: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         answer(body)
 
 
-async def test_a_certificate_is_replaced_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority, served = CertificateAuthority(tmp_path / "pki", "tests"), tmp_path / "served"
     first, second = (authority.issue(name, name, hosts=("127.0.0.1",)) for name in ("first", "second"))
     client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), free_ports(1)
