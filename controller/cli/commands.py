@@ -1,4 +1,4 @@
-"""All subcommands. A command is imported when it is used: importing all takes most of a second."""
+"""All subcommands. A command is imported when it is used, because importing all is slow."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ HELP: Mapping[str, str] = {
     "costs": "costs or round trips between zones",
     "latency": "the newest sample between two zones, both ways",
     "graph": "an AppGroup: order, placement, cost of each dependency",
-    "explain": "zones and nodes that a pod could be on, and their costs",
+    "explain": "zones and nodes for a pod, and their costs",
     "bandwidth": "requests, capacity and limits, by node or by pod",
-    "simulate": "where the default scheduler and ours would place an AppGroup",
-    "deschedule": "which pods would move, why and where to (--dry-run only)",
-    "propose": "write AppGroups from measured traffic",
-    "money": "price of traffic between zones, by dependency and group",
+    "simulate": "placement of an AppGroup by default scheduler and ours",
+    "deschedule": "which pods would move, why and where to",
+    "propose": "AppGroups from measured traffic",
+    "money": "price of traffic between zones",
     "convert": "update older spellings of AppGroup and NetworkTopology",
 }
-"""Name of each command, in the order of the help text, and its line there."""
+"""Command -> its line in the help, in the help's order."""
 ALIASES = {"why": "diagnose"}
+"""Alias -> command."""
 
 
 def load_command(name: str) -> Command:
-    """Import the command of that name, or of that alias."""
+    """Import a command by its name or alias."""
     module = ALIASES.get(name, name)
     command: Command = getattr(import_module(f"controller.cli.{module}"), f"{module.capitalize()}Command")()
     return command

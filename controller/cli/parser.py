@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the commands in ``words`` only, because importing all takes most of a second."""
+    """The parser, with the arguments of the commands in ``words`` only, because importing all commands is slow."""
     shared = _shared_flags()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
