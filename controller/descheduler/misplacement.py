@@ -30,14 +30,14 @@ from controller.scheduler.rules import NodeScore, ScoreTable
 MIN_GAIN_SHARE = 0.2
 """Minimum gain as a share of the current cost."""
 MISPLACEMENT_STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
-"""In the order in which a pod is checked for them."""
+"""In the order in which a target for a pod is searched."""
 
 
 class MisplacementRound(TargetFinder):
     """One round over all AppGroups.
 
     Args:
-        round_: shared with LowNodeLoad.
+        round_: the round, which LowNodeLoad shares.
         loads: load of nodes by name, empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
@@ -58,11 +58,11 @@ class MisplacementRound(TargetFinder):
         """Plan moves into the round.
 
         Args:
-            better_since: see `controller.descheduler.decide.RoundState`, of the last round.
+            better_since: ``RoundState.better_since`` after the last round.
             assume_lasting: skip the hold time.
 
         Returns:
-            ``better_since`` of this round.
+            ``RoundState.better_since`` after this round.
         """
         updated: dict[str, float] = {}
         for pods in self._groups():
@@ -179,7 +179,7 @@ class MisplacementRound(TargetFinder):
         return "no better node can take it"
 
     def _nodes_with_score(self, place: str | int, table: ScoreTable) -> list[Host]:
-        """Nodes that take pods and share a score: the named one, or those of a location's index without a score of their own."""
+        """Nodes that share a score and take pods: the node of this name, or those of the location of this index without own scores."""
         if isinstance(place, int):
             return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
         named = self._round.snapshot.nodes.get(place)
@@ -232,7 +232,7 @@ class MisplacementRound(TargetFinder):
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
-    """The reason of a move, as users know it: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
+    """The reason of a move, for users: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     text = f"pod is misplaced, network cost({current.cost})>elsewhere({target.cost})"
     if current.cost <= target.cost:
         text = f"pod is misplaced, network cost({current.cost}), elsewhere({target.cost})"

@@ -119,7 +119,7 @@ def _load_of(
 
 
 def describe_overload(percent: Percents, high: Percents, exceeded: Iterable[str]) -> str:
-    """The reason that users know: ``node is overutilized, node cpu usage(75.12%)>threshold(70.00%)``."""
+    """The reason of a move, in koord-descheduler's wording: ``node is overutilized, node cpu usage(75.12%)>threshold(70.00%)``."""
     parts = [f"node {r} usage({percent[r]:.2f}%)>threshold({high[r]:.2f}%)" for r in exceeded]
     return "node is overutilized, " + ", ".join(parts)
 

@@ -29,7 +29,7 @@ HOT_EFFECT = "PreferNoSchedule"
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _PREFIX = "netaware_descheduler"
-_OUTCOME_TEXTS = {
+_INEFFECTIVE_TEXTS: dict[Outcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-hot": "the node did not cool",
     "cost-not-fallen": "its network cost did not fall",
@@ -79,7 +79,7 @@ class RoundReporter:
             return
         log.warning("move did not help", workload=move.workload, backoff_s=int(evaluated.backoff_s), **fields)
         note = (
-            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_OUTCOME_TEXTS[evaluated.outcome]}; '
+            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_INEFFECTIVE_TEXTS[evaluated.outcome]}; '
             f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
@@ -130,7 +130,7 @@ def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, l
 
 
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges show the leader's newest round; on other replicas, those with labels have no series, and others are 0."""
+    """Metrics of rounds. Gauges show the leader's newest round; other replicas have no series of gauges with labels, and 0 for others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -139,18 +139,12 @@ class DeschedulerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
+        results, outcomes = ", ".join(get_args(ResultKind)), ", ".join(get_args(Outcome))
         self.rounds = counter(
-            "rounds", "Rounds, by outcome: finished, usage-missing (a source of usage failed) or failed.", "outcome"
+            "rounds", "Rounds: finished, usage-missing (a source of usage failed), failed.", "outcome"
         )
-        self.evictions = counter(
-            "evictions", f"Evictions, by strategy and result: {', '.join(get_args(ResultKind))}.", "strategy", "result"
-        )
-        self.outcomes = counter(
-            "moves_ended",
-            f"Moves whose outcome is known, by strategy and outcome: {', '.join(get_args(Outcome))}.",
-            "strategy",
-            "outcome",
-        )
+        self.evictions = counter("evictions", f"Evictions, by result: {results}.", "strategy", "result")
+        self.outcomes = counter("moves_ended", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",

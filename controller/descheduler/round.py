@@ -132,10 +132,10 @@ class Candidate:
         node_load: load of its node; None unless the strategy is LowNodeLoad.
         duration_refusal: why the reason for the move has not lasted long enough; empty if it has, and for LowNodeLoad, which
             checks that for the whole node.
-        group_refusal: why its AppGroup is not complete; empty if it is, and for LowNodeLoad.
+        group_refusal: why a pod of its AppGroup is missing or not ready; empty if none is, and for LowNodeLoad.
         target: the node that it should move to; empty before `TargetFinder.find_target`.
         cost: network cost on the target; -1 for LowNodeLoad.
-        planner_refusal: why the planner would undo the move; empty if it would not, or has not planned it.
+        planner_refusal: why the planner would undo the move; empty if it would not, or if no plan placed the pod.
     """
 
     pod: PodInfo
@@ -154,12 +154,12 @@ class Round:
     """Collects moves, skips and notes; counts planned evictions against limits and disruption budgets.
 
     Attributes:
-        fit: checks nodes against pods, with planned moves counted.
+        fit: checks whether pods fit nodes, counting planned moves.
         moves: planned moves by uid of the pod.
         arriving_usage: node -> usage of pods that move there, while the node's usage does not show it; "" for unknown targets.
         recent_departures: node -> number of pods evicted so recently that the node's usage does not show it yet.
-        evictions: by scope and name: planned ones, and earlier ones whose replacements are not bound yet.
-        evictions_by_workload: planned ones only.
+        evictions: by scope and name, the number of planned evictions and of earlier ones whose replacements are not bound yet.
+        evictions_by_workload: number of planned evictions.
         awaited_replacements: workload -> number of earlier evictions whose replacements are not bound yet.
         unevaluated_replacements: `short_uid` of replacements whose moves have no outcome yet.
     """

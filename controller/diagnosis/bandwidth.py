@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from controller.cluster.pod_info import PodInfo
-from controller.diagnosis.findings import MAX_AFFECTED, Finding, PodFinding
+from controller.diagnosis.findings import MAX_AFFECTED, MAX_CAUSES, Finding, PodFinding
 from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidthView, PodBandwidthView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import rate_of
@@ -51,7 +51,7 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
         cause = tuple(
             f"{pod.namespace}/{pod.name}: {direction} {verdict}"
-            for pod in unenforced[:3]
+            for pod in unenforced[:MAX_CAUSES]
             for direction, verdict in pod.unenforced_verdicts.items()
         )
         affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])

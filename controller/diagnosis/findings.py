@@ -25,6 +25,8 @@ APPLY_AGAIN = (
 """Not `manifests/overlays`, which would replace the images by names without registry and tag."""
 MAX_AFFECTED = 20
 """At most this many affected objects are named."""
+MAX_CAUSES = 3
+"""At most this many objects are named in a cause."""
 MAX_TEXT_BYTES = 1024
 """Longest summary, cause or name."""
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}

@@ -11,6 +11,7 @@ from controller.diagnosis.facts import Facts, unix_seconds
 from controller.diagnosis.findings import (
     APPLY_AGAIN,
     MAX_AFFECTED,
+    MAX_CAUSES,
     ConditionFinding,
     Finding,
     NodeFinding,
@@ -88,7 +89,7 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         yield _no_agents(facts, failures)
         return
     for zone, nodes in sorted(failures.items()):
-        cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
+        cause = tuple(f"{node}: {reason}" for node, reason in nodes[:MAX_CAUSES])
         names = tuple(node for node, _ in nodes)
         fix = _restart_agents(facts, names)
         if working_by_zone[zone]:
@@ -103,7 +104,7 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
         summary = f"agents on {pluralize(len(impaired), 'node')} report that something does not work"
-        cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
+        cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:MAX_CAUSES])
         names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
         yield NodeFinding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
 
@@ -135,7 +136,7 @@ def _restart_all_agents(facts: Facts) -> str:
 
 def _no_agents(facts: Facts, failures: dict[str, list[tuple[str, str]]]) -> Finding:
     nodes = [entry for zone in sorted(failures) for entry in failures[zone]]
-    cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
+    cause = tuple(f"{node}: {reason}" for node, reason in nodes[:MAX_CAUSES])
     summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     fix = (
         format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),

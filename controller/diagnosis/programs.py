@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding
+from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, MAX_CAUSES, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
 from controller.diagnosis.unschedulable import NodeSurveys, reason_in_message
 from kubekit.text import format_command
@@ -55,7 +55,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
             format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
             *access,
         )
-        yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:3], fix=fix)
+        yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:MAX_CAUSES], fix=fix)
 
 
 def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
@@ -93,7 +93,8 @@ def _program_down(
     facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...], alert: str
 ) -> Finding:
     cause = tuple(
-        f"pod {pod.name} on {pod.node or 'no node'}: {pod.reason or pod.phase or 'not ready'}" for pod in pods[:3]
+        f"pod {pod.name} on {pod.node or 'no node'}: {pod.reason or pod.phase or 'not ready'}"
+        for pod in pods[:MAX_CAUSES]
     ) or (f"there is no pod of the {program}: its Deployment is missing or has 0 replicas",)
     # The extender runs beside the scheduler, in its pods.
     name = CONTROLLER if program == "controller" else SCHEDULER
