@@ -64,7 +64,7 @@ def test_every_condition_is_shown_in_order_with_the_pods_that_it_keeps() -> None
     assert ["disruption-budget", "1"] in rows
 
 
-async def test_without_dry_run_it_refuses() -> None:
+async def test_the_command_is_refused_without_dry_run() -> None:
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
         session = Session(client, None, None, "netaware-system")
         with pytest.raises(ConfigError, match="--dry-run"):

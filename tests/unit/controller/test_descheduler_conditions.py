@@ -324,7 +324,7 @@ def test_required_anti_affinity_keeps_replicas_apart() -> None:
     assert targets == ["idle-1", "idle-2"]
 
 
-def test_the_least_loaded_target_that_fits_is_named_and_filled_before_it_becomes_hot() -> None:
+def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_become_hot() -> None:
     nodes = [node("hot", cpu="16"), node("a", cpu="4"), node("b", cpu="4")]
     pods = [alone(f"p{i}") for i in range(6)]
     usage = {"hot": amounts(16, 1), "a": amounts(0.4, 1), "b": amounts(0.2, 1)}

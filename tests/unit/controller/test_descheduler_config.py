@@ -88,7 +88,7 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-deschedul
 
 
 @pytest.mark.parametrize("document", [yaml.safe_load(SEED), CONFIG_MAP])
-def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(document: dict[str, Any]) -> None:
+def test_the_example_of_koordinator_is_read_alone_and_from_a_config_map(document: dict[str, Any]) -> None:
     found = section(policy=document).resolve()
     assert found.low_node_load is not None
     assert found.interval_s == 60
@@ -97,7 +97,7 @@ def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(docu
     assert (pool.low, pool.high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
 
-def test_bare_arguments_keep_every_field() -> None:
+def test_low_node_load_args_alone_keep_every_field() -> None:
     load = section(policy=yaml.safe_load(EVERYTHING)).resolve().low_node_load
     assert load is not None
     args = load.args
@@ -119,7 +119,7 @@ def test_bare_arguments_keep_every_field() -> None:
     assert rest.weights == {"cpu": 2, "memory": 1}
 
 
-def test_defaults_are_the_contracts() -> None:
+def test_defaults_of_low_node_load_args() -> None:
     load = section().resolve().low_node_load
     assert load is not None
     args = load.args
@@ -243,7 +243,7 @@ def test_an_invalid_policy_is_refused_naming_the_field(document: dict[str, Any],
         ({"enabled": True, "policy": BANDWIDTH_POLICY}, "descheduler.usage.prometheus.url"),
     ],
 )
-def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:
+def test_an_invalid_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         section(**fields).validate("descheduler")
     assert refused.value.field == field

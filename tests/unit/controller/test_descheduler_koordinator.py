@@ -165,7 +165,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ours_beside_theirs(case: Case) -> None:
+def test_the_same_number_of_pods_moves_as_in_koordinator_but_for_named_reasons(case: Case) -> None:
     assert bool(case.why) is (case.ours != case.theirs)
     nodes = case.nodes or three()
     usage: dict[str, dict[str, float]] = {one.name: {"cpu": 0.0} for one in nodes}

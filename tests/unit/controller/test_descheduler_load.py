@@ -126,7 +126,7 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
 # The seed's stress example
 
 
-def test_the_seeds_stress_pod_moves_from_the_hot_node_to_the_idle_one() -> None:
+def test_the_stress_pod_of_the_example_moves_from_the_hot_node_to_the_idle_one() -> None:
     """Three nodes of 4 cores and 16 GiB, and two stress pods."""
     owner, names = "ReplicaSet/stress-demo-7fdd89cc6b", {"xr5dl": HOT, "lml7k": WARM}
     pods = [pod(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi") for name, on in names.items()]
@@ -194,7 +194,7 @@ def test_namespaces_and_selectors_admit_pods_to_moves(policy: dict[str, Any], go
     assert sorted(moved(once(view, settings(policy)))) == goes.split()
 
 
-def test_paused_plans_nothing_and_says_so() -> None:
+def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
     assert moved(once(ONE, settings())) == ["p"]
     decision = once(ONE, settings({"paused": True}))
     assert moved(decision) == []
@@ -271,7 +271,7 @@ def condition(timeout: str = "1m", abnormal: int = 5, normal: int = 3) -> dict[s
         ("^^ ^^^", condition(abnormal=3), "-----H"),
     ],
 )
-def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_a_finding_expires(
+def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_ends_it(
     usage: str, anomaly: dict[str, Any], found: str
 ) -> None:
     """``^`` is a round over the threshold, ``.`` one below, ten seconds apart; ``H`` where it is hot after it, ``w`` warm."""

@@ -234,7 +234,7 @@ def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
     assert (workload in memory.backoffs) is (outcome != "helped")
 
 
-def test_a_zone_that_netaware_required_holds_no_pod_there() -> None:
+def test_a_zone_that_a_plan_required_does_not_keep_the_pod_there() -> None:
     """In affinity mode the release wrote a required zone; only the user's own constraints count."""
     ours = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z3"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
@@ -308,7 +308,9 @@ def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
     [("soft", 15, ()), ("none", 15, ()), ("zone", 15, EVERYWHERE_BUT_Z1), ("zone", 1, ())],
     ids=["soft", "none", "other zones are cordoned", "beyond maxNetworkCost"],
 )
-def test_no_replica_moves(spread: str, max_cost: int, cordoned: Iterable[str]) -> None:
+def test_no_replica_leaves_its_zone_without_need_or_a_node_that_can_take_it(
+    spread: str, max_cost: int, cordoned: Iterable[str]
+) -> None:
     placed = {name: on for name, on in TOGETHER.items() if name != "db-2" or max_cost > 1}
     world = cluster(placed, spread=spread, max_cost=max_cost, cordoned=frozenset(cordoned))
     assert moved(plan(world)) == []

@@ -63,7 +63,7 @@ def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
-def test_usage_is_gone_at_its_expiry_and_with_its_node() -> None:
+def test_usage_expires_and_is_dropped_with_its_node() -> None:
     for expiry_s in (90, 180):
         store = UsageStore(expiry_s)
         update(store, reading(100), reading(50, name="m"))
@@ -120,7 +120,7 @@ async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() 
     assert "m: 'lots'" in batch.faults[0], "half a node's usage is not used"
 
 
-async def test_a_metrics_api_that_is_missing_is_a_fault_and_no_error() -> None:
+async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
     def missing(_: web.Request) -> tuple[int, Any]:
         return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
 
@@ -205,7 +205,7 @@ async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
     assert set(simulated.asked) == {"nb", "pb"}, "cpu and memory are not asked for twice"
 
 
-async def test_a_prometheus_that_is_down_or_a_token_that_is_no_text_is_a_fault_and_no_error(tmp_path: Path) -> None:
+async def test_a_prometheus_that_is_down_or_a_binary_token_is_a_fault_and_raises_nothing(tmp_path: Path) -> None:
     async with serving(lambda _: (200, {})) as url:
         pass
     batch = await asked(url)

@@ -73,7 +73,7 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
     assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
 
 
-def test_an_undo_names_its_revision_so_that_it_can_be_pasted_twice() -> None:
+def test_a_rollout_undo_names_its_revision() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
     fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
     both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
@@ -361,7 +361,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
         (facts(control_plane=status(failed_checks=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
     ],
 )
-def test_the_last_line_names_what_to_change(now: Facts, line: str) -> None:
+def test_the_last_command_of_a_fix_names_what_to_change(now: Facts, line: str) -> None:
     assert diagnose(now)[0].fix[-1].endswith(line)
 
 

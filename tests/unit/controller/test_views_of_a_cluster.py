@@ -182,7 +182,7 @@ def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     assert [each.code for each in found.values() if each.severity != "info"] == ([code] if code else [])
 
 
-def test_a_limit_that_does_not_hold_is_a_finding() -> None:
+def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     limited = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(bandwidth_pod(make_pod(name, node="n1", annotations=limited)) for name in "ab")
