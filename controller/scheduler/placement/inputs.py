@@ -26,14 +26,14 @@ from kubekit.owners import find_outdated_pods
 
 
 class PlanInputs(NamedTuple):
-    """The cluster that plans are made for, from watches, one list or a file.
+    """The cluster that plans are made for, from watches, lists or a file.
 
     Attributes:
         state: AppGroups, costs and Services.
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
         prices: of bytes between zones; None if not configured.
-        declared: how many replicas workloads declare, and how many pods their quota allows; None if not read.
+        declared: declared replicas of workloads, and quotas of pods; None if they are not read.
     """
 
     state: State
@@ -43,14 +43,14 @@ class PlanInputs(NamedTuple):
     declared: DeclaredReplicas | None = None
 
     def snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
-        """The planner's input, without reservations of other groups.
+        """The inputs of a group's plan, without reservations of other groups.
 
         Args:
             group: its key.
-            pods: all of its pods.
+            pods: all its pods.
         """
-        known, node_cache = self.state.groups[group], self.node_cache
-        costs = self.state.costs(known.metadata.namespace)
+        app_group, node_cache = self.state.groups[group], self.node_cache
+        costs = self.state.costs(app_group.metadata.namespace)
         replicas, _ = self.replicas_to_plan(group, pods)
         keys = [pod.metadata.key for pod in pods]
         return GroupSnapshot(
@@ -62,7 +62,7 @@ class PlanInputs(NamedTuple):
             used=node_cache.used,
             released_targets={p.metadata.key: target for p in pods if (target := current_target(p)) is not None},
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
-            group=known,
+            group=app_group,
             routings=self.state.routings_of(pods),
             has_topology=bool(costs.topology),
             volumes=self.volume_selectors(pods, replicas),
@@ -73,33 +73,33 @@ class PlanInputs(NamedTuple):
         )
 
     def cache_key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
-        """The key of a group's cached plan: changes with its graph, replicas, pods and volumes, with costs and hosts.
+        """The key of a group's cached plan: a plan is outdated once its key has changed.
 
-        Without pods behind foreign gates, and without those that a rollout is about to replace.
+        Pods with gates of others, and bound pods that a rollout is about to replace, do not change the key.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
-        leaving = find_outdated_pods(pod.metadata for pod in pods if pod.is_active)
-        there = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
+        outdated = find_outdated_pods(pod.metadata for pod in pods if pod.is_active)
+        planned = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
             self.node_cache.version,
-            frozenset(p.metadata.key for p in there if p.is_waiting or p.metadata.key not in leaving),
+            frozenset(p.metadata.key for p in planned if p.is_waiting or p.metadata.key not in outdated),
             replicas,
             self.volume_selectors(pods, replicas),
-            tuple(others for others in foreign_pods(self.node_cache, pods) if others.required),
+            tuple(foreign for foreign in foreign_pods(self.node_cache, pods) if foreign.required),
         )
 
     def plan(self, snapshot: GroupSnapshot) -> Plan:
-        """Plan in this process, as the leader does, preemption included."""
+        """Plan in this process, with preemption as in `GroupPlans.make`."""
         plan = plan_group(snapshot)
         preemption = self.without_preemptible(snapshot, plan)
         return plan if preemption is None else min(plan, plan_group(preemption[0]), key=lambda p: len(p.unplaced))
 
     def without_preemptible(self, snapshot: GroupSnapshot, plan: Plan) -> tuple[GroupSnapshot, int] | None:
-        """The snapshot without pods of lower priority, and that priority, for pods that the plan leaves without a place.
+        """The snapshot without the pods that the plan's unplaced pods may preempt, and the priority that preempted pods are below.
 
-        None if they may preempt no pod.
+        None if the unplaced pods may preempt no pod.
         """
         unplaced = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         may_preempt = all(spec.preemption_policy != "Never" for spec in unplaced)
@@ -117,63 +117,62 @@ class PlanInputs(NamedTuple):
 
         Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
         """
-        found: dict[str, Amounts] = {}
+        requests: dict[str, Amounts] = {}
         if below is not None:
-            own = {pod.metadata.key for pod in pods}
+            keys = {pod.metadata.key for pod in pods}
             for info in self.node_cache.bound_pods:
-                if info.priority < below and info.key not in own:
-                    add_amounts(found.setdefault(info.occupied_node, {}), info.host_requests)
-        return found
+                if info.priority < below and info.key not in keys:
+                    add_amounts(requests.setdefault(info.occupied_node, {}), info.host_requests)
+        return requests
 
     def outgoing_requests(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
-        found: dict[str, Amounts] = {}
+        requests: dict[str, Amounts] = {}
         for key in find_outdated_pods(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.bound_pod(key)
             if info is not None:
-                add_amounts(found.setdefault(info.node, {}), info.host_requests)
-        return found
+                add_amounts(requests.setdefault(info.node, {}), info.host_requests)
+        return requests
 
     def ineligible_nodes(self, pod: GroupPod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
         original, requests = without_added_requirement(pod), host_requests_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
-        others = [
-            (node, other.pod) for other in foreign_pods(self.node_cache, [pod]) for node in other.nodes.elements()
-        ]
-        bound = [(number_of[node], other) for node, other in others if node in number_of]
+        foreign = foreign_pods(self.node_cache, [pod])
+        bound = [(number_of[node], f.pod) for f in foreign for node in f.nodes.elements() if node in number_of]
         by_other_pods = refusals(original, hosts, bound)
         constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for number, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
-            why = host.refusal(constraints, volumes)
-            why = why or (describe_lack(insufficient) if insufficient else by_other_pods.get(number, ""))
-            if why:
-                found[host.name] = why
-        return found
+            reason = host.refusal(constraints, volumes)
+            reason = reason or (describe_lack(insufficient) if insufficient else by_other_pods.get(number, ""))
+            if reason:
+                reasons[host.name] = reason
+        return reasons
 
     def replicas_to_plan(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
-        """Replicas to plan for, as far as numMembers allows; see `limit_replicas`."""
+        """Workload selector -> replicas to plan, and how many declared replicas numMembers leaves out; see `limit_replicas`."""
         if self.declared is None:
             return {}, 0
-        known = self.state.groups[group]
-        declared = self.declared.replicas(known.metadata.namespace, self.state.graph(group).workloads)
-        there = [pod for pod in pods if pod.is_active]
-        leaving = find_outdated_pods(pod.metadata for pod in there)
-        live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
-        allowed = max(known.spec.num_members - live.total(), len(leaving))
+        app_group = self.state.groups[group]
+        declared = self.declared.replicas(app_group.metadata.namespace, self.state.graph(group).workloads)
+        active = [pod for pod in pods if pod.is_active]
+        outdated = find_outdated_pods(pod.metadata for pod in active)
+        live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)
+        allowed = max(app_group.spec.num_members - live.total(), len(outdated))
         return limit_replicas(declared, live, allowed)
 
     def volume_selectors(
         self, pods: Sequence[GroupPod], replicas: Mapping[str, int]
     ) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""
-        live = [pod for pod in pods if pod.is_active]
-        found = {p.metadata.key: self.volumes.node_selectors_of_pod(p) for p in live if p.spec.volumes}
-        counts = Counter(pod.workload for pod in live)
-        for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():
+        active = [pod for pod in pods if pod.is_active]
+        with_volumes = [pod for pod in active if pod.spec.volumes]
+        found = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}
+        counts = Counter(pod.workload for pod in active)
+        for workload, model in {pod.workload: pod for pod in with_volumes}.items():
             if counts[workload] < replicas.get(workload, 0):
                 found[workload] = self.volumes.node_selectors_of_next_replica(model)
-        return {key: demands for key, demands in found.items() if demands}
+        return {key: selectors for key, selectors in found.items() if selectors}
