@@ -175,17 +175,16 @@ def _score_by_all(
 def _dependant_table(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable
 ) -> ScoreTable:
-    """Scores by one dependant: only costs, from each of its pods."""
-
-    def check_limit(candidate: Location, caller: Location, max_cost: int) -> tuple[LimitCheck, int]:
-        return costs.check_limit(caller, candidate, max_cost)
-
-    def only_cost(score: NodeScore) -> NodeScore:
-        return NodeScore(0, 0, score.cost, score.unknown)
-
-    table = _dependency_table(peer._replace(routing=Routing.ANY), locations, location_index, check_limit)
-    by_node = {node: only_cost(score) for node, score in table.by_node.items()}
-    return ScoreTable("", [*map(only_cost, table.by_location)], by_node)
+    """Scores by one dependant: only costs, from each of its pods to the candidate."""
+    table = _dependency_table(
+        peer._replace(routing=Routing.ANY),
+        locations,
+        location_index,
+        lambda candidate, caller, max_cost: costs.check_limit(caller, candidate, max_cost),
+    )
+    by_location = [NodeScore(0, 0, score.cost, score.unknown) for score in table.by_location]
+    by_node = {node: NodeScore(0, 0, score.cost, score.unknown) for node, score in table.by_node.items()}
+    return ScoreTable("", by_location, by_node)
 
 
 def normalise(cost: int, low: int, high: int) -> int:

@@ -15,36 +15,20 @@ from controller.cluster.services import Endpoints, Routing
 from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
-class EdgeEvaluation(msgspec.Struct, frozen=True):
-    """The value of a placement for one dependency.
+class Evaluation(msgspec.Struct, frozen=True):
+    """The value of a placement for one dependency or several, as means by their weights.
 
     Attributes:
-        latency: expected latency of a call, in the unit of `Table.latency`; 0 if one side has no replica.
-        violations: pairs of a caller and a replica that may answer it, beyond the limit.
-        max_load_ratio: load of the callee's busiest replica over its fair share.
-        has_replicas: whether both sides have replicas.
+        latency: mean latency of a call, in the unit of `Table.latency`; 0 if no dependency has replicas at both ends.
+        violations: pairs of a caller and a replica that may answer it, beyond the limit; the sum over the dependencies.
+        max_load_ratio: mean load of the callees' busiest replicas over their fair share.
+        traffic: weight of the dependencies that have replicas at both ends.
     """
 
     latency: float = 0.0
     violations: int = 0
     max_load_ratio: float = 1.0
-    has_replicas: bool = False
-
-
-class Evaluation(msgspec.Struct, frozen=True):
-    """The value of a placement, with means by the dependencies' weights.
-
-    Attributes:
-        latency: mean latency of a call.
-        violations: sum over the dependencies.
-        max_load_ratio: mean load of the callees' busiest replicas over their fair share.
-        traffic: weight of the dependencies that have replicas at both ends.
-    """
-
-    latency: float
-    violations: int
-    max_load_ratio: float
-    traffic: float
+    traffic: float = 0.0
 
 
 def evaluate(problem: Problem, at: Ints) -> Evaluation:
@@ -65,14 +49,13 @@ def evaluate_edges(problem: Problem, edges: Sequence[CallEdge], by_host: Sequenc
         edges: the dependencies.
         by_host: [workload] host -> its replicas there.
     """
-    evaluations = [evaluate_edge(problem, edge, by_host[edge.caller], by_host[edge.callee]) for edge in edges]
-    weighted = [(edge.weight, value) for edge, value in zip(edges, evaluations, strict=True) if value.has_replicas]
-    traffic = sum(weight for weight, _ in weighted)
+    values = [_evaluate_edge(problem, edge, by_host[edge.caller], by_host[edge.callee]) for edge in edges]
+    traffic, violations = sum(value.traffic for value in values), sum(value.violations for value in values)
+    if not traffic:
+        return Evaluation(violations=violations)
+    latency = sum(value.traffic * value.latency for value in values) / traffic
     return Evaluation(
-        latency=sum(weight * value.latency for weight, value in weighted) / traffic if traffic else 0.0,
-        violations=sum(value.violations for value in evaluations),
-        max_load_ratio=sum(weight * value.max_load_ratio for weight, value in weighted) / traffic if traffic else 1.0,
-        traffic=traffic,
+        latency, violations, sum(value.traffic * value.max_load_ratio for value in values) / traffic, traffic
     )
 
 
@@ -90,19 +73,12 @@ def endpoints_of(problem: Problem, routing: Routing, called: Iterable[int]) -> E
     return Endpoints(routing, {host: int(problem.zone_of[host]) for host in called}, problem.zoned.__getitem__)
 
 
-def evaluate_edge(
+def _evaluate_edge(
     problem: Problem, edge: CallEdge, callers: Mapping[int, int], called: Mapping[int, int]
-) -> EdgeEvaluation:
-    """Evaluate a placement for one dependency.
-
-    Args:
-        problem: the zones and tables.
-        edge: the dependency.
-        callers: host -> callers there.
-        called: host -> replicas of the callee there.
-    """
+) -> Evaluation:
+    """Evaluate one dependency, by the number of callers and of replicas of the callee on each host."""
     if not callers or not called:
-        return EdgeEvaluation()
+        return Evaluation()
     table, hosts = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
     calling = np.array([callers.get(host, 0) for host in hosts.tolist()], np.float64)
     replicas_at = np.array([called.get(host, 0) for host in hosts.tolist()], np.float64)
@@ -136,9 +112,9 @@ def evaluate_edge(
         + callers_anywhere.sum() * share_of_all
     )
     all_callers = float(calling.sum())
-    return EdgeEvaluation(
+    return Evaluation(
         latency=float(latency) / all_callers,
         violations=round(float(violations)),
         max_load_ratio=float((load[replicas_at > 0] / replicas_at[replicas_at > 0]).max()) * replicas / all_callers,
-        has_replicas=True,
+        traffic=edge.weight,
     )

@@ -78,26 +78,18 @@ def call_edges(
 
 def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     """[edge] its weight; empty if no source has any."""
-    sources = (
-        read_weights(group, WEIGHTS_ANNOTATION, problems),
-        read_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems),
-        _bandwidths(graph),
-    )
-    ends = _ends(graph)
+    selectors = graph.selectors
+    ends = [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
+    bandwidths = {
+        pair: float(edge.min_bandwidth_bps)
+        for pair, edge in zip(ends, graph.edges, strict=True)
+        if edge.min_bandwidth_bps > 0
+    }
+    annotations = (WEIGHTS_ANNOTATION, MEASURED_WEIGHTS_ANNOTATION)
+    sources = [*(read_weights(group, annotation, problems) for annotation in annotations), bandwidths]
     for source in sources:
         weights = [source.get(pair) for pair in ends]
         positive = [weight for weight in weights if weight]
         if positive:
             return [min(positive) if weight is None else weight for weight in weights]
     return []
-
-
-def _ends(graph: Graph) -> list[tuple[str, str]]:
-    """[edge] selectors of its caller and callee."""
-    selectors = graph.selectors
-    return [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
-
-
-def _bandwidths(graph: Graph) -> dict[tuple[str, str], float]:
-    pairs = zip(_ends(graph), graph.edges, strict=True)
-    return {pair: float(edge.min_bandwidth_bps) for pair, edge in pairs if edge.min_bandwidth_bps > 0}

@@ -19,7 +19,7 @@ from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, capacity_of, clamp_amount, host_requests_of, ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import count_hosts
-from controller.scheduler.placement.pod_topology import PodTopologyConstraints
+from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import (
@@ -134,7 +134,8 @@ class _Compiler:
         self._allowed: list[Bools] = []
         self._class_number: dict[bytes, int] = {}
         self._classes: list[_Class] = []
-        labels_matter = _has_pod_topology_terms(request)
+        pods = [*(r.pod for r in request.waiting), *(r.pod for r in request.bound if r.pod is not None)]
+        labels_matter = any(next(terms_of(pod), None) is not None for pod in pods)
         self._class_of = [self._classify(waiting, labels_matter=labels_matter) for waiting in request.waiting]
         self._resources = sorted({name for class_ in self._classes for name, value in class_.requests.items() if value})
 
@@ -294,13 +295,3 @@ def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
     locations = {name: request.snapshot.hosts[name].location for counts in by_node for name in counts}
     cost = request.snapshot.costs.total_cost
     return sum(cost(by_node[edge.caller], by_node[edge.callee], locations) for edge in request.edges)
-
-
-def _has_pod_topology_terms(request: PlacementRequest) -> bool:
-    """Whether any pod has terms about other pods, so that labels distinguish classes."""
-    pods = [w.pod for w in request.waiting] + [s.pod for s in request.bound if s.pod is not None]
-    return any(
-        pod.spec.topology_spread_constraints
-        or (pod.spec.affinity and (pod.spec.affinity.pod_anti_affinity or pod.spec.affinity.pod_affinity))
-        for pod in pods
-    )

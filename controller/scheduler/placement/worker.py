@@ -1,8 +1,8 @@
 """Plans in a separate process, so that the event loop and the Lease are never delayed.
 
-The process stores hosts and their used resources, so that a request contains only the group. Messages are pickled and framed by
-their length. Hosts and pods are sent in batches, because the event loop encodes them. A plan that misses its deadline ends the
-process, and the next request starts another.
+The process stores hosts and their used resources, so that a request contains only the group. Messages are pickled, after their length.
+Hosts and pods are sent in batches, because the event loop encodes them. If a plan misses its deadline, the process is killed, and the
+next request starts another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pickle
 import signal
 import struct
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -35,7 +34,7 @@ from kubekit.wire import Node
 log = logs.get("controller.scheduler.placement.worker")
 
 BATCH = 200
-"""Hosts or pods that are encoded at once, in about 2 ms; then the event loop runs other tasks."""
+"""Hosts or pods that are encoded before the event loop runs other tasks."""
 DEADLINE_S = 30.0
 START_S = 30.0
 """Time for the process to import its modules."""
@@ -50,7 +49,7 @@ class PlanningProcess:
 
     Args:
         node_cache: the hosts; changes since the last request are sent with the next one.
-        deadline_s: for one plan, with the time to send the request and the answer.
+        deadline_s: for one plan, with the time to send the request and the answer, seconds.
     """
 
     def __init__(self, node_cache: NodeCache, *, deadline_s: float = DEADLINE_S) -> None:
@@ -61,7 +60,7 @@ class PlanningProcess:
         self._lock = asyncio.Lock()
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
-        """Record every change from now on; subscribe the node cache first."""
+        """Send later changes of these stores with the next request. The node cache must be subscribed before."""
         nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
         pods.subscribe(self._mark_changed)
 
@@ -69,7 +68,7 @@ class PlanningProcess:
         self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
     async def solve(self, snapshot: GroupSnapshot, search_s: float = DEADLINE_S) -> Plan:
-        """The plan of a group, see `plan_group`. The search ends after ``search_s`` with the best placement so far.
+        """Plan a group, see `plan_group`. The search ends after ``search_s`` with the best placement so far.
 
         Raises:
             PlanningError: the deadline passed, or the process failed.
@@ -79,20 +78,17 @@ class PlanningProcess:
                 start_s = 0.0 if self._is_running() else START_S
                 process = await self._start()
                 async with asyncio.timeout(start_s + self._deadline_s):
-                    kind, answer = await self._request(
-                        process, snapshot, min(search_s, SEARCH_SHARE * self._deadline_s)
-                    )
+                    max_search_s = min(search_s, SEARCH_SHARE * self._deadline_s)
+                    kind, answer = await self._request(process, snapshot, max_search_s)
             except TimeoutError:
                 await self.stop()
-                raise PlanningError(
-                    "DeadlineExceeded",
-                    f"no plan was found within {self._deadline_s:g} s",
-                ) from None
+                message = f"no plan was found within {self._deadline_s:g} s"
+                raise PlanningError("DeadlineExceeded", message) from None
             except (OSError, EOFError, asyncio.IncompleteReadError) as error:
                 await self.stop()
                 raise PlanningError("PlannerFailed", f"the planner's process ended ({type(error).__name__})") from error
             except asyncio.CancelledError:
-                # Half a message may be in the pipe, so the process cannot be used any more.
+                # The process cannot be used any more, because part of a message may be in the pipe.
                 await self.stop()
                 raise
         if kind == "failed":
@@ -152,7 +148,7 @@ class PlanningProcess:
 
 
 class PlanningWorker:
-    """The server in the planning process: a store of the hosts, and one request at a time."""
+    """The server in the planning process: stores hosts and costs, and plans one request at a time."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}
@@ -161,36 +157,34 @@ class PlanningWorker:
         self._pods: list[GroupPod] = []
 
     def update(self, kind: str, content: Any) -> None:
-        """Store a part of the next snapshot."""
+        """Store a part of the next snapshot: ``hosts``, ``costs`` or ``pods``."""
         match kind:
             case "hosts":
-                self._update_hosts(content)
+                for name, host, used in content:
+                    if host is None:
+                        self._hosts.pop(name, None)
+                        self._used.pop(name, None)
+                    else:
+                        self._hosts[name], self._used[name] = host, used
             case "costs":
                 self._costs = content
             case "pods":
                 self._pods += content
 
     def plan(self, rest: GroupSnapshot, search_s: float) -> Plan:
-        """The plan for the parts stored since the last one."""
+        """Plan the snapshot of the stored parts and the rest; the stored pods are dropped."""
         pods, self._pods = self._pods, []
         snapshot = msgspec.structs.replace(rest, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
         return plan_group(snapshot, deadline_s=search_s)
 
-    def _update_hosts(self, batch: Iterable[tuple[str, Host | None, Amounts]]) -> None:
-        for name, host, used in batch:
-            if host is None:
-                self._hosts.pop(name, None)
-                self._used.pop(name, None)
-            else:
-                self._hosts[name], self._used[name] = host, used
-
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    die_with_parent()
+    # The plan is useless without the parent: the kernel ends this process with it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    # Printed text must not get into the answers.
+    # Printed text must not mix with the answers.
     sys.stdout = sys.stderr
     worker = PlanningWorker()
     while (message := _read(source)) is not None:
@@ -202,20 +196,15 @@ def main() -> None:
         try:
             answer = "plan", worker.plan(*content)
         except Exception as error:
-            # An error of one group must not stop the next.
+            # An error of one group must not stop the plans of others.
             answer = "failed", f"{type(error).__name__}: {error}"
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         sink.write(_HEADER.pack(len(data)) + data)
         sink.flush()
-        # Collect garbage between plans: within one it would take as long as the plan. Hosts are left out: they have no reference
-        # cycles, and the next request may wait already.
+        # Collect garbage between plans, because within a plan it takes as long as the plan. Hosts have no reference cycles and are left
+        # out, because the next request may already wait.
         del answer, content, message
         compact_memory(everything=False)
-
-
-def die_with_parent() -> None:
-    """End the process with its parent, since its plan is then useless (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read(source: BinaryIO) -> tuple[str, Any] | None:

@@ -384,21 +384,17 @@ double state_delta(const State *s, int32_t replica, int32_t to) {
   return state_network_delta(s, class, from, to) + state_other_delta(s, class, from, to);
 }
 
-static void update_rule_counts(State *s, int32_t class, int32_t from, int32_t to) {
+static void update_rule_counts(State *s, int32_t class, int32_t host, int step) {
   const Problem *p = s->p;
   for (int64_t k = p->role_start[class]; k < p->role_start[class + 1]; k++) {
-    int64_t r = p->role_rule[k], base = p->domain_start[r];
-    int32_t host[2] = {from, to};
-    for (int i = 0; i < 2; i++) {
-      int32_t d = host[i] < 0 ? -1 : p->domain_of[r * p->hosts + host[i]];
-      if (d < 0) continue;
-      if (p->role[k] & OWNER) s->n_owners[base + d] += i ? 1 : -1;
-      if (!(p->role[k] & COUNTED)) continue;
-      s->n_counted[base + d] += i ? 1 : -1;
-      if (p->rule_kind[r] != RULE_SPREAD || !p->eligible[base + d] || p->rule_lacks_domains[r]) continue;
-      if (!i && s->n_counted[base + d] < s->min_counted[r]) s->min_counted[r] = s->n_counted[base + d];
-      if (i && s->n_counted[base + d] - 1 == s->min_counted[r]) s->min_counted[r] = find_min_counted(s, r);
-    }
+    int64_t r = p->role_rule[k], d = p->domain_start[r] + p->domain_of[r * p->hosts + host];
+    if (p->domain_of[r * p->hosts + host] < 0) continue;
+    if (p->role[k] & OWNER) s->n_owners[d] += step;
+    if (!(p->role[k] & COUNTED)) continue;
+    s->n_counted[d] += step;
+    if (p->rule_kind[r] != RULE_SPREAD || !p->eligible[d] || p->rule_lacks_domains[r]) continue;
+    if (step < 0 && s->n_counted[d] < s->min_counted[r]) s->min_counted[r] = s->n_counted[d];
+    if (step > 0 && s->n_counted[d] - 1 == s->min_counted[r]) s->min_counted[r] = find_min_counted(s, r);
   }
 }
 
@@ -426,46 +422,48 @@ static void update_edge_costs(State *s, int64_t w, int64_t z1, int64_t z2) {
   }
 }
 
-static void add_to_host(State *s, int32_t replica, int32_t host) {
-  ReplicaList *r = &s->replicas_on[host];
-  if (r->length == r->capacity) {
-    r->capacity = r->capacity ? r->capacity * 2 : 4;
-    r->item = realloc(r->item, (size_t)r->capacity * sizeof(int32_t));
+static void append(ReplicaList *list, int32_t replica) {
+  if (list->length == list->capacity) {
+    list->capacity = list->capacity ? list->capacity * 2 : 4;
+    list->item = realloc(list->item, (size_t)list->capacity * sizeof(int32_t));
   }
-  s->list_index[replica] = r->length;
-  r->item[r->length++] = replica;
+  list->item[list->length++] = replica;
 }
 
-static void remove_from_host(State *s, int32_t replica, int32_t host) {
-  ReplicaList *r = &s->replicas_on[host];
-  int32_t last = r->item[--r->length];
-  r->item[s->list_index[replica]] = last;
-  s->list_index[last] = s->list_index[replica];
+/* Adds a replica to a host (1), or removes it (-1). */
+static void change_host(State *s, int32_t replica, int32_t host, int step) {
+  const Problem *p = s->p;
+  int32_t class = p->class_of[replica], zone = p->zone_of[host];
+  int64_t w = p->workload_of[class];
+  for (int64_t a = p->request_start[class]; a < p->request_start[class + 1]; a++)
+    s->free[(int64_t)host * p->resources + p->request_resource[a]] -= step * p->request_amount[a];
+  s->on_host[w * p->hosts + host] += step;
+  s->n_on_host[host] += step;
+  s->in_zone[w * p->zones + zone] += step;
+  if (!p->zoned[zone]) s->n_unzoned[w] += step;
+  s->n_placed += step;
+  update_rule_counts(s, class, host, step);
+  ReplicaList *list = &s->replicas_on[host];
+  if (step > 0) {
+    s->list_index[replica] = list->length;
+    append(list, replica);
+  } else {
+    int32_t last = list->item[--list->length];
+    list->item[s->list_index[replica]] = last;
+    s->list_index[last] = s->list_index[replica];
+  }
 }
 
 /* Moves a replica, or takes it from its host (-1), without checks: see state_fits, state_allows, state_may_leave. */
 void state_move(State *s, int32_t replica, int32_t to) {
   const Problem *p = s->p;
-  int32_t class = p->class_of[replica], from = s->host_of[replica];
-  int64_t w = p->workload_of[class];
+  int32_t from = s->host_of[replica];
+  int64_t w = p->workload_of[p->class_of[replica]];
   if (from == to) return;
   update_edge_counts(s, w, from, to);
-  int32_t host[2] = {from, to};
-  for (int i = 0; i < 2; i++)
-    if (host[i] >= 0) {
-      int step = i ? 1 : -1;
-      for (int64_t a = p->request_start[class]; a < p->request_start[class + 1]; a++)
-        s->free[(int64_t)host[i] * p->resources + p->request_resource[a]] -= step * p->request_amount[a];
-      s->on_host[w * p->hosts + host[i]] += step;
-      s->n_on_host[host[i]] += step;
-      s->in_zone[w * p->zones + p->zone_of[host[i]]] += step;
-      if (!p->zoned[p->zone_of[host[i]]]) s->n_unzoned[w] += step;
-      s->n_placed += step;
-      if (i) add_to_host(s, replica, to);
-      else remove_from_host(s, replica, from);
-    }
+  if (from >= 0) change_host(s, replica, from, -1);
+  if (to >= 0) change_host(s, replica, to, 1);
   s->host_of[replica] = to;
-  update_rule_counts(s, class, from, to);
   update_edge_costs(s, w, zone_at(p, from), zone_at(p, to));
 }
 
