@@ -162,7 +162,9 @@ class ProbeMetrics:
         probes = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
-            "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
+            "netaware_probe_plan_refusals",
+            "Refused plans (missing, half-written, bad-field, wrong-zone, past-epoch) and probes in plans.",
+            labels=("reason",),
         )
         for reason, count in self._plans.refusal_counts.copy().items():
             refusals.add_metric((reason,), count)

@@ -34,7 +34,7 @@ _SERVICES = Path(__file__).with_name("services.yaml")
 # Starts take mostly CPU time, without which a kubelet registers late.
 _MAX_CONCURRENT_STARTS = 4
 # Memory for a node's images and containers. If there is less they are on disk, where their deletion takes minutes.
-_MEMORY_PER_NODE = 2**30
+_MEMORY_PER_NODE_BYTES = 2**30
 _REGISTER_TIMEOUT_S = 90.0
 _POLL_S = 0.1
 
@@ -82,7 +82,7 @@ async def start_real_nodes(
     images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
     address = f"{network.gateway}:{free_ports(1)[0]}"
     programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
-    in_memory = psutil.virtual_memory().available > len(real_networks) * _MEMORY_PER_NODE
+    is_in_memory = psutil.virtual_memory().available > len(real_networks) * _MEMORY_PER_NODE_BYTES
     nodes = {
         n.node.name: RealNode(
             network=n,
@@ -92,7 +92,7 @@ async def start_real_nodes(
             programs=programs,
             binaries=binaries,
             snapshotter=snapshotter,
-            in_memory=in_memory,
+            is_in_memory=is_in_memory,
             registry=f"http://{address}",
             pod_ranges=pod_ranges(network.slot),
         )
@@ -112,7 +112,7 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
         await node.start()
         await poll_until(
             partial(exists, client, NODES, node.name),
-            lambda: f"node {node.name} to register; {node.running['kubelet'].log_excerpt}",
+            lambda: f"node {node.name} to register; {node.node_programs['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
             on_retry=node.programs.check,

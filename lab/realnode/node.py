@@ -65,10 +65,10 @@ class RealNode:
         lab: name of the lab, for the node's label.
         control_plane, programs, binaries: those of the lab.
         snapshotter: snapshotter of containerd.
-        in_memory: whether ``/var`` with images and containers is in memory, not on disk.
+        is_in_memory: whether ``/var`` with images and containers is in memory, not on disk.
         registry: URL of the lab's registry.
         pod_ranges: pod addresses of the whole cluster.
-        running: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
+        node_programs: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
         pid: id of its first process; ``nsenter --target PID --all`` opens a shell on the node.
     """
 
@@ -79,10 +79,10 @@ class RealNode:
     programs: Programs
     binaries: NodePrograms
     snapshotter: str
-    in_memory: bool
+    is_in_memory: bool
     registry: str
     pod_ranges: Sequence[str]
-    running: dict[str, Program] = field(default_factory=dict)
+    node_programs: dict[str, Program] = field(default_factory=dict)
     pid: int = 0
 
     @property
@@ -95,7 +95,7 @@ class RealNode:
         """Name of its cgroup."""
         return self.network.netns
 
-    def enter(self, *command: str | Path) -> list[str]:
+    def enter_command(self, *command: str | Path) -> list[str]:
         """The command line that runs a command in all namespaces of the node."""
         prefix = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
         prefix = [*cgroups.join_command(self.cgroup, "init"), *prefix, "--cgroup", "--root", "--"]
@@ -138,8 +138,8 @@ class RealNode:
 
     def _start(self, what: str, *command: str) -> None:
         # Without the lab's PYTHONPATH and the user's settings, but with the variable by which a killed lab's processes are found.
-        argv = self.enter("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
-        self.running[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
+        argv = self.enter_command("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
+        self.node_programs[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
 
     async def _start_root(self) -> None:
         binaries = self.binaries
@@ -151,9 +151,9 @@ class RealNode:
             *_UNSHARE,
             "--",
         ]
-        command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
+        command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.is_in_memory else "disk"]
         root = self.programs.start(f"node-{self.name}", command, stop_timeout_s=0.0)
-        self.running["root"] = root
+        self.node_programs["root"] = root
         parent = psutil.Process(root.pid)
         await self._wait_until(lambda: bool(parent.children()), "its first process")
         self.pid = parent.children()[0].pid
