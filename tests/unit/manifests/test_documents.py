@@ -111,6 +111,9 @@ def test_files_and_metrics_that_documents_name_exist() -> None:
     # A word in capitals stands for a name that the reader chooses.
     paths = re.compile(r"`((?:agent|controller|kubekit|netperf|manifests|docs|tests|lab)/[\w./-]+)")
     named = {(name, path) for name, text in TEXTS.items() for path in paths.findall(text)}
+    for section in TEXTS["architecture.md"].split("\n## "):
+        if folder := re.search(r"Files without a folder are in `([\w/]+/)`", section):
+            named |= {("architecture.md", folder[1] + file) for file in re.findall(r"`(\w+\.py)`", section)}
     wrong = [
         (name, path) for name, path in sorted(named) if not (ROOT / path).exists() and not re.search("[A-Z]{4}", path)
     ]
