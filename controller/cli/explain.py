@@ -140,5 +140,6 @@ def _reasons(candidate: CandidateLine) -> list[str]:
 def _cell(cell: Cell, peer: PeerLine) -> Text:
     if not peer.places:
         return Text("-", style=FAINT)
-    sign = "✗" if cell.violated else "?" if cell.unknown else ""
-    return Text(f"{cell.cost}{sign}", style=BAD if cell.violated else "")
+    if cell.violated:
+        return Text(f"{cell.cost}✗", style=BAD)
+    return Text(f"{cell.cost}?" if cell.unknown else str(cell.cost))

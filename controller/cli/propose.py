@@ -158,11 +158,11 @@ def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
     table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
-    for d in proposal.dependencies:
-        limits = (rate(d.min_bandwidth_bps), str(d.max_network_cost), "")
-        if d.is_user_defined:
+    for dependency in proposal.dependencies:
+        limits = (rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
+        if dependency.is_user_defined:
             limits = ("", "", "as written")
-        table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *limits)
+        table.add_row(dependency.client, dependency.server, rate(dependency.bytes_per_s * 8), *limits)
     parts: list[RenderableType] = [head, table]
     if proposal.patches:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)

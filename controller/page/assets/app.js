@@ -22,19 +22,19 @@ function showOverview(page) {
 
 function drawSummary() {
   const network = state.page.network;
-  const zones = counted(network.zones.length, "zone");
-  const regions = counted(new Set(network.zones.map((zone) => zone.region)).size, "region");
+  const zones = pluralize(network.zones.length, "zone");
+  const regions = pluralize(new Set(network.zones.map((zone) => zone.region)).size, "region");
   const weights = network.weights ? ` · ${network.weights}` : "";
   const unused = network.unused ? " (the scheduler does not use it)" : "";
   const topology = network.topology || "no NetworkTopology";
-  byId("where").textContent = plain(`${topology}${weights}${unused} · ${zones}, ${regions}`);
+  byId("where").textContent = makePrintable(`${topology}${weights}${unused} · ${zones}, ${regions}`);
   drawTiles([agentsTile(), pairsTile(), costsTile(), groupsTile(), bandwidthTile()]);
   drawProblems();
 }
 
 function agentsTile() {
   const { up, down } = state.page.agents.states;
-  const note = down ? `${down} down` : `on ${counted(state.page.network.zones.length, "zone")}`;
+  const note = down ? `${down} down` : `on ${pluralize(state.page.network.zones.length, "zone")}`;
   return { tab: "now", label: "Agents", value: up, unit: `of ${up + down} up`, note, style: down ? "bad" : "" };
 }
 
@@ -60,7 +60,7 @@ function groupsTile() {
   if (!groups.length) return tile;
   tile.unit = `${sum("running")} of ${sum("members")} running`;
   const violated = sum("violated");
-  if (violated) return { ...tile, note: `${counted(violated, "dependency", "dependencies")} violated`, style: "bad" };
+  if (violated) return { ...tile, note: `${pluralize(violated, "dependency", "dependencies")} violated`, style: "bad" };
   return { ...tile, note: "no dependency violated", style: "good" };
 }
 
@@ -71,7 +71,7 @@ function bandwidthTile() {
     label: "Bandwidth allocated",
     value: known ? percent(allocatedBps, capacityBps) : "–",
     unit: known ? `of ${rate(capacityBps)}` : "",
-    note: `${known} of ${counted(totalNodes, "node")} known`,
+    note: `${known} of ${pluralize(totalNodes, "node")} known`,
   };
 }
 

@@ -27,19 +27,19 @@ const FLAGGED = { sign: "!", text: "newest sample not trusted" };
 function isAbsent(value) { return value === null || value === undefined || value === false; }
 function byId(id) { return document.getElementById(id); }
 
-// The text without invisible characters, such as those that change its direction.
-function plain(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
+// The text with replacements for invisible characters, such as those that change its direction.
+function makePrintable(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
 
 // Sets attributes and event listeners (`onclick`), and appends children; leaves out null, undefined and false.
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (isAbsent(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : plain(String(value)));
+    else element.setAttribute(name, value === true ? "" : makePrintable(String(value)));
   }
   for (const child of children.flat()) {
     if (isAbsent(child)) continue;
-    element.append(typeof child === "string" ? plain(child) : child);
+    element.append(typeof child === "string" ? makePrintable(child) : child);
   }
   return element;
 }
@@ -77,7 +77,7 @@ function percent(part, whole) {
   if (!whole) return "–";
   return part > 0 && part < whole / 200 ? "< 1 %" : `${Math.round((100 * part) / whole)} %`;
 }
-function counted(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
+function pluralize(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
 
 // The first names, and the number of the others.
 function joinFirst(names, limit) {

@@ -32,7 +32,7 @@ function groupBox(group, open) {
     ...groupRemarks(group),
     isDrawn ? drawGraph(group) : null,
     h("details", { "data-group": key, open: open.has(key) || !isDrawn },
-      h("summary", {}, counted(group.edges.length, "dependency", "dependencies")),
+      h("summary", {}, pluralize(group.edges.length, "dependency", "dependencies")),
       edgeTable(group)));
 }
 
