@@ -1,11 +1,10 @@
-"""Writes the references of configuration and metrics from the code, so that neither can say something else than the programs.
+"""Writes docs/configuration.md, docs/metrics.md and the table of conditions in docs/descheduling.md from the code.
 
-    python docs/generate.py           writes docs/configuration.md, docs/metrics.md and the table in docs/descheduling.md
-    python docs/generate.py --check   changes nothing and ends with 1 when one of them is not current
+    python docs/generate.py           writes them
+    python docs/generate.py --check   writes nothing; exit code 1 if one of them is not current
 
-Settings come from the structs that the programs decode their files into, and from the agent's flags. Metrics come from the
-registries of the programs, put together without a cluster, and from the constructors in the source where a family appears
-only once there is something to show.
+Settings come from the structs of the configuration files and from the agent's flags. Metrics come from the registries of the programs,
+which are started without a cluster, and from constructors in the source, for families that appear only with a value.
 """
 
 from __future__ import annotations
@@ -79,27 +78,27 @@ NOTICE = "<!-- Written by docs/generate.py from the code. -->\n"
 
 
 def attributes_of(struct: type) -> dict[str, str]:
-    """The section ``Attributes:`` of a docstring, name -> text, and those of the structs that it holds or refers to."""
+    """Name of a field -> its meaning in the docstring of the struct, or of the structs that the docstring refers to."""
     text = inspect.cleandoc(struct.__doc__ or "")
-    found: dict[str, str] = {}
+    inherited: dict[str, str] = {}
     for module, name in re.findall(r"see `([a-z_.]+)\.([A-Za-z]+)`", text):
-        other = getattr(importlib.import_module(module), name)
-        for part in (*(field.type for field in msgspec.structs.fields(other) if is_struct(field.type)), other):
-            found |= attributes_of(part)
-    own = _own_attributes(struct, text.splitlines())
-    return found | {name: _as_in_the_file(text.replace("``", "`"), struct) for name, text in own.items()}
+        referred = getattr(importlib.import_module(module), name)
+        for part in (*(field.type for field in msgspec.structs.fields(referred) if is_struct(field.type)), referred):
+            inherited |= attributes_of(part)
+    meanings = _attributes_in(struct, text.splitlines())
+    return inherited | {name: _in_camel_case(text.replace("``", "`"), struct) for name, text in meanings.items()}
 
 
-def _as_in_the_file(text: str, struct: type) -> str:
-    """Other fields that a meaning names, in the file's spelling instead of Python's."""
+def _in_camel_case(text: str, struct: type) -> str:
+    """A meaning in which fields are spelt as in YAML."""
     for field in msgspec.structs.fields(struct):
         if "_" in field.name:
             text = re.sub(rf"\b{field.name}\b", field.encode_name, text)
     return text
 
 
-def _own_attributes(struct: type, lines: list[str]) -> dict[str, str]:
-    """``a, b: text`` counts for both, and ``; c: text`` within it for c."""
+def _attributes_in(struct: type, lines: list[str]) -> dict[str, str]:
+    """Name -> text of the section ``Attributes:``. ``a, b: text`` is for both; ``; c: text`` within a text is for c."""
     if "Attributes:" not in lines:
         return {}
     flat = " ".join(line.strip() if line.startswith("     ") else f"; {line.strip()}" for line in lines)
@@ -156,7 +155,7 @@ _BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"), ("min_length"
 
 
 def default_text(field: msgspec.structs.FieldInfo) -> str:
-    """The default as YAML would have it; empty for a field that must be given."""
+    """The default in YAML, or "required"."""
     if field.default is not msgspec.NODEFAULT:
         return f"`{_as_yaml(field.default)}`"
     if field.default_factory is not msgspec.NODEFAULT:
@@ -169,7 +168,7 @@ def _as_yaml(value: object) -> str:
 
 
 def rows_of(struct: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Field, type, default and meaning, sections flattened into dotted paths."""
+    """Field as a dotted path, type, default and meaning."""
     texts = attributes_of(struct)
     for field in msgspec.structs.fields(struct):
         if field.name in _HEADER and not path:
@@ -285,9 +284,9 @@ _CONSTRUCTORS = {
 }
 
 
-def families_in_source(packages: Sequence[str]) -> dict[str, Family]:
-    """Families that are constructed with a literal name, wherever that is; labels are evaluated in their module."""
-    found: dict[str, Family] = {}
+def families_of_source(packages: Sequence[str]) -> dict[str, Family]:
+    """Name -> family that is constructed with a literal name in the source; labels are evaluated in their module."""
+    families: dict[str, Family] = {}
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -295,8 +294,8 @@ def families_in_source(packages: Sequence[str]) -> dict[str, Family]:
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CONSTRUCTORS:
                     family = _family_of(node, module)
                     if family is not None:
-                        found[family.name] = family
-    return found
+                        families[family.name] = family
+    return families
 
 
 def _family_of(call: ast.Call, module: str) -> Family | None:
@@ -320,21 +319,21 @@ def _full_name(name: str, kind: str) -> str:
     return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
 
 
-def families_in_registry(registry: CollectorRegistry) -> dict[str, Family]:
-    """What a program's registry shows, with labels where a family has any."""
-    found: dict[str, Family] = {}
+def families_of_registry(registry: CollectorRegistry) -> dict[str, Family]:
+    """Name -> family of a program's registry."""
+    families: dict[str, Family] = {}
     for collector in list(registry._collector_to_names):  # noqa: SLF001 - the public interface hides empty labels
-        own = getattr(collector, "_labelnames", None)
+        label_names = getattr(collector, "_labelnames", None)
         for family in collector.collect():
             if family.name.startswith("netaware_"):
-                labels = tuple(own if own is not None else getattr(family, "_labelnames", ()))
+                labels = tuple(label_names if label_names is not None else getattr(family, "_labelnames", ()))
                 name = _full_name(family.name, family.type)
-                found[name] = Family(name, family.type, labels, family.documentation)
-    return found
+                families[name] = Family(name, family.type, labels, family.documentation)
+    return families
 
 
 def registry_of_manager() -> CollectorRegistry:
-    """The controller's registry, put together without a cluster."""
+    """The controller's registry, made without a cluster."""
     from controller.config import ControllerConfiguration
     from controller.manager import Manager
     from kubekit.client import Client
@@ -346,7 +345,7 @@ def registry_of_manager() -> CollectorRegistry:
 
 
 def registry_of_agent() -> CollectorRegistry:
-    """The agent's registry: it starts without a cluster and waits for one, which is all that is needed here."""
+    """The agent's registry; the agent is started without a cluster, for which it waits."""
     from agent.config import add_run_flags, read_config
     from agent.program import run_agent
 
@@ -385,14 +384,14 @@ def metrics() -> str:
 
     extender = CollectorRegistry()
     ExtenderMetrics(extender)
-    shared = families_in_source(["kubekit"])
-    agent = families_in_source(["agent"]) | families_in_registry(registry_of_agent())
-    extender_families = families_in_registry(extender)
-    everything = families_in_source(["controller"]) | families_in_registry(registry_of_manager())
+    shared = families_of_source(["kubekit"])
+    agent = families_of_source(["agent"]) | families_of_registry(registry_of_agent())
+    extender_families = families_of_registry(extender)
+    everything = families_of_source(["controller"]) | families_of_registry(registry_of_manager())
     controller = {name: family for name, family in everything.items() if name not in extender_families}
     programs = (
         ("Agent", "Each node, port 9850.", {n: f for n, f in agent.items() if n not in shared}),
-        ("Controller", "Each replica, port 9851; what depends on leading is empty on the others.", controller),
+        ("Controller", "Each replica, port 9851; many metrics have values on the leader only.", controller),
         ("Extender", "Each replica of the scheduler.", extender_families),
         ("All programs", "Beside these, the usual `process_` and `python_` families.", shared),
     )
@@ -412,10 +411,10 @@ def metrics() -> str:
 
 
 def _label_text(labels: tuple[str, ...]) -> str:
-    """Labels as a user reads them; groups of labels are named once, above the tables."""
+    """Labels for the table; a group of `_LABEL_GROUPS` is abbreviated to its name."""
     group = next((name for name, of in _LABEL_GROUPS.items() if labels[: len(of)] == of), "")
-    own = labels[len(_LABEL_GROUPS[group]) :] if group else labels
-    return ", ".join(filter(None, (f"*{group}*" if group else "", f"`{', '.join(own)}`" if own else "")))
+    others = labels[len(_LABEL_GROUPS[group]) :] if group else labels
+    return ", ".join(filter(None, (f"*{group}*" if group else "", f"`{', '.join(others)}`" if others else "")))
 
 
 _LABEL_GROUPS: dict[str, tuple[str, ...]] = {
@@ -425,7 +424,7 @@ _LABEL_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def rebalancing() -> str:
+def descheduling() -> str:
     """docs/descheduling.md with the table of conditions."""
     from controller.descheduler.conditions import ALL_STRATEGIES, CONDITIONS
 
@@ -440,12 +439,12 @@ def rebalancing() -> str:
 
 
 def main() -> int:
-    """Write the references, or compare."""
+    """Write the documents, or compare them; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     only_check = parser.parse_args().check
     stale = 0
-    pages = {"configuration.md": configuration(), "metrics.md": metrics(), "descheduling.md": rebalancing()}
+    pages = {"configuration.md": configuration(), "metrics.md": metrics(), "descheduling.md": descheduling()}
     for name, text in pages.items():
         path = ROOT / "docs" / name
         if path.exists() and path.read_text() == text:
