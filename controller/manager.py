@@ -67,25 +67,17 @@ class Manager:
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._config, self._registry = config, registry
         self.caches = Caches(client, config.namespace)
-        self.elector = self._make_elector(client)
+        election = config.leader_election
+        self.elector = LeaderElector(
+            client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.timing()
+        )
+        if not election.enabled:
+            self.elector.leadership.extend(float("inf"))
         leader_client = client.fenced(self.elector.leadership)
         self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
         self._make_controllers(leader_client)
         self._make_diagnosis(client)
         self._register_metrics()
-
-    def _make_elector(self, client: Client) -> LeaderElector:
-        election = self._config.leader_election
-        elector = LeaderElector(
-            client,
-            namespace=self._config.namespace,
-            name=CONTROLLER,
-            identity=self.identity,
-            config=election.timing(),
-        )
-        if not election.enabled:
-            elector.leadership.extend(float("inf"))
-        return elector
 
     def _make_controllers(self, leader_client: Client) -> None:
         """Create the controllers. Stores call handlers in the order of creation, and the others read the scheduler's indexes."""

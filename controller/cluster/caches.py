@@ -12,13 +12,7 @@ from typing import Any
 
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import (
-    APPGROUPS,
-    NETWORK_TOPOLOGIES,
-    SERVICES,
-    AppGroup,
-    NetworkTopology,
-)
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -144,20 +144,12 @@ def topology_for(
         home: netaware's own namespace.
         namespace: of the groups; empty for the cluster as a whole.
     """
-    for key in _topology_keys(rules, home, namespace):
-        if key in topologies:
-            return topologies[key]
-    return next(iter(topologies.values())) if rules.search_everywhere and len(topologies) == 1 else None
-
-
-def _topology_keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
-    name = rules.network_topology_name
-    if rules.search_everywhere and namespace:
-        yield f"{namespace}/{name}"
-    for listed in rules.namespaces:
-        yield f"{listed}/{name}"
-    if rules.search_everywhere:
-        yield f"{home}/{name}"
+    everywhere = rules.search_everywhere
+    for searched in (namespace, *rules.namespaces, home) if everywhere else rules.namespaces:
+        topology = topologies.get(f"{searched}/{rules.network_topology_name}")
+        if topology is not None:
+            return topology
+    return next(iter(topologies.values())) if everywhere and len(topologies) == 1 else None
 
 
 def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
@@ -239,8 +231,19 @@ class CostIndex(Index):
         topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
         key = topology.metadata.key if topology is not None else ""
         if key not in self._costs_by_topology:
-            self._costs_by_topology[key] = costs_of(topology, self._rules, one_zone=self._one_zone)
+            self._costs_by_topology[key] = self._costs_of(topology)
         return self._costs_by_topology[key]
+
+    def _costs_of(self, topology: NetworkTopology | None) -> Costs:
+        if topology is None:
+            return Costs(CostTable(one_zone=self._one_zone))
+        meta, weight = topology.metadata, weight_for(topology, self._rules)
+        name = weight.name if weight is not None else ""
+        # Only NetperfCosts is computed from the latencies in the annotation.
+        latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
+        table = CostTable(weight, latencies, one_zone=self._one_zone)
+        problem = latencies.problem if latencies is not None else ""
+        return Costs(table, meta.key, name, f"{meta.uid}/{meta.resource_version}", problem)
 
 
 def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
@@ -249,17 +252,3 @@ def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> 
         return False
     same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
     return same_latencies and old.spec.weights == new.spec.weights
-
-
-def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs, *, one_zone: bool) -> Costs:
-    """Costs from a NetworkTopology; an empty table without one."""
-    if topology is None:
-        return Costs(CostTable(one_zone=one_zone))
-    meta, weight = topology.metadata, weight_for(topology, rules)
-    name = weight.name if weight is not None else ""
-    # Only NetperfCosts is computed from the latencies in the annotation.
-    latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
-    problem = latencies.problem if latencies is not None else ""
-    return Costs(
-        CostTable(weight, latencies, one_zone=one_zone), meta.key, name, f"{meta.uid}/{meta.resource_version}", problem
-    )

@@ -47,15 +47,9 @@ def required_node_affinity(affinity: Affinity | None) -> NodeSelector | None:
     return node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
 
 
-def required_node_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
-    """The terms of required node affinity, of which one must match; None without any."""
-    required = required_node_affinity(affinity)
-    return None if required is None else required.node_selector_terms or ()
-
-
 def has_node_constraints(spec: GroupPodSpec) -> bool:
     """Whether a pod has a node selector or required node affinity."""
-    return bool(spec.node_selector) or required_node_terms(spec.affinity) is not None
+    return bool(spec.node_selector) or required_node_affinity(spec.affinity) is not None
 
 
 def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
@@ -137,7 +131,8 @@ class Constraints:
 
     def __init__(self, spec: GroupPodSpec) -> None:
         self.spec = spec
-        self._selector, self._any_of = spec.node_selector or {}, required_node_terms(spec.affinity)
+        self._selector, required = spec.node_selector or {}, required_node_affinity(spec.affinity)
+        self._any_of = None if required is None else required.node_selector_terms or ()
         self._tolerations = tuple(spec.tolerations or ())
         self.daemonset_node = _daemonset_node(self._any_of)
         anti = spec.affinity.pod_anti_affinity if spec.affinity else None

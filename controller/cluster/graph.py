@@ -7,7 +7,7 @@ Upstream matches workload names, although only selectors are unique. Here a depe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -178,8 +178,3 @@ def _edge(dependant: int, dependency: int, declared: Dependency, name: str, faul
 
 def _name(workload: WorkloadRef) -> str:
     return workload.selector or workload.name or "a workload without a name"
-
-
-def namespaces_of(group_namespace: str, workloads: Iterable[WorkloadRef]) -> frozenset[str]:
-    """Namespaces that may have pods of a group: its own, and those that its workloads name."""
-    return frozenset({group_namespace, *(w.namespace for w in workloads if w.namespace)})

@@ -91,6 +91,7 @@ class NodeCache:
         version: counts changes of ``hosts`` and ``hot``, not of ``used``.
         freed: counts how often a pod freed resources.
         hot: names of nodes above the descheduler's thresholds.
+        templates: counted pods by template.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class NodeCache:
         self.version = self.freed = 0
         self.hot: frozenset[str] = frozenset()
         self._pods: dict[str, PodInfo] = {}
-        self._templates: dict[TemplateKey, PodTemplate] = {}
+        self.templates: dict[TemplateKey, PodTemplate] = {}
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Add all objects of these stores, and follow their changes."""
@@ -151,19 +152,14 @@ class NodeCache:
 
     def _count(self, pod: PodInfo, change: int) -> None:
         key, node = template_key_of(pod), pod.occupied_node
-        template = self._templates.get(key)
+        template = self.templates.get(key)
         if template is None:
-            template = self._templates[key] = PodTemplate(pod, Counter())
+            template = self.templates[key] = PodTemplate(pod, Counter())
         template.nodes[node] += change
         if not template.nodes[node]:
             del template.nodes[node]
             if not template.nodes:
-                del self._templates[key]
-
-    @property
-    def templates(self) -> Mapping[TemplateKey, PodTemplate]:
-        """Counted pods by template."""
-        return self._templates
+                del self.templates[key]
 
     @property
     def bound_pods(self) -> Iterable[PodInfo]:

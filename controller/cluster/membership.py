@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.graph import Graph, build_graph, namespaces_of
+from controller.cluster.graph import Graph, build_graph
 from controller.cluster.index import Index
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
@@ -42,12 +42,15 @@ class Membership(Index):
 
     Args:
         rules: for `namespaces` and `search_everywhere`.
+
+    Attributes:
+        groups: all AppGroups by key.
     """
 
     def __init__(self, rules: NetworkOverheadArgs) -> None:
         self._rules = rules
         self._admitted: dict[str, frozenset[str]] = {}
-        self._groups: dict[str, AppGroup] = {}
+        self.groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
         self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
 
@@ -63,21 +66,16 @@ class Membership(Index):
             membership.on_change(group.metadata.key, None, group)
         return membership
 
-    @property
-    def groups(self) -> Mapping[str, AppGroup]:
-        """Every AppGroup by key."""
-        return self._groups
-
     def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
         """Update an AppGroup; returns whether its spec or existence changed."""
         name = key.rpartition("/")[2]
         if new is not None:
-            self._groups[key] = new
+            self.groups[key] = new
             self._keys_by_name[name][key] = None
             if has_same_spec(old, new):
                 return False
         else:
-            self._groups.pop(key, None)
+            self.groups.pop(key, None)
             self._keys_by_name[name].pop(key, None)
         self._graphs.pop(key, None)
         if not self._keys_by_name[name]:
@@ -87,7 +85,7 @@ class Membership(Index):
     def graph(self, key: str) -> Graph:
         """A group's dependency graph."""
         if key not in self._graphs:
-            self._graphs[key] = build_graph(self._groups[key].spec)
+            self._graphs[key] = build_graph(self.groups[key].spec)
         return self._graphs[key]
 
     def keys_named(self, name: str) -> Iterable[str]:
@@ -119,17 +117,18 @@ class Membership(Index):
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
         """Namespaces whose pods may belong to the group; None for all."""
-        home = self._groups[key].metadata.namespace
+        home = self.groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None
         return self._namespaces_of(key)
 
     def _namespaces_of(self, key: str) -> Set[str]:
-        return namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
+        """The namespaces of a group and of the workloads that it names."""
+        return {self.groups[key].metadata.namespace, *(w.namespace for w in self.graph(key).workloads if w.namespace)}
 
     def refusing_namespaces(self, key: str) -> list[str]:
         """Namespaces that a group names and that do not admit its namespace, sorted."""
-        home = self._groups[key].metadata.namespace
+        home = self.groups[key].metadata.namespace
         if home in self._rules.namespaces:
             return []
         return sorted(n for n in self._namespaces_of(key) if n != home and home not in self._admitted.get(n, ()))

@@ -76,7 +76,11 @@ def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amo
             peak[name] = max(peak.get(name, 0), requests.get(name, 0) + sidecars.get(name, 0))
     for name, value in peak.items():
         total[name] = max(total.get(name, 0), value)
-    total |= {name: value for name, value in parse_amounts(spec.resources.requests).items() if _is_pod_level(name)}
+    total |= {
+        name: value
+        for name, value in parse_amounts(spec.resources.requests).items()
+        if name in {"cpu", "memory"} or name.startswith("hugepages-")
+    }
     add_amounts(total, parse_amounts(spec.overhead))
     total[PODS_RESOURCE] = 1
     return total
@@ -133,11 +137,6 @@ def has_infeasible_resize(status: GroupPodStatus | None) -> bool:
     """Whether a resize in place is pending that the pod's node can never grant."""
     conditions = status.conditions or () if status else ()
     return any(c.type == RESIZE_PENDING and c.reason == INFEASIBLE for c in conditions)
-
-
-def _is_pod_level(name: str) -> bool:
-    """Whether a resource can be requested for a whole pod."""
-    return name in {"cpu", "memory"} or name.startswith("hugepages-")
 
 
 def add_amounts(total: dict[str, Number], more: Mapping[str, Number], sign: int = 1) -> None:

@@ -29,7 +29,7 @@ class Drift(msgspec.Struct, frozen=True):
     detail: str
 
 
-def _local_workloads(group: AppGroup) -> dict[str, str]:
+def local_workloads(group: AppGroup) -> dict[str, str]:
     """Selector -> ``namespace/name`` of workloads in the group's namespace. Others are omitted, because the author of the AppGroup may
     not be allowed to see their traffic.
     """
@@ -38,14 +38,9 @@ def _local_workloads(group: AppGroup) -> dict[str, str]:
     return {w.selector: f"{namespace}/{w.name}" for w in workloads if w.name and w.namespace in {"", namespace}}
 
 
-def workload_keys_of(group: AppGroup) -> list[str]:
-    """``namespace/name`` of the group's workloads in its own namespace."""
-    return list(dict.fromkeys(_local_workloads(group).values()))
-
-
 def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     """Differences between traffic and the group, for workloads in its namespace."""
-    declared, local = build_graph(group.spec), _local_workloads(group)
+    declared, local = build_graph(group.spec), local_workloads(group)
     members, names = set(local.values()), [local.get(selector) for selector in declared.selectors]
     ends = ((names[edge.dependant], names[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
     min_bandwidths = {(client, server): rate_bps for client, server, rate_bps in ends if client and server}
@@ -69,7 +64,7 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
 
 def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
     """Caller's selector -> callee's selector -> bytes per second, between the group's workloads in its namespace."""
-    selectors = {name: selector for selector, name in _local_workloads(group).items()}
+    selectors = {name: selector for selector, name in local_workloads(group).items()}
     weights: dict[str, dict[str, float]] = defaultdict(dict)
     for d in graph.dependencies:
         if d.client.key in selectors and d.server.key in selectors:

@@ -231,7 +231,14 @@ def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGr
     name, group = component.name, existing.groups.get(component.name)
     selectors = _selectors(component, workloads, existing)
     dependencies = tuple(
-        _dependency(d, workloads, costs, existing.has_edge(name, d.client, d.server, selectors[d.server]))
+        ProposedDependency(
+            d.client.key,
+            d.server.key,
+            round_up_bps(d.peak_bytes_per_s * 8),
+            _max_cost(d, workloads, costs),
+            d.bytes_per_s,
+            existing.has_edge(name, d.client, d.server, selectors[d.server]),
+        )
         for d in component.edges
     )
     replicas = sum(workloads.replicas[w] for w in component.members)
@@ -312,19 +319,6 @@ def _patches(
         labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
         if not labels.items() <= workloads.labels.get(workload, {}).items():
             yield workload.kind or "Deployment", workload.name, {"spec": {"template": {"metadata": {"labels": labels}}}}
-
-
-def _dependency(
-    observed: ObservedDependency, workloads: Workloads, costs: CostTable, is_user_defined: bool
-) -> ProposedDependency:
-    return ProposedDependency(
-        observed.client.key,
-        observed.server.key,
-        round_up_bps(observed.peak_bytes_per_s * 8),
-        _max_cost(observed, workloads, costs),
-        observed.bytes_per_s,
-        is_user_defined,
-    )
 
 
 def round_up_bps(rate_bps: float) -> int:

@@ -21,7 +21,7 @@ from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
-from controller.traffic.drift import Drift, DriftKind, find_drift, group_by_workload, measured_weights, workload_keys_of
+from controller.traffic.drift import Drift, DriftKind, find_drift, group_by_workload, local_workloads, measured_weights
 from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import TrafficCost, compute_cost
 from controller.traffic.prices import PriceTable
@@ -73,7 +73,9 @@ def compare(
     for d in graph.dependencies:
         calls[d.client.key].append(d)
     graphs = {
-        g.metadata.key: TrafficGraph(tuple(d for key in workload_keys_of(g) for d in calls.get(key, ())))
+        g.metadata.key: TrafficGraph(
+            tuple(d for key in dict.fromkeys(local_workloads(g).values()) for d in calls.get(key, ()))
+        )
         for g in groups
     }
     return Comparison(

@@ -240,11 +240,11 @@ async def _sum_flows(
                 continue
             peak = max(peaks.get(frozenset(series.labels.items()), mean), mean)
             client, client_zone = source.client.workload_and_zone(series.labels)
+            text = series.labels.get(source.port, "")
+            port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
             for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
                 server, server_zone = source.server.workload_and_zone(labels)
-                mean_and_peak = sums[
-                    client, server, client_zone, server_zone, _port(series.labels.get(source.port, ""))
-                ]
+                mean_and_peak = sums[client, server, client_zone, server_zone, port]
                 mean_and_peak[0] += mean * share
                 mean_and_peak[1] += peak * share
     return [
@@ -265,11 +265,6 @@ async def _read_peaks(
     except PrometheusError:
         remarks.append("Prometheus did not compute peaks; means are used instead")
         return {}
-
-
-def _port(text: str) -> int:
-    """Parse a port; 0 if it is invalid."""
-    return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
 
 
 async def _read_owners(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.graph import Edge, Graph, build_graph, namespaces_of
+from controller.cluster.graph import Edge, Graph, build_graph
 from tests.unit.controller.objects import AppGroup
 
 Workload = tuple[str, list[dict[str, Any]]]
@@ -83,9 +83,3 @@ def test_a_workload_without_a_selector_of_its_own_is_reported_and_left_out() -> 
     assert [one.name for one in found.workloads] == ["one", ""]
     assert found.selectors == ("a", "b")
     assert [fault.problem for fault in found.faults] == ["DuplicateSelector", "NoSelector"]
-
-
-def test_pods_are_looked_for_in_the_groups_namespace_and_in_those_its_workloads_name() -> None:
-    workloads = graph(("a", []), ("b", [])).workloads
-    far = msgspec.structs.replace(workloads[1], namespace="db")
-    assert namespaces_of("shop", [workloads[0], far]) == {"shop", "db"}
