@@ -49,6 +49,7 @@ class LowNodeLoadRound(TargetFinder):
         self.loads = {load.name: load for load in loads}
         self._unrelieved_reasons: dict[str, str] = {}
         self._stuck: set[str] = set()
+        # Equivalence key of pods -> usage of a pod that fits nowhere, and why.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._targets = {
             pool.name: sorted(
@@ -68,7 +69,7 @@ class LowNodeLoadRound(TargetFinder):
         Returns:
             The detectors after this round, by node.
         """
-        # With an interval near the timeout, a detector would expire between rounds and never count several.
+        # With an interval near the timeout, a detector would otherwise expire between rounds.
         keep_s = max(self._config.cache_timeout_s, 3 * self._round.config.interval_s)
         detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
         for pool in self._config.pools:
@@ -166,8 +167,8 @@ class LowNodeLoadRound(TargetFinder):
             text = f"pool {pool}: {count} {nodes} low load, and numberOfNodes asks for more than {minimum}"
             self._round.add_note(text)
             return text
-        empty = sorted(resource for resource, free in self._free[pool].items() if free <= 0)
-        return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
+        used_up = sorted(resource for resource, free in self._free[pool].items() if free <= 0)
+        return f"nodes with low load can take no more {', '.join(used_up)}" if used_up else ""
 
     def find_target(self, candidate: Candidate) -> str:
         """See `TargetFinder`: the least loaded node that fits, by the scheduler's constraints and by usage.
@@ -180,7 +181,7 @@ class LowNodeLoadRound(TargetFinder):
             free = self._free[pool.name]
             short = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
             return f"it uses more {', '.join(short)} than nodes with low load can take" if short else ""
-        # Moves only reduce capacity: where one pod fits nowhere, an equal pod that uses as much does not fit either.
+        # Moves only reduce capacity: if a pod fits nowhere, an equivalent pod that uses as much does not fit either.
         equivalence_key = pool.name, pod.constraints, pod.claim_names, tuple(pod.host_requests.items())
         used, why = self._misfits.get(equivalence_key, ({}, ""))
         if why and all(candidate.used.get(resource, 0.0) >= amount for resource, amount in used.items()):

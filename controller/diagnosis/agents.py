@@ -52,7 +52,7 @@ def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict
 
 
 def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
-    """The agent's state, and the first reason why it is not ``up``, or the problem that an agent reports that is ``up``."""
+    """The agent's state, and why it is not ``up``; for an agent that is ``up``, the problem that it reports."""
     reported = announcement.problem if announcement is not None else ""
     checks: Sequence[tuple[bool, AgentState, str]] = (
         (node.ready, "excluded", "node is not Ready"),
@@ -61,10 +61,6 @@ def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[Ag
         (bool(node.zone), "excluded", "node has no zone label"),
         (node.schedulable, "excluded", "node is cordoned"),
         (is_address(node.address), "down", f"the agent's address {node.address!r} is not an IP address"),
-        (
-            node.has_own_address,
-            "down",
-            f"the agent announces {node.address}, which belongs to neither its node nor its pod",
-        ),
+        (node.has_own_address, "down", f"the agent's address {node.address} is not one of its node or pod"),
     )
     return next(((state, reason) for is_met, state, reason in checks if not is_met), ("up", reported))

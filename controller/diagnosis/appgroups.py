@@ -23,8 +23,8 @@ def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[
     """Findings of all groups.
 
     Args:
-        facts: the cluster's.
-        unreachable: zones that another finding names; violated dependencies there are its consequence.
+        facts: facts of the cluster.
+        unreachable: zones that another finding names; violated dependencies there follow from it.
     """
     members: Counter[str] = Counter()
     pending: Counter[str] = Counter()

@@ -44,16 +44,13 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     elif not_ready["extender"]:
         yield _program_down(facts, "extender", not_ready["extender"], waiting, "NetawareExtenderDown")
     if status.failed_checks:
-        access: tuple[str, ...] = (
-            "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it",
-        )
-        if any("403" in line for line in status.failed_checks):
-            access = APPLY_AGAIN
+        lacks_rights = any("403" in line for line in status.failed_checks)
+        open_path = "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
             format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-            *access,
+            *(APPLY_AGAIN if lacks_rights else (open_path,)),
         )
         yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:MAX_CAUSES], fix=fix)
 

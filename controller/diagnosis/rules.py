@@ -14,15 +14,11 @@ from controller.diagnosis.programs import find_program_findings
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """All findings, worst first."""
     if not facts.control_plane.is_installed:
-        fix = (
-            "look at docs/install.md: make overlay writes dist/overlay",
-            "kubectl apply --server-side -k dist/overlay",
-        )
+        fix = "look at docs/install.md: make overlay writes dist/overlay", "kubectl apply --server-side -k dist/overlay"
         return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=fix),)
     programs = list(find_program_findings(facts))
     agents = list(find_agent_findings(facts))
     findings = [*programs, *agents]
-    codes = {finding.code for finding in programs}
     silent_zones = {zone for f in agents if f.code in {"zone-without-agent", "no-agents"} for zone in f.affects}
     suppressed: set[str] = set()
     if has_leader(programs):
@@ -30,7 +26,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     else:
         # Without a leader costs and plans are old, and gates stay shut.
         suppressed.add("gated-too-long")
-    if "scheduler-down" in codes:
+    if any(finding.code == "scheduler-down" for finding in programs):
         suppressed.add("no-scheduler")
     unreachable = silent_zones.union(*(f.affects for f in findings if f.code == "zones-unreachable"))
     findings += find_group_findings(facts, unreachable)
