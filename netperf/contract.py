@@ -76,7 +76,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_announcement(announcement: Announcement) -> str:
-    """The annotation's value; a problem that would make it too long is cut."""
+    """The annotation's value. A problem that would make the value too long is cut."""
     text = msgspec.json.encode(announcement).decode()
     if len(text.encode()) <= MAX_ANNOTATION_BYTES or not announcement.problem:
         return text
@@ -88,7 +88,7 @@ _decode_announcement = msgspec.json.Decoder(Announcement).decode
 
 
 def read_announcement(text: str) -> Announcement | None:
-    """The announcement in an annotation; None if it is missing or unreadable."""
+    """The announcement in an annotation; None if the annotation is missing or invalid."""
     if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
     try:
@@ -98,10 +98,11 @@ def read_announcement(text: str) -> Announcement | None:
 
 
 TRAFFIC_ROUND_S, TRAFFIC_SHARE = 30.0, 0.005
+"""Shortest pause between two readings of connection tracking, and the most that they take of a core."""
 
 
 def traffic_pause_s(round_s: float) -> float:
-    """Pause between two readings of connection tracking, so that they take at most `TRAFFIC_SHARE` of a core."""
+    """Pause after a reading of connection tracking that took ``round_s``, see `TRAFFIC_SHARE`."""
     return max(TRAFFIC_ROUND_S, round_s / TRAFFIC_SHARE)
 
 

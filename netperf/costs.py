@@ -30,6 +30,8 @@ from netperf.policy import MAX_NETWORK_COST, MIN_ZONE_COST, CostPolicy
 from netperf.smoothing import WINDOW_SAMPLES
 
 Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
+_FreshNodePairs = Mapping[ZonePair, tuple[NodePairState, ...]]
+"""See `_fresh_node_pairs`."""
 
 MISSED_ROUNDS = 3
 """No sample is stale before this many rounds."""
@@ -159,7 +161,7 @@ def _choose_latencies(
     pairs: Sequence[ZonePair],
     measured: Mapping[ZonePair, _ZonePairLatency],
     state: CostState,
-    fresh: Mapping[ZonePair, tuple[NodePairState, ...]],
+    fresh: _FreshNodePairs,
     oldest_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
     """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
@@ -252,7 +254,7 @@ def _fresh_node_pairs(
     return tuple(chosen.values())
 
 
-def _is_unreachable(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[NodePairState, ...]]) -> bool:
+def _is_unreachable(link: Link, state: CostState, fresh: _FreshNodePairs) -> bool:
     """Whether every pair of nodes has failed several times in a row.
 
     Without samples and failures the result is the last one, because missing results are no recovery.
@@ -270,9 +272,7 @@ def _is_unreachable(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple
     return all(not failure.alive and failure.in_a_row >= required for failure in failures)
 
 
-def _find_consensus(
-    fresh: Mapping[ZonePair, tuple[NodePairState, ...]], state: CostState, unreachable: set[Link]
-) -> Consensus:
+def _find_consensus(fresh: _FreshNodePairs, state: CostState, unreachable: set[Link]) -> Consensus:
     latencies = [
         NodePairLatency(p.origin.node, p.destination.node, link_of(*pair), p.smoothed.latency_us)
         for pair, node_pairs in fresh.items()
@@ -295,9 +295,7 @@ def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now
     return tuple(marked)
 
 
-def _measured_latency(
-    pair: ZonePair, fresh: Mapping[ZonePair, tuple[NodePairState, ...]], consensus: Consensus
-) -> _ZonePairLatency | None:
+def _measured_latency(pair: ZonePair, fresh: _FreshNodePairs, consensus: Consensus) -> _ZonePairLatency | None:
     """The latency that the pairs of nodes of both directions agree on, else one of another component; None without either."""
     link = link_of(*pair)
     latency_us = consensus.latencies_us.get(link)
@@ -326,7 +324,7 @@ def _measured_latency(
     )
 
 
-def _external_latency(pair: ZonePair, fresh: Mapping[ZonePair, tuple[NodePairState, ...]]) -> _ZonePairLatency | None:
+def _external_latency(pair: ZonePair, fresh: _FreshNodePairs) -> _ZonePairLatency | None:
     """The latency of another component: of this direction, else of the other one."""
     bases: dict[ZonePair, Basis] = {pair: "measured", pair[::-1]: "mirrored"}
     for direction, basis in bases.items():
@@ -338,12 +336,7 @@ def _external_latency(pair: ZonePair, fresh: Mapping[ZonePair, tuple[NodePairSta
 
 
 def _last_good(
-    pair: ZonePair,
-    state: CostState,
-    fresh: Mapping[ZonePair, tuple[NodePairState, ...]],
-    not_before_s: float,
-    *,
-    unverified: bool = False,
+    pair: ZonePair, state: CostState, fresh: _FreshNodePairs, not_before_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
     """The newer one of the last good latencies of both directions, unless it has expired.
 

@@ -1,9 +1,9 @@
-"""Plans which nodes probe which, so that the number of probes depends on zones only.
+"""Plans the pairs of nodes that probe each other, so that the number of probes depends on zones only.
 
 A few pairs of nodes measure each unordered pair of zones. netperf runs between the pair of nodes with index 0, in its slot; datagrams
-run between all of them, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays while both can
-be used, and until its rotation: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so that a
-node that is gone changes only its own pairs.
+run between all of them, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays while both
+nodes are usable, until its rotation: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so
+that a deleted node changes only its own pairs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,22 @@ from netperf.slots import assign_slots, rounds_by_pair
 
 ROTATION_S = 3600.0
 """After this time a zone replaces the nodes of one pair index. The moment differs between zones."""
-_MASK = 2**64 - 1
+_UINT64_MASK = 2**64 - 1
 
 
 class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the cluster; zone and region are label values, empty if absent."""
+    """A node of the cluster.
+
+    Attributes:
+        name: name of the node.
+        address: address that its agent announces.
+        zone: value of the zone label; empty without it.
+        region: value of the region label; empty without it.
+        ready: whether its condition Ready is True.
+        schedulable: whether it is not cordoned.
+        has_ready_agent: whether an agent announces itself and its pod is ready.
+        has_own_address: whether ``address`` is of this node or of its agent's pod.
+    """
 
     name: str
     address: str
@@ -56,7 +67,7 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanOptions(Section, frozen=True):
-    """Who probes whom, how often and with what; see `netperf.plans.ProbeSettings` for the fields of a run.
+    """Options of the probe plan; see `netperf.plans.ProbeSettings` for the fields of a run.
 
     Attributes:
         interval_s: shortest time of a round.
@@ -110,15 +121,15 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PairKey(msgspec.Struct, frozen=True, order=True):
-    """A pair of nodes that is to be chosen: its zones, in bytewise order, and its index."""
+    """Identifies a pair of nodes: its zones a and b, in bytewise order, and its index."""
 
     a: str
     b: str
     pair_index: int
 
 
-class _Nodes(msgspec.Struct, frozen=True):
-    """The nodes of a pair, one per zone; None if it must be chosen."""
+class _PairNodes(msgspec.Struct, frozen=True):
+    """The nodes of a pair in its zones a and b, None if a node must be chosen; and the rotation."""
 
     a: str | None
     b: str | None
@@ -135,7 +146,7 @@ def plan_pairs(
 
     Args:
         nodes: every node of the cluster.
-        options: how.
+        options: options of the plan.
         previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
@@ -143,15 +154,15 @@ def plan_pairs(
     before = previous or {}
     zones = sorted(usable)
     keys = _pair_keys(usable, options)
-    chosen = _choose(keys, usable, _previous_nodes(before), options, now_s)
+    chosen = _choose_nodes(keys, usable, _previous_nodes(before), options, now_s)
     rounds = rounds_by_pair(zones)
     old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
-    slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
+    slot_by_zones, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
-        slot = slot_of[key.a, key.b] if key.pair_index == 0 else 0
-        probe = _probe(key, chosen[key], usable, slot)
+        slot = slot_by_zones[key.a, key.b] if key.pair_index == 0 else 0
+        probe = _build_probe(key, chosen[key], usable, slot)
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     plans = [
@@ -162,12 +173,12 @@ def plan_pairs(
             slots=slots,
             results=shards[zone],
             settings=options.settings,
-            probes=_without_repeats(probes[zone]),
+            probes=_drop_repeated(probes[zone]),
         )
         for zone in zones
     ]
     return PairPlan(
-        zones={plan.zone: _stamp(plan, before.get(plan.zone), now_s) for plan in plans},
+        zones={plan.zone: _with_epoch(plan, before.get(plan.zone), now_s) for plan in plans},
         left_out=left_out,
         links=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
@@ -175,8 +186,8 @@ def plan_pairs(
     )
 
 
-def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
-    """In order of pair index and slot; of two probes between the same nodes only the first, since results have one key for both."""
+def _drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
+    """The probes in order of pair index and slot; only the first one between two nodes, because results have one key for both."""
     by_nodes: dict[tuple[str, str], Probe] = {}
     for probe in sorted(probes, key=lambda p: (p.pair_index, p.slot, p.destination, p.origin)):
         by_nodes.setdefault(probe.nodes, probe)
@@ -187,23 +198,22 @@ def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, 
     """The nodes that can be measured, by zone and name, and the nodes and zones that cannot."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     left_out: list[Refusal] = []
-    seen: set[str] = set()
-    nodes = sorted(nodes, key=lambda n: n.name)
-    reasons = [_unusable(node) for node in nodes]
-    claims = Counter(node.address for node, reason in zip(nodes, reasons, strict=True) if reason is None)
-    for node, reason in zip(nodes, reasons, strict=True):
-        seen.add(node.zone)
-        if reason is None and claims[node.address] > 1:
-            reason = "shared-address", f"another node announces {node.address} as well"
-        if reason is None:
+    problems = {node: _find_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
+    announced = Counter(node.address for node, problem in problems.items() if problem is None)
+    for node, problem in problems.items():
+        if problem is None and announced[node.address] > 1:
+            problem = "shared-address", f"another node announces {node.address} as well"
+        if problem is None:
             usable[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
         else:
-            left_out.append(refuse(node.name, *reason))
-    left_out += [refuse(zone, "zone-without-probers") for zone in sorted(seen - usable.keys()) if zone]
+            left_out.append(refuse(node.name, *problem))
+    zones = {node.zone for node in problems}
+    left_out += [refuse(zone, "zone-without-probers") for zone in sorted(zones - usable.keys()) if zone]
     return dict(usable), tuple(left_out)
 
 
-def _unusable(node: ProbeNode) -> tuple[str, str] | None:
+def _find_problem(node: ProbeNode) -> tuple[str, str] | None:
+    """Reason and detail if a node cannot be measured."""
     problems = (
         (
             len(node.name) > MAX_NAME_LENGTH,
@@ -214,13 +224,14 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
         (not node.ready, "not-ready", "condition Ready is not True"),
         (not node.schedulable, "unschedulable", "the node is cordoned"),
         (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
-        (not is_address(node.address), "bad-address", f"{node.address!r} is no IP address"),
+        (not is_address(node.address), "bad-address", f"{node.address!r} is not an IP address"),
         (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
-    return next(((reason, detail) for found, reason, detail in problems if found), None)
+    return next(((reason, detail) for applies, reason, detail in problems if applies), None)
 
 
 def _pair_keys(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_PairKey]:
+    """The keys of all pairs of nodes to choose."""
     zones = sorted(usable)
     # Each direction has as many different pairs of nodes as the larger zone has nodes.
     return [
@@ -238,40 +249,36 @@ def _zones_of(probe: Probe) -> tuple[str, str]:
 
 def _starts_at_a(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
-    return (_hash(f"{key.a}\0{key.b}\0{0}") + key.pair_index) & 1 == 0
+    return (_hash(f"{key.a}\0{key.b}\x000") + key.pair_index) % 2 == 0
 
 
-def _origin_zone(key: _PairKey) -> str:
-    return key.a if _starts_at_a(key) else key.b
-
-
-def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _Nodes]:
-    nodes: dict[_PairKey, _Nodes] = {}
+def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:
+    nodes: dict[_PairKey, _PairNodes] = {}
     for plan in previous.values():
         for probe in plan.probes:
             key = _PairKey(*_zones_of(probe), probe.pair_index)
             a, b = (probe.origin, probe.destination) if _starts_at_a(key) else (probe.destination, probe.origin)
-            nodes[key] = _Nodes(a.node, b.node, probe.rotation)
+            nodes[key] = _PairNodes(a.node, b.node, probe.rotation)
     return nodes
 
 
-def _choose(
+def _choose_nodes(
     keys: Sequence[_PairKey],
     usable: Mapping[str, Mapping[str, Peer]],
-    before: Mapping[_PairKey, _Nodes],
+    before: Mapping[_PairKey, _PairNodes],
     options: PlanOptions,
     now_s: float,
-) -> dict[_PairKey, _Nodes]:
+) -> dict[_PairKey, _PairNodes]:
     chooser = _Chooser(keys, usable)
-    chosen: dict[_PairKey, _Nodes] = {}
+    chosen: dict[_PairKey, _PairNodes] = {}
     for key in keys:
         old = before.get(key)
         rotation = _rotation(key, options, now_s)
         if old is None or old.rotation != rotation:
-            chosen[key] = _Nodes(None, None, rotation)
+            chosen[key] = _PairNodes(None, None, rotation)
             continue
         a = chooser.keep(key.a, old.a)
-        chosen[key] = _Nodes(a, chooser.keep(key.b, old.b), rotation)
+        chosen[key] = _PairNodes(a, chooser.keep(key.b, old.b), rotation)
     for key, nodes in chosen.items():
         if nodes.a is not None and nodes.b is not None:
             continue
@@ -279,37 +286,37 @@ def _choose(
         siblings = [_PairKey(key.a, key.b, index) for index in range(options.node_pairs) if index != key.pair_index]
         others = {k.pair_index: chosen[k] for k in siblings if k in chosen}
         same_origin = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
-        a = nodes.a or chooser.pick(
-            key, key.a, nodes.rotation, {o.a for o in others.values()}, {o.a for o in same_origin}
-        )
-        b = nodes.b or chooser.pick(
-            key, key.b, nodes.rotation, {o.b for o in others.values()}, {o.b for o in same_origin}
-        )
-        chosen[key] = _Nodes(a, b, nodes.rotation)
+        avoid_a, at_least_a = {o.a for o in others.values()}, {o.a for o in same_origin}
+        avoid_b, at_least_b = {o.b for o in others.values()}, {o.b for o in same_origin}
+        a = nodes.a or chooser.pick(key, key.a, nodes.rotation, avoid_a, at_least_a)
+        b = nodes.b or chooser.pick(key, key.b, nodes.rotation, avoid_b, at_least_b)
+        chosen[key] = _PairNodes(a, b, nodes.rotation)
     return chosen
 
 
 def _rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
-    """Number of the current rotation. All pairs of an origin zone and a pair index rotate together, because they are in one object,
-    which is so written once per `ROTATION_S`; those of other pair indices keep their nodes meanwhile.
+    """Number of the current rotation of a pair.
+
+    All pairs of an origin zone and a pair index rotate together. They are in one object, so that each `ROTATION_S` causes one write.
     """
-    phase = _hash(f"rotation\0{_origin_zone(key)}") / 2**64
+    origin_zone = key.a if _starts_at_a(key) else key.b
+    phase = _hash(f"rotation\0{origin_zone}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
 
 class _Chooser:
-    """Chooses nodes by rendezvous hashing with bounded loads: no node gets more than its share of pairs if possible."""
+    """Chooses nodes by rendezvous hashing with bounded loads: if possible, no node gets more than its share of pairs."""
 
     def __init__(self, keys: Sequence[_PairKey], usable: Mapping[str, Mapping[str, Peer]]) -> None:
-        pairs = Counter(zone for key in keys for zone in (key.a, key.b))
-        self._share = {zone: math.ceil(pairs[zone] / len(nodes)) for zone, nodes in usable.items()}
+        pair_count = Counter(zone for key in keys for zone in (key.a, key.b))
+        self._share = {zone: math.ceil(pair_count[zone] / len(nodes)) for zone, nodes in usable.items()}
         self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in usable.items()}
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
-        """The node if it may keep the pair, else None: it must be usable and below twice its share.
+        """Count and return the node if it may keep the pair, else None: it must be usable and below twice its share.
 
-        Twice, so that a new zone does not change pairs of other zones; rotation evens out the rest.
+        With a lower limit, a new zone would change pairs of other zones. Rotation evens out the loads.
         """
         if node is None or node not in self._hashes[zone] or self._load[node] >= 2 * self._share[zone]:
             return None
@@ -317,7 +324,10 @@ class _Chooser:
         return node
 
     def pick(self, key: _PairKey, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
-        """The node with the highest score among those below their share; if possible not in ``avoid``, or at least not in ``at_least``."""
+        """Choose and count the node with the highest score among those below their share.
+
+        The node is not in ``avoid`` if possible, or at least not in ``at_least``.
+        """
         seed = _hash(f"{key.a}\0{key.b}\0{key.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
@@ -325,20 +335,20 @@ class _Chooser:
             or [name for name in hashes if name not in at_least]
             or list(hashes)
         )
-        below = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
-        node = max(below, key=lambda name: (_mix(hashes[name] ^ seed), name))
+        candidates = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
+        node = max(candidates, key=lambda name: (_mix(hashes[name] ^ seed), name))
         self._load[node] += 1
         return node
 
 
-def _probe(key: _PairKey, nodes: _Nodes, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+def _build_probe(key: _PairKey, nodes: _PairNodes, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
     a, b = usable[key.a][nodes.a or ""], usable[key.b][nodes.b or ""]
     origin, destination = (a, b) if _starts_at_a(key) else (b, a)
     return Probe(origin=origin, destination=destination, slot=slot, pair_index=key.pair_index, rotation=nodes.rotation)
 
 
-def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:
-    """The previous plan if nothing changed, else the plan with a new epoch, from the clock so that epochs grow after a loss of objects."""
+def _with_epoch(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:
+    """The previous plan if nothing changed, else the plan with a new epoch. It is from the clock, so that it grows after a loss of objects."""
     if previous is not None and msgspec.structs.replace(plan, epoch=previous.epoch) == previous:
         return previous
     return msgspec.structs.replace(plan, epoch=max(int(now_s), previous.epoch + 1 if previous else 0))
@@ -349,7 +359,7 @@ def _hash(text: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finaliser of splitmix64: mixes a combined hash; much faster than hashing each pair of names."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    """Mix the bits of a combined hash (the finaliser of splitmix64); much faster than hashing each pair of names."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _UINT64_MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _UINT64_MASK
     return value ^ (value >> 31)

@@ -1,4 +1,4 @@
-"""The probe plan, one per origin zone: types, encoding, strict decoding.
+"""Types, encoding and strict decoding of probe plans, one per origin zone.
 
 An agent watches the plan of its own zone only. The object is a ConfigMap with one key, which contains JSON.
 """
@@ -47,6 +47,8 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """A pair of nodes to measure, from ``origin`` to ``destination``.
 
     Attributes:
+        origin: the node that measures.
+        destination: the node that answers.
         slot: index of its slot in the round; no zone occurs twice in a slot.
         pair_index: 0 for the pair of nodes that netperf measures in its slot; from 1 on for the other pairs of nodes of the same
             zones, which only datagrams measure.
@@ -92,14 +94,16 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         return (self.test, *self.extra_tests)
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
+class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a plan beside its probes.
 
     Attributes:
+        zone: the origin zone.
         epoch: increases with every change of this object.
         interval_s: length of a round; rounds are aligned to the wall clock.
         slots: number of slots of equal length in a round.
         results: name of the ConfigMap that this zone's agents write.
+        settings: settings of a run.
     """
 
     zone: Zone
@@ -110,12 +114,12 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     settings: ProbeSettings
 
     @property
-    def head(self) -> dict[str, Any]:
-        """The fields of `_Head` as a dict."""
-        return {name: getattr(self, name) for name in _Head.__struct_fields__}
+    def header_fields(self) -> dict[str, Any]:
+        """The values of these fields by name."""
+        return {name: getattr(self, name) for name in _PlanHeader.__struct_fields__}
 
 
-class ZonePlan(_Head, frozen=True, kw_only=True):
+class ZonePlan(_PlanHeader, frozen=True, kw_only=True):
     """All probes whose origin is in one zone."""
 
     probes: tuple[Probe, ...]
@@ -125,8 +129,8 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
-class _WirePlan(_Head, frozen=True, kw_only=True):
-    """A plan as it is stored: each node once, and probes with indices of nodes, because every agent of a zone reads it at every change.
+class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
+    """A plan as it is stored: each node once, and indices of nodes in probes, so that it is small.
 
     Attributes:
         nodes: name, address, zone, region.
@@ -144,7 +148,7 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
     index = {peer: i for i, peer in enumerate(nodes)}
     return _WirePlan(
-        **plan.head,
+        **plan.header_fields,
         nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
         probes=tuple((index[p.origin], index[p.destination], p.slot, p.pair_index, p.rotation) for p in plan.probes),
     )
@@ -154,9 +158,9 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
     refusals: list[Refusal] = []
-    for number, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
+    for index, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
         if max(origin, destination) >= len(peers):
-            refusals.append(refuse(f"probes[{number}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
+            refusals.append(refuse(f"probes[{index}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
             continue
         probes.append(
             Probe(
@@ -167,7 +171,7 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
                 rotation=rotation,
             )
         )
-    return ZonePlan(**wire.head, probes=tuple(probes)), refusals
+    return ZonePlan(**wire.header_fields, probes=tuple(probes)), refusals
 
 
 def plan_object_name(zone: str) -> str:
@@ -184,7 +188,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        TooLargeError: it is too large; a plan for 100 zones has about 20 kB.
+        TooLargeError: the plan is too large; that of 100 zones has about 20 kB.
     """
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
@@ -192,7 +196,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without its invalid probes, and why each is invalid."""
+    """A plan without its invalid probes, and a refusal for each invalid probe."""
 
     plan: ZonePlan
     refusals: tuple[Refusal, ...] = ()
@@ -212,8 +216,7 @@ def decode_plan(
         current: the plan in use; an older epoch is refused.
 
     Raises:
-        PlanRefusedError: the plan is invalid as a whole; keep the current one. Reasons: ``missing``, ``half-written`` (no complete
-            JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
+        PlanRefusedError: the plan is invalid as a whole; keep the current one.
     """
     text = (data or {}).get(PLAN_KEY)
     if text is None:
@@ -228,26 +231,27 @@ def decode_plan(
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")
     if current is not None and plan.zone == current.zone and plan.epoch < current.epoch:
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, the current one")
-    good: list[Probe] = []
+    valid: list[Probe] = []
     for index, probe in enumerate(plan.probes):
-        problem = _problem(probe, plan)
+        problem = _find_problem(probe, plan)
         if problem is None:
-            good.append(probe)
+            valid.append(probe)
         else:
             refusals.append(refuse(f"probes[{index}]", *problem))
-    return DecodedPlan(msgspec.structs.replace(plan, probes=tuple(good)), tuple(refusals))
+    return DecodedPlan(msgspec.structs.replace(plan, probes=tuple(valid)), tuple(refusals))
 
 
-def _problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
+def _find_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
+    """Reason and detail if a probe is invalid."""
     if probe.slot >= plan.slots:
         return "bad-slot", f"slot {probe.slot} of {plan.slots}"
     if probe.origin.zone != plan.zone:
         return "wrong-zone", f"origin {probe.origin.node} is in zone {probe.origin.zone!r}"
     for peer in (probe.origin, probe.destination):
         if not is_address(peer.address):
-            return "bad-address", f"{peer.node}: {peer.address!r} is no IP address"
+            return "bad-address", f"{peer.node}: {peer.address!r} is not an IP address"
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
-        return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is no other host's address"
+        return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
     if probe.origin.node == probe.destination.node or (
         read_address(probe.origin.address) == read_address(probe.destination.address)
     ):

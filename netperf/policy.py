@@ -1,4 +1,4 @@
-"""The cost policy: how latencies become costs."""
+"""The cost policy, which converts latencies to costs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from netperf.sample import Percentile, QualityFlag
 SAME_HOST_COST = 0
 SAME_ZONE_COST = 1
 MIN_ZONE_COST = 2
-"""Between zones; one more than inside a zone, so that inside is always nearer (NetworkOverhead, docs/contracts)."""
+"""Lowest cost between zones: more than inside a zone (NetworkOverhead, docs/contracts)."""
 MAX_NETWORK_COST = 10_000
-"""The highest valid maxNetworkCost; greater costs would all exceed every limit."""
+"""Highest cost of a reachable pair: the highest valid maxNetworkCost, so that some limit allows it."""
 
 
 class CostPolicy(Section, frozen=True):
@@ -54,7 +54,7 @@ def parse_policy(fields: Mapping[str, Any] | None, defaults: CostPolicy | None =
     """A policy from camelCase fields; absent ones come from ``defaults``.
 
     Raises:
-        ConfigError: a field is unknown, of the wrong type or out of range; names it as ``costPolicy.<field>``.
+        ConfigError: a field is unknown, of the wrong type or out of range; the message names it as ``costPolicy.<field>``.
     """
     base = msgspec.to_builtins(defaults or CostPolicy())
     policy = convert({**base, **(fields or {})}, CostPolicy, "costPolicy")

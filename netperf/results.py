@@ -1,9 +1,9 @@
 """Encodes and decodes the results ConfigMap.
 
 Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so that writers neither
-conflict nor lose each other's updates. Our format has a `Sample` per key. Upstream's has a number per key (the measurement ConfigMap,
-docs/contracts); it is always read and optionally written as well. A key names the origin, which is the only node that may write it
-(manifests/policies). Each key is decoded alone; a malformed one is refused by name and never becomes a number.
+conflict nor lose each other's updates. Our format has a `Sample` or a `Failure` per key. Upstream's format has a number per key (the
+measurement ConfigMap, docs/contracts); it is always read and optionally written as well. A key names the origin, the only node that may
+write it (manifests/policies). Each key is decoded alone; a malformed key is refused by name and never becomes a number.
 """
 
 from __future__ import annotations
@@ -21,43 +21,37 @@ from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
-from netperf.upstream_keys import (
-    KEY_LIMIT,
-    NodePair,
-    UpstreamValues,
-    add_value,
-    to_sample,
-    upstream_key,
-)
+from netperf.upstream_keys import KEY_LIMIT, NodePair, UpstreamValues, add_value, to_sample, upstream_key
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
 
-OWN_PREFIX = "netaware.v1."
+KEY_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
-"""The controller warns from this size on; only another writer's keys can make the object so large."""
+"""Size from which the controller warns; only keys of other components can make the object so large."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
+"""See `refresh_interval_s`."""
 VALUE_LIMIT_BYTES = 2048
 """Longest value of one of our keys; the agents' admission policy has the same limit."""
 SHOWN_REFUSALS = 100
 MAX_NAME_LENGTH = 111
 """Longest name of a node that is measured: a key has two names, and the API server accepts 253 characters."""
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
-_OWN = re.compile(
-    rf"{re.escape(OWN_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
+_OUR_KEY = re.compile(
+    rf"{re.escape(KEY_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
 )
 _MIN_CLOCK_S = 1_795_000_000
-"""November 2026: a clock that shows less was never set."""
+"""Earliest plausible time, seconds since 1970; a clock that shows less was never set."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
-        samples: by key; upstream's keys of one node pair are one sample of prober ``external``, under the last of these keys.
-        failures: by key; without those that are older than a sample of the same pair.
-        refusals: the first 100 refused keys.
+        samples: samples by key; upstream's keys of one node pair are one sample of prober ``external``, under the last of these keys.
+        failures: failures by key, without those that are older than a sample of the same pair.
+        refusals: the first `SHOWN_REFUSALS` refused keys.
         refused: number of refused keys by reason.
         size_bytes: size of all keys and values.
     """
@@ -70,23 +64,23 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultKey(NamedTuple):
-    """A parsed key: the pair of nodes, the test, and whether it is of a failure.
+    """A parsed key: the pair of nodes, the test, and whether the key is of a failure.
 
-    An underscore, which no node's name contains, ends each name, so that the admission policy can check the writer by a prefix.
+    An underscore ends each node's name, which cannot contain one, so that the admission policy can check the writer by a prefix.
     """
 
     origin: str
     destination: str
     test: Test
-    failed: bool = False
+    is_failure: bool = False
 
     def __str__(self) -> str:
-        return f"{OWN_PREFIX}{self.origin}_{self.destination}_{self.test}{FAILED_SUFFIX if self.failed else ''}"
+        return f"{KEY_PREFIX}{self.origin}_{self.destination}_{self.test}{FAILED_SUFFIX if self.is_failure else ''}"
 
 
 def parse_key(key: str) -> ResultKey | None:
-    """Parse the name of a key; None if it is not in our format."""
-    match = _OWN.fullmatch(key)
+    """Parse a key; None if it is not in our format."""
+    match = _OUR_KEY.fullmatch(key)
     return ResultKey(match[1], match[2], cast("Test", match[3]), bool(match[4])) if match else None
 
 
@@ -97,7 +91,7 @@ def sample_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> s
 
 def failure_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> str:
     """Key of a pair's failure, beside the key of its sample: the last good sample stays."""
-    return str(ResultKey(origin.node, destination.node, test, failed=True))
+    return str(ResultKey(origin.node, destination.node, test, is_failure=True))
 
 
 def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
@@ -110,49 +104,51 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
     """The highest plausible sequence of a node's entries in a results ConfigMap; 0 without any. Never raises.
 
     Args:
-        data: of one results ConfigMap.
-        node: the writer.
+        data: data of one results ConfigMap.
+        node: name of the writer.
         now_s: wall clock, seconds since 1970.
     """
     last = 0
     for key, value in data.items():
-        name = parse_key(key)
-        result = _decode_value(key, name, value) if name is not None and name.origin == node else None
-        if isinstance(result, Sample | Failure) and result.sequence <= _max_sequence(now_s):
+        result_key = parse_key(key)
+        if result_key is None or result_key.origin != node:
+            continue
+        result = _decode_value(key, result_key, value)
+        if not isinstance(result, Refusal) and result.sequence <= _max_sequence(now_s):
             last = max(last, result.sequence)
     return last
 
 
 def _max_sequence(now_s: float) -> float:
-    """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's own may not be set."""
+    """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's clock may not be set."""
     return max(now_s, _MIN_CLOCK_S) + 10 * YEAR_S
 
 
 def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] = ()) -> dict[str, str | None]:
-    """The keys that a writer sets for its samples; it removes those with None.
+    """The keys that a writer sets for its samples, with their values; None removes a key.
 
     Args:
-        samples: of any test.
+        samples: samples of any test.
         upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. That format has no quality flags, so
-            a flagged sample leaves the previous number, and a missing percentile removes it.
+            the number stays if a sample is flagged. A missing percentile removes the number.
     """
     data: dict[str, str | None] = {}
     for sample in samples:
         measurement = sample.measurement
         key = sample_key(sample.origin, sample.destination, measurement.test)
-        data[key] = msgspec.json.encode(_rounded(sample)).decode()
+        data[key] = msgspec.json.encode(_round_sample(sample)).decode()
         if measurement.test == "TCP_STREAM" or not set(sample.quality_flags) <= {"loss"}:
             continue
         for percentile in upstream:
-            name = upstream_key(sample.origin.node, sample.destination.node, percentile)
-            if name is not None:
-                value = sample.percentile_us(percentile)
-                data[name] = None if value is None else str(max(1, math.floor(value / 1000 + 0.5)))
+            external_key = upstream_key(sample.origin.node, sample.destination.node, percentile)
+            if external_key is not None:
+                value_us = sample.percentile_us(percentile)
+                data[external_key] = None if value_us is None else str(max(1, math.floor(value_us / 1000 + 0.5)))
     return data
 
 
 def merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
-    """A JSON merge patch (RFC 7386) of a ConfigMap that sets these keys, and removes those with None."""
+    """A JSON merge patch (RFC 7386) of a ConfigMap that sets these keys; a value of None removes the key."""
     return {"data": dict(data)}
 
 
@@ -162,7 +158,7 @@ def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
 
 
 def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
-    """The keys that agents should write, of samples and failures, with their probe."""
+    """Keys of samples and failures that agents should write -> probe."""
     return {
         key + suffix: probe
         for plan in plans
@@ -181,36 +177,37 @@ def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
 def keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
     """Keys that the controller removes: keys of our format that no plan contains, or whose value is refused.
 
-    Upstream-format keys of an unplanned pair are removed too if it has a key of ours, since then we wrote them.
+    Upstream's keys of an unplanned pair are removed too if the pair has a key of our format, because then we wrote them.
 
     Args:
-        data: of one results ConfigMap.
+        data: data of one results ConfigMap.
         planned: `planned_keys` of all current plans.
     """
     removed: set[str] = set()
     for key, value in data.items():
-        name = parse_key(key)
-        if name is None:
-            removed |= {key} if key.startswith(OWN_PREFIX) else set()
+        result_key = parse_key(key)
+        if result_key is None:
+            if key.startswith(KEY_PREFIX):
+                removed.add(key)
         elif key not in planned:
-            upstream = (upstream_key(name.origin, name.destination, p) for p in PERCENTILES)
-            removed |= {key, *(name for name in upstream if name is not None and name in data)}
-        elif isinstance(_decode_value(key, name, value), Refusal):
+            external_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
+            removed |= {key, *(k for k in external_keys if k is not None and k in data)}
+        elif isinstance(_decode_value(key, result_key, value), Refusal):
             removed.add(key)
     return removed
 
 
-def _rounded(sample: Sample) -> Sample:
-    """The sample with two decimals, which are finer than its clocks, so that it takes less space in etcd."""
+def _round_sample(sample: Sample) -> Sample:
+    """The sample with two decimals, which are more precise than its clocks, so that it takes less space in etcd."""
     return msgspec.structs.replace(
         sample,
-        measurement=_round_figures(sample.measurement),
-        datagrams=None if sample.datagrams is None else _round_figures(sample.datagrams),
+        measurement=_round_measurement(sample.measurement),
+        datagrams=None if sample.datagrams is None else _round_measurement(sample.datagrams),
         taken_at=round(sample.taken_at, 3),
     )
 
 
-def _round_figures(measurement: Measurement) -> Measurement:
+def _round_measurement(measurement: Measurement) -> Measurement:
     changes = {
         name: round(value, 6 if name.endswith("_ratio") else 2)
         for name in measurement.__struct_fields__
@@ -234,7 +231,7 @@ def decode_results(
             (``moved-node``) are refused.
         planned: `planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
             that agents measure. None if the plan is unknown.
-        now_s: wall clock, seconds since 1970; an implausibly high sequence is read as 0, so that it is newer than nothing.
+        now_s: wall clock, seconds since 1970; an implausibly high sequence is read as 0, so that no sample is older.
     """
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
@@ -253,17 +250,17 @@ def decode_results(
             else:
                 failures[key] = outcome
     newest: dict[NodePair, int] = {}
-    for own in samples.values():
-        pair = own.origin.node, own.destination.node
-        newest[pair] = max(own.sequence, newest.get(pair, 0))
+    for sample in samples.values():
+        pair = sample.origin.node, sample.destination.node
+        newest[pair] = max(sample.sequence, newest.get(pair, 0))
     refusals += _add_external(external, locations, planned or (), newest, samples)
     return Results(
         samples=samples,
         failures={
             # A sample of any test counts: the next run of a failed extra test may be ten rounds away.
-            key: f
-            for key, f in failures.items()
-            if newest.get((f.origin.node, f.destination.node), -1) <= f.sequence
+            key: failure
+            for key, failure in failures.items()
+            if newest.get((failure.origin.node, failure.destination.node), -1) <= failure.sequence
         },
         refusals=tuple(refusals[:SHOWN_REFUSALS]),
         refused=dict(Counter(refusal.reason for refusal in refusals)),
@@ -278,11 +275,11 @@ def _decode_key(
     planned: Container[str] | None,
     external: dict[NodePair, UpstreamValues],
 ) -> Sample | Failure | Refusal | None:
-    """Decode a key of any format; a number in upstream's is added to ``external``."""
+    """Decode a key of any format; numbers in upstream's format are added to ``external``."""
     if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
         return refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
-    if key.startswith(OWN_PREFIX):
-        return _decode_own(key, value, locations, planned)
+    if key.startswith(KEY_PREFIX):
+        return _decode_our_key(key, value, locations, planned)
     return add_value(key, value, locations, external)
 
 
@@ -293,9 +290,9 @@ def _add_external(
     newest: Container[NodePair],
     samples: dict[str, Sample],
 ) -> list[Refusal]:
-    """Add the numbers of other components to ``samples``; returns the refused ones.
+    """Add the numbers of other components to ``samples``; returns refusals.
 
-    A pair with a sample of ours (in ``newest``) is left out: our agent wrote the number as well.
+    A pair with a sample of ours (in ``newest``) is left out, because our agent also wrote its numbers.
     """
     refusals: list[Refusal] = []
     unplanned = _unplanned_pairs(external, locations, planned)
@@ -309,53 +306,54 @@ def _add_external(
     return refusals
 
 
-def _decode_own(
+def _decode_our_key(
     key: str, value: str, locations: Mapping[str, NodeLocation], planned: Container[str] | None
 ) -> Sample | Failure | Refusal:
     """Decode one of our keys, if it is planned and its nodes exist."""
-    name = parse_key(key)
-    if name is None:
-        return refuse(key, "bad-key", "names no pair of nodes and no test")
+    result_key = parse_key(key)
+    if result_key is None:
+        return refuse(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
+    source = result_key.origin
     if planned is not None and key not in planned:
-        detail = f"node {name.origin} was not asked to measure {name.destination}"
-        return refuse(key, "unplanned", detail, name.origin)
-    result = _decode_value(key, name, value)
+        return refuse(key, "unplanned", f"node {source} was not asked to measure {result_key.destination}", source)
+    result = _decode_value(key, result_key, value)
     for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
         current = locations.get(location.node)
         if current is None:
-            return refuse(key, "unknown-node", f"there is no node {location.node!r}", name.origin)
+            return refuse(key, "unknown-node", f"there is no node {location.node!r}", source)
         if current.zone != location.zone:
             detail = f"{location.node} was in zone {location.zone!r} and is in {current.zone!r}"
-            return refuse(key, "moved-node", detail, name.origin)
+            return refuse(key, "moved-node", detail, source)
     return result
 
 
-def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | Refusal:
-    """Decode a value; refused unless it is of the pair that the key names."""
+def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failure | Refusal:
+    """Decode a value; it is refused if it is not of the pair that the key names."""
+    source = result_key.origin
     if len(value) > VALUE_LIMIT_BYTES:
-        return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", name.origin)
+        return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", source)
     result: Sample | Failure
     try:
-        result = _parse_failure(value) if name.failed else _parse_sample(value)
+        result = _parse_failure(value) if result_key.is_failure else _parse_sample(value)
         canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
-        return refuse(key, "bad-field", str(error), name.origin)
+        return refuse(key, "bad-field", str(error), source)
     except DECODE_ERRORS as error:
-        return refuse(key, "half-written", str(error), name.origin)
+        return refuse(key, "half-written", str(error), source)
     if canonical != value:
         # Parsers differ in which of two equal members they use, so the admission policy might read another one.
-        return refuse(key, "not-canonical", "duplicate members, blanks or escapes", name.origin)
-    if (result.origin.node, result.destination.node) != name[:2]:
-        return refuse(key, "wrong-key", f"holds {result.origin.node} to {result.destination.node}", name.origin)
-    problem = _find_problem(result, name.test) if isinstance(result, Sample) else None
-    return result if problem is None else refuse(key, *problem, name.origin)
+        return refuse(key, "not-canonical", "duplicate members, blanks or escapes", source)
+    if (result.origin.node, result.destination.node) != result_key[:2]:
+        return refuse(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", source)
+    problem = _find_problem(result, result_key.test) if isinstance(result, Sample) else None
+    return result if problem is None else refuse(key, *problem, source)
 
 
 def _find_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
     """Reason and detail if the values of a well-formed sample contradict each other or its key."""
     measurement = sample.measurement
     if measurement.test != test:
-        return "wrong-key", f"holds a {measurement.test}"
+        return "wrong-key", f"is of test {measurement.test}"
     for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
         if figures.prober == "external":
             return "bad-field", "prober external is only for upstream's format"
@@ -372,19 +370,21 @@ def _unplanned_pairs(
 ) -> set[NodePair]:
     """The unplanned pairs in zones that agents measure; other components may measure elsewhere."""
     unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
-    names = [name for key in planned if (name := parse_key(key)) is not None] if unplanned else []
-    measured = {locations[node].zone for name in names for node in name[:2] if node in locations}
-    return {pair for pair in unplanned if any(locations[node].zone in measured for node in pair)}
+    if not unplanned:
+        return set()
+    planned_nodes = {node for key in planned for node in (parse_key(key) or ())[:2]}
+    measured_zones = {locations[node].zone for node in planned_nodes if node in locations}
+    return {pair for pair in unplanned if any(locations[node].zone in measured_zones for node in pair)}
 
 
 def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
-    """The size in bytes after a merge patch.
+    """Check the size of a ConfigMap after a merge patch; returns it in bytes.
 
     A patch that adds no key is always allowed: it hardly changes the size, and costs must not become stale because another writer
     filled the object.
 
     Raises:
-        TooLargeError: the patch adds keys to an object that is, or would then be, over the limit.
+        TooLargeError: the patch adds keys, and the object would be larger than the limit.
     """
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
     if after.keys() <= current.keys():
@@ -393,5 +393,5 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
 
 
 def refresh_interval_s(interval_s: float) -> float:
-    """After this time an unchanged sample is written again, so that it is not stale (`CostPolicy.stale_after_s`, three rounds)."""
+    """Time after which an unchanged sample is written again, so that it is not stale (`CostPolicy.stale_after_s`, three rounds)."""
     return max(REFRESH_S, REFRESH_ROUNDS * interval_s)

@@ -1,8 +1,7 @@
-"""Samples: their types, their quality flags, and which measurement is used for the cost.
+"""Types of samples, their quality flags, and the choice of the measurement that is used for the cost.
 
-A *run* is one start of netperf. A *sample* is what an agent writes about a pair of nodes: the measurement of a run, that of the
-datagrams, and quality flags. Flagged samples are not used for the cost. A missing value is None and never 0, because 0 would win every
-comparison.
+A *run* is one start of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
+quality flags. Flagged samples are not used for the cost. A missing value is None and never 0, because 0 would be the best latency.
 """
 
 from __future__ import annotations
@@ -23,16 +22,34 @@ Instrument = Literal["measurement", "datagrams"]
 PERCENTILES: tuple[Percentile, ...] = get_args(Percentile)
 TESTS: tuple[Test, ...] = get_args(Test)
 MAX_LATENCY_US = 6e8
-"""Ten minutes. No round trip takes longer, and a larger number is a unit mistaken for another."""
-
-# The fewest transactions from which a percentile can be computed: nearest rank, 1 / (1 - q).
-SUPPORT: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
+"""Ten minutes. No round trip takes longer; a larger number has another unit."""
 QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+REQUIRED_TRANSACTIONS: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
+"""Fewest transactions from which a percentile can be computed: 1 / (1 - quantile)."""
 MIN_RTO_US = 200_000.0
 """Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
 MAX_RETRANSMISSIONS = 10
 MIN_FAILED_RUNS = 3
 """Failed runs in a row that are reported; a single run fails now and then."""
+MIN_DATAGRAMS = 20
+"""Fewest answered datagrams that are used for the cost."""
+AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
+"""Medians of netperf and datagrams agree if they differ by at most the larger of both, plus a step of netperf's histogram."""
+MIN_TRANSACTIONS = 10
+"""The transactions that a p90 needs; a run with fewer is flagged."""
+MAX_THROTTLED_RATIO = 0.01
+"""Throttled time over the duration of the run; one throttling of 50 ms in a run of 1 s raises the p99."""
+MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
+"""Time that waiting for a CPU added to each transaction, over the run's mean latency; less than the floor is not flagged."""
+MAX_LOSS_RATIO = 0.01
+"""Lost datagrams or retransmitted segments over transactions."""
+MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
+"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. The median
+hides stalls, because netperf sends nothing while it waits; the multiple keeps slow paths from looking like stalls."""
+MAX_DELAYED_RATIO = 0.1
+"""Share of the datagrams that waited at a busy peer."""
+MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
+"""If the p90 of that wait exceeds this, and this share of the median, netperf's peer was starved as well."""
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -56,15 +73,17 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The result of one run of netperf, or of the datagrams of one round. Latencies are round trips in microseconds; None is missing.
 
     Attributes:
-        transactions: completed round trips, None for a stream.
-        duration_s: how long the test itself ran.
-        throughput_bps: stream tests, bits per second.
+        prober: source of the measurement.
+        test: the netperf test; datagrams are UDP_RR.
+        transactions: completed round trips; None for a stream.
+        duration_s: duration of the test itself.
+        throughput_bps: bits per second of a stream.
         loss_ratio: lost datagrams, or retransmitted segments, over transactions; 0..1.
         retransmits: TCP segments sent again by either end.
         jitter_us: mean absolute difference of consecutive round trips.
-        throttled_us: for how long the agent's cgroup was throttled during the run; None if unknown.
-        run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
-        responder_delay_us: datagrams only: p90 of the time that requests waited at the peer, which latencies exclude.
+        throttled_us: time for which the agent's cgroup was throttled during the run; None if unknown.
+        run_queue_us: time for which the prober was runnable but waited for a CPU; None if unknown.
+        responder_delay_us: datagrams only: p90 of the time that requests waited at the peer; latencies do not contain it.
         delayed_ratio: datagrams only: share of the answers that were not used because they waited too long at the peer; 0..1.
     """
 
@@ -88,12 +107,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     delayed_ratio: Ratio | None = None
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """The percentile in microseconds; None if it is missing or the run had too few transactions for it.
+        """The percentile in microseconds; None if it is missing, or if the run had fewer than `REQUIRED_TRANSACTIONS`.
 
-        Each percentile needs `SUPPORT` transactions, if their number is known: a p99 of 20 would be their maximum. A lost datagram has
-        no latency, but a call over TCP waits for the retransmission of a lost packet. So the datagrams' loss is added as such a wait.
+        A lost datagram has no latency, but a call over TCP waits for the retransmission of a lost packet. So for datagrams the wait that
+        their loss would cause is added.
         """
-        if self.transactions is not None and self.transactions < SUPPORT[percentile]:
+        if self.transactions is not None and self.transactions < REQUIRED_TRANSACTIONS[percentile]:
             return None
         value_us = {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}[percentile]
         if value_us is None or self.prober != "datagrams":
@@ -107,13 +126,15 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     """The measurements of one pair of nodes in one round, as they are written to the results.
 
     Attributes:
-        measurement: netperf's; the datagrams' if netperf did not run or failed.
-        sequence: counts the runs of this writer; with ``taken_at`` it tells a new sample from one seen before, so that
-            a reader can age samples by its own clock (`Sighting`).
+        origin: the node that measured.
+        destination: the other node.
+        measurement: the measurement by netperf, or by datagrams if netperf did not run or failed.
+        sequence: number of the run of this writer; ``sequence`` and ``taken_at`` identify a sample, so that a reader can compute its age
+            by its own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: reasons not to trust `cost_measurement`.
-        datagrams: the datagrams since the previous run, if netperf ran as well.
-        cost_source: which of the two measurements is used for the cost, see `choose_instrument`.
+        datagrams: the measurement by datagrams since the previous run, if netperf ran as well.
+        cost_source: the measurement that is used for the cost, see `choose_instrument`.
         run_failure: name of netperf's failure, if the datagrams replace its run.
         failed_runs: number of such runs in a row.
     """
@@ -140,7 +161,10 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.datagrams if self.cost_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """The percentile used for the cost: netperf's if the datagrams were too few for it and netperf's run has no flag but ``loss``."""
+        """The percentile that is used for the cost.
+
+        It is netperf's if there were too few datagrams for it, and if netperf's run has no flag but ``loss``.
+        """
         value_us = self.cost_measurement.percentile_us(percentile)
         if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
             return value_us
@@ -148,12 +172,12 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
     @property
     def instruments_disagree(self) -> bool:
-        """Whether netperf and the datagrams, neither flagged, measured different latencies of a path without loss."""
+        """Whether netperf and the datagrams measured different latencies, although neither is flagged."""
         quality_flags = find_quality_flags(self.measurement, self.datagrams)
         if self.datagrams is None or quality_flags or find_quality_flags(self.datagrams):
             return False
-        enough = (self.datagrams.transactions or 0) >= MIN_DATAGRAMS and self.datagrams.p50_us is not None
-        return enough and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
+        is_usable = _has_enough_datagrams(self.datagrams)
+        return is_usable and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
     def zones(self) -> tuple[str, str]:
@@ -165,10 +189,13 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     """A pair of nodes that could not be measured, as it is written to the results.
 
     Attributes:
+        origin: the node that measured.
+        destination: the other node.
         failure: a name of `netperf.probers.prober.FailureName`.
-        in_a_row: failures since the last success.
-        alive: whether the other host's kernel answered, so that the path is not dead.
-        sequence: counts together with those of samples; the higher one of a pair is the newer.
+        in_a_row: number of failures since the last success.
+        alive: whether the other host's kernel answered, so that the path works.
+        sequence: number of the run, as in `Sample`; of a sample and a failure of a pair, the higher one is newer.
+        taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
     """
 
     origin: NodeLocation
@@ -181,38 +208,34 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
-    """Time that retransmissions add to a call over TCP (a request and its response), at a quantile of such calls.
+    """Time that retransmissions add to a call over TCP (a request and its response), at a quantile of the calls.
 
     Args:
-        quantile: 0..1.
+        quantile: quantile, 0..1.
         rtt_us: round trip without loss.
         loss_ratio: share of round trips that are lost; both directions are assumed to lose the same share.
     """
-    one_way_ratio = math.sqrt(1.0 - loss_ratio)
-    count, probability = 0, one_way_ratio * one_way_ratio
-    reached = probability
-    while reached < quantile and count < MAX_RETRANSMISSIONS:
-        # Losses before two packets arrived: a negative binomial distribution.
-        count += 1
-        probability *= (1.0 - one_way_ratio) * (count + 1) / count
-        reached += probability
-    return (MIN_RTO_US + rtt_us) * 2.0 ** (count - 1) if count else 0.0
-
-
-MIN_DATAGRAMS = 20
-AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
+    arrival_ratio = math.sqrt(1.0 - loss_ratio)
+    losses, probability = 0, arrival_ratio * arrival_ratio
+    cumulative = probability
+    while cumulative < quantile and losses < MAX_RETRANSMISSIONS:
+        # Losses before two packets have arrived follow a negative binomial distribution.
+        losses += 1
+        probability *= (1.0 - arrival_ratio) * (losses + 1) / losses
+        cumulative += probability
+    return (MIN_RTO_US + rtt_us) * 2.0 ** (losses - 1) if losses else 0.0
 
 
 def choose_instrument(
     measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
 ) -> Instrument:
-    """Choose which measurement is used for the cost: netperf's or the datagrams'.
+    """Choose the measurement that is used for the cost: netperf's or the datagrams'.
 
     netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
-    netperf within that precision, or if netperf's run is flagged. netperf is used if the two disagree, or if packets are lost, because
-    it waits for their retransmission.
+    netperf within that precision, or if netperf's run is flagged. netperf is used if they disagree, or if packets are lost, because
+    netperf waits for their retransmission.
     """
-    if datagrams is None or (datagrams.transactions or 0) < MIN_DATAGRAMS or datagrams.p50_us is None:
+    if datagrams is None or datagrams.p50_us is None or not _has_enough_datagrams(datagrams):
         return "measurement"
     if measurement.prober != "netperf" or measurement.p50_us is None or set(quality_flags) - {"loss"}:
         return "datagrams"
@@ -222,30 +245,17 @@ def choose_instrument(
     return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
 
 
+def _has_enough_datagrams(datagrams: Measurement) -> bool:
+    return (datagrams.transactions or 0) >= MIN_DATAGRAMS and datagrams.p50_us is not None
+
+
 def histogram_step_us(value_us: float) -> float:
     """Width of netperf 2.7's histogram buckets: a tenth to a hundredth of the value (its dlpar histogram, src/hist.h)."""
     return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
 
 
-MIN_TRANSACTIONS = 10
-"""The transactions that a p90 needs; a run with fewer is flagged."""
-MAX_THROTTLED_RATIO = 0.01
-"""Throttled time over the duration of the run; one throttling of 50 ms in a run of 1 s raises the p99."""
-MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
-"""Time that waiting for a CPU added to each transaction, over the run's mean latency; less than the floor is not flagged."""
-MAX_LOSS_RATIO = 0.01
-"""Lost datagrams or retransmitted segments over transactions."""
-MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
-"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. The median
-hides stalls, because netperf sends nothing while it waits; the multiple keeps slow paths from looking like stalls."""
-MAX_DELAYED_RATIO = 0.1
-"""Share of the datagrams that waited at a busy peer."""
-MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
-"""If the p90 of that wait exceeds this, and this share of the median, netperf's peer was starved as well."""
-
-
 class Sighting(msgspec.Struct, frozen=True):
-    """When a reader first saw a sample, by the reader's own clock; the age of a sample does not depend on other clocks."""
+    """The time when a reader first saw a sample, by the reader's clock, so that the sample's age does not depend on other clocks."""
 
     sequence: int
     taken_at: float
@@ -255,12 +265,12 @@ class Sighting(msgspec.Struct, frozen=True):
 def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
     """The sighting of ``sample``: ``previous`` while the writer has not written again.
 
-    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used if it is positive; otherwise a restart
-    would make old samples new.
+    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used, because old samples must not become
+    new.
 
     Args:
         previous: the sighting of the same origin, destination and test, if there is one.
-        sample: as read now.
+        sample: the sample as read now.
         now_s: the reader's clock, always the same one.
         wall_s: the reader's wall clock, in seconds since 1970.
     """
@@ -273,11 +283,11 @@ def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wal
 
 
 def find_quality_flags(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
-    """Reasons not to trust a measurement, in a fixed order; outliers among samples are for `netperf.smoothing`.
+    """Reasons not to trust a measurement, in a fixed order; `netperf.smoothing` finds outliers among samples.
 
     Args:
-        measurement: to check.
-        datagrams: of the same time; they measure how long requests waited at the peer.
+        measurement: the measurement to check.
+        datagrams: datagrams of the same time, which measure the time that requests waited at the peer.
     """
     quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
@@ -300,16 +310,11 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 def _is_stalled(measurement: Measurement) -> bool:
     """Whether one transaction took so much of the run that the percentiles hide a stall: netperf sends nothing while it waits.
 
-    Not if segments were retransmitted: loss is a property of the path and has its own flag.
+    False if segments were retransmitted: loss is a property of the path and has its own flag.
     """
     max_us, p50_us = measurement.max_us, measurement.p50_us
-    if (
-        max_us is None
-        or p50_us is None
-        or not measurement.duration_s
-        or measurement.retransmits
-        or measurement.loss_ratio
-    ):
+    has_loss = measurement.retransmits or measurement.loss_ratio
+    if max_us is None or p50_us is None or not measurement.duration_s or has_loss:
         return False
     return max_us > max(MAX_STALL_RATIO * measurement.duration_s * 1e6, STALL_FACTOR * p50_us, STALL_FLOOR_US)
 
@@ -317,8 +322,8 @@ def _is_stalled(measurement: Measurement) -> bool:
 def _has_starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
     if datagrams is None or datagrams.responder_delay_us is None or measurement.p50_us is None:
         return False
-    most_us = max(MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE * measurement.p50_us)
-    return (datagrams.delayed_ratio or 0.0) > MAX_DELAYED_RATIO or datagrams.responder_delay_us > most_us
+    limit_us = max(MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE * measurement.p50_us)
+    return (datagrams.delayed_ratio or 0.0) > MAX_DELAYED_RATIO or datagrams.responder_delay_us > limit_us
 
 
 def _has_run_queue_delay(measurement: Measurement) -> bool:

@@ -2,7 +2,7 @@
 
 The smoothed latency is the median of the last few samples, so that one outlier among them changes nothing. An outlier does not count
 at first; if the next sample is near it, the window restarts from these two. A new pair of nodes starts from the latency of its zones.
-`CostPolicy.percentile` says which percentile is smoothed.
+`CostPolicy.percentile` names the percentile that is smoothed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import statistics
 import msgspec
 
 WINDOW_SAMPLES = 5
-JUMP_RATIO = 0.15
-MIN_JUMP_US = 100.0
-"""Smaller differences are noise of CPU schedulers and interrupts."""
-JUMP_DEVIATIONS = 5.0
-"""A jump is also larger than this many median absolute deviations, once three samples show them."""
+OUTLIER_RATIO, MIN_OUTLIER_US = 0.15, 100.0
+"""An outlier differs by more than this share, and by more than this time: smaller differences are noise of CPU schedulers and interrupts."""
+OUTLIER_DEVIATIONS = 5.0
+"""An outlier also differs by more than this many median absolute deviations, if there are at least three samples."""
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -27,7 +26,7 @@ class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         mad_us: median absolute deviation of the window's samples from it: the noise.
         recent_us: the window, oldest first; empty until the first sample counts. The smoothed latency is then that of the zones.
         pending_us: the newest sample, if it is an outlier that the next one must confirm.
-        count: number of samples since the last jump.
+        count: number of samples since the window last restarted.
     """
 
     latency_us: float
@@ -41,7 +40,7 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
     """The smoothed latency after one more sample.
 
     Args:
-        smoothed: before; None for a new pair of nodes.
+        smoothed: the smoothed latency before the sample; None for a new pair of nodes.
         value_us: latency of the sample.
         expected_us: latency of the zones, if known; a new pair of nodes starts from it.
     """
@@ -68,14 +67,14 @@ def replace_newest_sample(smoothed: SmoothedLatency, value_us: float) -> Smoothe
 
 def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:
     """Whether a sample is too far from the smoothed latency for the noise of the pair."""
-    noise_us = JUMP_DEVIATIONS * smoothed.mad_us if len(smoothed.recent_us) > 2 else 0.0
-    bound_us = max(JUMP_RATIO * smoothed.latency_us, min(noise_us, smoothed.latency_us / 2), MIN_JUMP_US)
+    noise_us = OUTLIER_DEVIATIONS * smoothed.mad_us if len(smoothed.recent_us) > 2 else 0.0
+    bound_us = max(OUTLIER_RATIO * smoothed.latency_us, min(noise_us, smoothed.latency_us / 2), MIN_OUTLIER_US)
     return abs(value_us - smoothed.latency_us) > bound_us
 
 
 def _is_near(value_us: float, other_us: float) -> bool:
-    """Whether two samples confirm each other; the noise at the new latency is not known yet."""
-    return abs(value_us - other_us) <= max(JUMP_RATIO * max(value_us, other_us), MIN_JUMP_US)
+    """Whether two samples are so near that they confirm a new latency, of which the noise is not known yet."""
+    return abs(value_us - other_us) <= max(OUTLIER_RATIO * max(value_us, other_us), MIN_OUTLIER_US)
 
 
 def _median_of(recent_us: tuple[float, ...], count: int) -> SmoothedLatency:

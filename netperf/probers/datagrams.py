@@ -20,7 +20,7 @@ from typing import NamedTuple
 from netperf.histogram import Histogram
 from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.timestamps import now_ns, open_udp, receive
-from netperf.sample import MAX_LATENCY_US, SUPPORT, Measurement
+from netperf.sample import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 
 MAX_PER_S = 10.0
 """Datagrams a second of one agent, to all destinations together."""
@@ -79,7 +79,7 @@ class Window:
         merged = Histogram()
         for window_rtts in reversed(rounds):
             merged.merge(window_rtts)
-            if merged.count >= SUPPORT["p99"] > rtts.count:
+            if merged.count >= REQUIRED_TRANSACTIONS["p99"] > rtts.count:
                 p99_us = max(merged.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
                 transactions = merged.count
                 break
