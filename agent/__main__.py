@@ -14,10 +14,7 @@ from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 
-_COMMANDS = {
-    "run": "run the agent of this node",
-    "capacity": "print the links of this node and its capacity as JSON",
-}
+_COMMANDS = {"run": "run the agent of this node", "capacity": "print the links of this node and its capacity as JSON"}
 _STAY, _ONCE = "stay", "once"
 
 

@@ -125,9 +125,7 @@ def _pod_tasks(
 async def clean_up(config: AgentConfig, *, stay: bool) -> None:
     """Remove what the agent wrote on its node, and with ``--bandwidth enforce`` its limits (``--cleanup``).
 
-    Args:
-        config: of the agent.
-        stay: afterwards serve /readyz until cancelled, because a rollout waits for ready pods.
+    With ``stay``, serve /readyz afterwards until cancelled, because a rollout waits for ready pods.
 
     Raises:
         ConfigError: the cluster's configuration cannot be used.

@@ -95,11 +95,7 @@ class CachedAttachment(NamedTuple):
 
 
 class ResultCache:
-    """The runtime's cache of CNI results; unchanged files are not read again.
-
-    Args:
-        directory: may be missing.
-    """
+    """The runtime's cache of CNI results; unchanged files are not read again, and the directory may be missing."""
 
     def __init__(self, directory: Path = RESULTS_DIR) -> None:
         self._directory = directory

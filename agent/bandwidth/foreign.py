@@ -43,7 +43,7 @@ def _assess_root(device: Device, attachment: Attachment | None, tc: TcIndex) -> 
     elif root.kind not in _NON_LIMITING:
         foreign_qdiscs = f"{root.kind} on {device.name}"
     else:
-        below = sorted({kind for kind in tc.kinds_below_root(device.index) if kind not in _NON_LIMITING})
+        below = sorted({kind for kind in tc.kinds_below_root.get(device.index, ()) if kind not in _NON_LIMITING})
         foreign_qdiscs = f"{', '.join(below)} below the root of {device.name}" if below else ""
     return _other_enforcer(f"another program set {foreign_qdiscs}", device, tc) if foreign_qdiscs else None
 

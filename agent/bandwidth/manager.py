@@ -51,14 +51,7 @@ _ACTION_BY_DIRECTION: dict[Direction, type[Action]] = {"ingress": LimitIngress, 
 
 
 class BandwidthManager:
-    """Checks and repairs bandwidth limits of one node's pods.
-
-    Args:
-        config: flags.
-        recorder: for events on pods.
-        registry: for metrics.
-        pods: the store of this node's pods.
-    """
+    """Checks and repairs bandwidth limits of one node's pods."""
 
     def __init__(
         self, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry, pods: Reflector[Pod]

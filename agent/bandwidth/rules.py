@@ -33,7 +33,7 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.tc_index import TcIndex, describe_filters, is_limit_ifb, is_our_ifb, pod_uid_of
+from agent.bandwidth.tc_index import TcIndex, describe_filters, is_limit_ifb, is_our_ifb
 
 _REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
@@ -277,7 +277,7 @@ def _status_of(
 
 
 def _unneeded_limits(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIndex) -> list[Action]:
-    """Removals of our limits on a pod whose annotation is gone; the CNI plugin's limits stay."""
+    """Actions that remove our limits from a pod whose annotation is gone; the CNI plugin's limits stay."""
     if sandbox is None or pod.host_network or not pod.has_address:
         return []
     device = tc.pod_device(sandbox)
@@ -297,18 +297,18 @@ def _unneeded_limits(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIn
 
 
 def _unused_ifbs(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
-    """Removals of our ifbs to which nothing is redirected and which no repair would use."""
-    used = tc.redirect_indexes()
-    # None: which ifb the pod uses is unknown, so its ifbs stay.
-    needed_names = {
-        pod.uid: ifb_name_of(pod, sandbox, tc) if (sandbox := snapshot.sandboxes.get(pod.uid)) is not None else None
-        for pod in snapshot.pods
-        if "egress" in pod.limits or pod.uid not in snapshot.sandboxes
-    }
-    return [
-        RemoveDevice(device.name)
-        for device in tc.devices.values()
-        if is_our_ifb(device)
-        and device.index not in used
-        and needed_names.get(pod_uid_of(device), "") not in {device.name, None}
-    ]
+    """Actions that delete our ifbs to which nothing is redirected and which no repair would use."""
+    redirect_indexes, pods = tc.redirect_indexes(), {pod.uid: pod for pod in snapshot.pods}
+    removals: list[Action] = []
+    for device in tc.devices.values():
+        if not is_our_ifb(device) or device.index in redirect_indexes:
+            continue
+        uid = device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
+        pod, sandbox = pods.get(uid), snapshot.sandboxes.get(uid)
+        # Without a sandbox it is unknown which ifb the pod needs, so all stay.
+        if pod is not None and (
+            sandbox is None or ("egress" in pod.limits and ifb_name_of(pod, sandbox, tc) == device.name)
+        ):
+            continue
+        removals.append(RemoveDevice(device.name))
+    return removals

@@ -20,12 +20,6 @@ async def take_snapshot(
 ) -> BandwidthSnapshot:
     """Read a snapshot. Pods that end meanwhile have no sandbox, and devices that are deleted meanwhile are missing.
 
-    Args:
-        proc: the host's proc file system.
-        network: the CNI network.
-        pods: the pods of this node.
-        cache: the runtime's cache of CNI results.
-
     Raises:
         KernelError: netlink did not answer.
     """

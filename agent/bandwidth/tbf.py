@@ -94,12 +94,7 @@ def overflowed_burst_bytes(params: TbfParams) -> int | None:
 
 
 def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
-    """Our parameters for a rate in bits per second, which limit from the first second with a short queue.
-
-    Args:
-        rate_bps: the limit.
-        mtu: of the device, bytes; a frame also has an Ethernet header.
-    """
+    """Our parameters for a rate in bits per second and an MTU in bytes, which limit from the first second with a short queue."""
     rate = rate_bps // 8
     frame_bytes = mtu + ETHERNET_BYTES
     burst_bytes = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame_bytes)

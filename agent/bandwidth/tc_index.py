@@ -5,7 +5,6 @@ from __future__ import annotations
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     INGRESS_HANDLE,
-    INGRESS_QDISC_SUFFIX,
     OUR_HANDLE,
     ROOT,
     BandwidthSnapshot,
@@ -26,7 +25,7 @@ class TcIndex:
     Attributes:
         network: the CNI network.
         devices, devices_by_name: all devices of the host's namespace, by index and by name.
-        roots: root qdiscs, by the index of their device.
+        roots, kinds_below_root: root qdiscs, and kinds of the qdiscs below, by the index of their device.
         devices_with_ingress_qdisc: indexes of the devices with an ``ingress`` or ``clsact`` qdisc, which filters need.
     """
 
@@ -41,10 +40,10 @@ class TcIndex:
         for device in tc_state.devices:
             if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
                 self._pod_devices.setdefault(device.namespace_id, []).append(device)
-        self._kinds_below_root: dict[int, list[str]] = {}
+        self.kinds_below_root: dict[int, list[str]] = {}
         for qdisc in qdiscs:
             if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
-                self._kinds_below_root.setdefault(qdisc.device_index, []).append(qdisc.kind)
+                self.kinds_below_root.setdefault(qdisc.device_index, []).append(qdisc.kind)
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
         for filter_ in sorted(tc_state.filters, key=lambda f: f.priority):
             self._filters.setdefault((filter_.device_index, filter_.hook), []).append(filter_)
@@ -71,10 +70,6 @@ class TcIndex:
         """Whether we set the token bucket at a device's root."""
         root = self.roots.get(device_index)
         return root is not None and root.handle == OUR_HANDLE
-
-    def kinds_below_root(self, device_index: int) -> list[str]:
-        """Kinds of the queueing disciplines below a device's root."""
-        return self._kinds_below_root.get(device_index, [])
 
     def redirect_filter(self, device_index: int) -> Filter | None:
         """The filter that redirects all packets of a pod."""
@@ -113,11 +108,6 @@ def is_limit_ifb(device: Device) -> bool:
 def is_our_ifb(device: Device) -> bool:
     """Whether a device is an ifb that we created."""
     return device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX)
-
-
-def pod_uid_of(device: Device) -> str:
-    """Uid of the pod that our ifb was created for."""
-    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
 
 
 def describe_filters(device: Device, filters: list[Filter]) -> str:

@@ -17,16 +17,7 @@ from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from agent import rtnetlink as rtnl
-from agent.bandwidth.state import (
-    EGRESS_HOOK,
-    ETHERNET_MTU,
-    INGRESS_HOOK,
-    Device,
-    Filter,
-    Hook,
-    Qdisc,
-    TcState,
-)
+from agent.bandwidth.state import EGRESS_HOOK, ETHERNET_MTU, INGRESS_HOOK, Device, Filter, Hook, Qdisc, TcState
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 
 _IFLA_MTU, _IFLA_IFALIAS = 4, 20
@@ -56,10 +47,7 @@ DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 
 
 async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
-    """Read devices, qdiscs and filters; and the network namespace's id of each process, by pod uid.
-
-    Args:
-        pids: process by pod uid.
+    """Read devices, qdiscs and filters; and the network namespace's id of each process. Processes and ids are by pod uid.
 
     Raises:
         KernelError: netlink did not answer.

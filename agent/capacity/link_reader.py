@@ -40,12 +40,7 @@ ROUTES_INTERVAL_S = 50.0
 
 
 class LinkReader:
-    """Reads links every time, and routes less often, because a node may have tens of thousands of them.
-
-    Args:
-        sys: the host's sys file system.
-        proc: its proc file system.
-    """
+    """Reads links every time, and routes less often, because a node may have tens of thousands of them."""
 
     def __init__(self, sys: Path, proc: Path) -> None:
         self._sys, self._proc = sys, proc

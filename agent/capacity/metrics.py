@@ -13,28 +13,21 @@ from agent.capacity.sysfs import NetDirectory
 
 
 class UplinkMetrics:
-    """A collector for one node.
-
-    Args:
-        node: name of the node, the label of every series.
-        directory: where the counters are.
-        node_bandwidth: returns the latest choice; None before the first.
-        registry: where to register.
-    """
+    """A collector for one node; ``latest`` returns the latest choice, None before the first."""
 
     def __init__(
         self,
         node: str,
         directory: NetDirectory,
-        node_bandwidth: Callable[[], NodeBandwidth | None],
+        latest: Callable[[], NodeBandwidth | None],
         registry: CollectorRegistry,
     ) -> None:
-        self._node, self._directory, self._node_bandwidth = node, directory, node_bandwidth
+        self._node, self._directory, self._latest = node, directory, latest
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node; unknown values are absent."""
-        node_bandwidth = self._node_bandwidth()
+        node_bandwidth = self._latest()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
         known = GaugeMetricFamily(
             "netaware_node_bandwidth_known", "1 when the capacity is known and published, else 0.", labels=("node",)

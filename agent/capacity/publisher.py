@@ -80,12 +80,8 @@ class Publisher:
     """Publishes the capacity of one node.
 
     Args:
-        client: the cluster's.
-        view: the own node.
-        config: flags and file.
         read_hardware: reads links and finds their capacity.
         instance_type: from the firmware, for nodes without the label.
-        registry: for metrics.
 
     Attributes:
         node_bandwidth: the latest choice; None before the first.

@@ -29,11 +29,7 @@ IDLE_INTERVAL_S = 60.0
 
 
 class BackgroundProber:
-    """Sends one node's datagrams and evaluates the answers.
-
-    Args:
-        plans: the plan, which names the destinations.
-    """
+    """Sends one node's datagrams and evaluates the answers."""
 
     def __init__(self, plans: PlanSource) -> None:
         self._plans = plans

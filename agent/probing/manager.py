@@ -45,10 +45,6 @@ class ProbingManager:
     """Runs all parts of probing on one node.
 
     Args:
-        client: of the cluster.
-        view: the agent's node.
-        config: flags.
-        registry: for metrics.
         on_throughput: called with the throughput of each stream run, bits per second.
     """
 

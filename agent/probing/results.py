@@ -53,12 +53,8 @@ class ResultsWriter:
     """Writes the entries of a queue to the ConfigMap that the plan names.
 
     Args:
-        client: the cluster's.
         namespace: of the ConfigMap.
-        plans: the plan, which names the ConfigMap and the pairs.
-        queue: samples and failures of this node.
         upstream: percentiles to write in upstream's format too, of the plan's usual test only.
-        registry: for metrics.
         rng: source of the jitter.
         wall_clock: seconds since the epoch; bounds the sequences that are continued.
     """

@@ -85,10 +85,8 @@ class ProbeScheduler:
     """The probing loops of one node.
 
     Args:
-        plans: source of the plan.
         max_stream_bps: mean bandwidth that streams may take, bits per second.
         listener: called with each outcome; must be quick and must not raise.
-        background: the prober that sends datagrams.
         wall_clock: seconds since the epoch.
     """
 
@@ -264,30 +262,22 @@ class ProbeScheduler:
 
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         count = self._consecutive_failures[probe.nodes] = self._consecutive_failures.get(probe.nodes, 0) + 1
-        self._sequence += 1
-        return Failure(
-            origin=probe.origin.location,
-            destination=probe.destination.location,
-            failure=error.name,
-            in_a_row=count,
-            alive=error.alive,
-            sequence=self._sequence,
-            taken_at=self._wall_clock(),
-        )
+        return Failure(failure=error.name, in_a_row=count, alive=error.alive, **self._next_stamp(probe))
 
     def _make_sample(
         self, probe: Probe, measurement: Measurement, quality_flags: tuple[QualityFlag, ...], **fields: Any
     ) -> Sample:
+        return Sample(measurement=measurement, quality_flags=quality_flags, **self._next_stamp(probe), **fields)
+
+    def _next_stamp(self, probe: Probe) -> dict[str, Any]:
+        """Fields of the next sample or failure: the pair, a new sequence, and the time."""
         self._sequence += 1
-        return Sample(
-            origin=probe.origin.location,
-            destination=probe.destination.location,
-            measurement=measurement,
-            sequence=self._sequence,
-            taken_at=self._wall_clock(),
-            quality_flags=quality_flags,
-            **fields,
-        )
+        return {
+            "origin": probe.origin.location,
+            "destination": probe.destination.location,
+            "sequence": self._sequence,
+            "taken_at": self._wall_clock(),
+        }
 
 
 def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome:

@@ -41,9 +41,7 @@ class TrafficManager:
 
     Args:
         pods: store of this node's pods, run by the caller.
-        config: flags.
         zone: returns this node's current zone.
-        registry: for metrics.
     """
 
     def __init__(
