@@ -18,8 +18,7 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
-from tests.unit.controller.test_cli_output import parse_command
-from tests.unit.controller.test_consistent_answers import (
+from tests.unit.controller.components import (
     HEAD,
     HOME,
     NODES,
@@ -30,6 +29,7 @@ from tests.unit.controller.test_consistent_answers import (
     topology,
     weight,
 )
+from tests.unit.controller.test_cli_output import parse_command
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 Json = dict[str, Any]

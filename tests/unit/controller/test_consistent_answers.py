@@ -3,297 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from controller.appgroups import reconciler
-from controller.appgroups.config import AppGroupConfig
-from controller.appgroups.reconciler import AppGroupController, GroupIndexes
-from controller.cli.commands import load_command
-from controller.cli.offline import _read_inputs, plan_offline
+from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.parser import parse
 from controller.cli.plan_inputs import inputs_of
-from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis, state_of
-from controller.cluster.caches import Caches
+from controller.cli.shared import pod_diagnosis
 from controller.cluster.costs import Location
-from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.status_writing import retry_after
 from controller.cluster.volumes import Volumes
-from controller.cluster.zones import build_zone_map
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
-from controller.diagnosis.zones import build_network
-from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.placement.planner import plan_group
-from controller.scheduler.state import State
-from controller.topology.bandwidth import compute_allocations
-from controller.topology.config import TopologyConfig
-from controller.topology.reconciler import TopologyController
-from controller.views.groups import build_groups
-from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder
-from kubekit.reflector import Reflector
-from kubekit.responses import RawPage
-from kubekit.wire import Node, Object, Resource, format_time
+from kubekit.wire import Node, format_time
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
-from netperf.policy import CostPolicy
-from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
-from tests.unit.controller.scheduling import state_with
-
-GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
-HOME = "netaware-system"
-DEFAULT = SchedulerConfig()
-
-
-class StatusRecorder:
-    """Stands in for a client: keeps the status that is applied."""
-
-    def __init__(self) -> None:
-        self.status: dict[str, Any] = {}
-
-    async def apply(self, _resource: object, _name: str, body: dict[str, Any], type_: type[Any], **_: object) -> Any:
-        self.status = body["status"]
-        return msgspec.convert({"metadata": body["metadata"], "status": body["status"]}, type_)
-
-    async def get(self, *_: object, **__: object) -> Any:
-        raise ApiError(403, "Forbidden", "the control plane's status is not readable here")
-
-    list = get
-
-
-class SilentRecorder(EventRecorder):
-    def __init__(self) -> None: ...
-
-    def normal(self, *_: object, **__: object) -> None: ...
-
-    def warning(self, *_: object, **__: object) -> None: ...
-
-
-class FakeClient:
-    """Stands in for a client of an API server that has these objects, and a controller with a configuration; None for no controller."""
-
-    def __init__(
-        self, objects: Iterable[dict[str, Any]], configuration: str | None, *, may_list_all: bool = True
-    ) -> None:
-        self._objects, self._may = [*objects], may_list_all
-        if configuration is not None:
-            volume = {"name": "config", "configMap": {"name": "settings"}}
-            spec = {"template": {"spec": {"volumes": [volume]}}}
-            data = {"config.yaml": configuration}
-            self._objects += [
-                {"kind": "Deployment", "metadata": {"name": "netaware-controller", "namespace": HOME}, "spec": spec},
-                {"kind": "ConfigMap", "metadata": {"name": "settings", "namespace": HOME}, "data": data},
-            ]
-
-    async def list_pages(
-        self, resource: Resource, *, namespace: str | None = None, label_selector: str = "", **_: object
-    ) -> AsyncIterator[RawPage]:
-        if namespace is None and not self._may:
-            raise ApiError(403, "Forbidden", "not yours")
-        found = [plain for plain in self._objects if plain["kind"] == resource.kind]
-        mine = [plain for plain in found if namespace in {None, plain["metadata"].get("namespace")}]
-        labelled = [plain for plain in mine if not label_selector or plain["metadata"].get("labels")]
-        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in labelled])
-
-    async def list(self, resource: Resource, type_: type[Any], **_: object) -> list[Any]:
-        return [msgspec.convert(plain, type_) for plain in self._objects if plain["kind"] == resource.kind]
-
-    async def get(self, resource: Resource, name: str, type_: type[Any], **_: object) -> Any:
-        for plain in self._objects:
-            if (plain["kind"], plain["metadata"]["name"]) == (resource.kind, name):
-                return msgspec.convert(plain, type_)
-        raise ApiError(404, "NotFound", "there is none")
-
-
-def session_of(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
-    """A command's session with a `FakeClient`."""
-    return Session(cast("Client", FakeClient(objects, configuration, **more)), None, namespace, HOME)
-
-
-HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
-
-
-class Components:
-    """The components' answers about the same plain objects."""
-
-    def __init__(self, *objects: dict[str, Any], config: SchedulerConfig = DEFAULT) -> None:
-        self.objects, self.config = objects, config
-
-    def decode(self, kind: str, type_: type[Any]) -> list[Any]:
-        return [msgspec.convert(plain, type_) for plain in self.objects if plain["kind"] == kind]
-
-    def scheduler_state(self) -> State:
-        kinds = {
-            "Namespace": Object,
-            "Node": Node,
-            "Pod": GroupPod,
-            "AppGroup": AppGroup,
-            "NetworkTopology": NetworkTopology,
-            "Service": Service,
-        }
-        return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
-
-    def appgroup_controller(self, client: StatusRecorder) -> tuple[AppGroupController, Caches]:
-        caches = Caches(cast("Client", client), HOME)
-        state = self.state_of_stores(caches)
-        controller = AppGroupController(
-            cast("Client", client),
-            caches,
-            AppGroupConfig(),
-            SilentRecorder(),
-            CollectorRegistry(),
-            indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
-            pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
-        )
-        self.fill(caches)
-        return controller, caches
-
-    def state_of_stores(self, caches: Caches) -> State:
-        """The scheduler's state, which these stores keep up to date."""
-        state = State(self.config, HOME)
-        state.subscribe_to(
-            caches.nodes,
-            caches.group_pods,
-            caches.app_groups,
-            caches.topologies,
-            namespaces=caches.namespaces,
-            services=caches.services,
-        )
-        return state
-
-    def fill(self, caches: Caches) -> None:
-        _fill(caches.namespaces, self.decode("Namespace", Object))
-        _fill(caches.nodes, self.decode("Node", Node))
-        _fill(caches.topologies, self.decode("NetworkTopology", NetworkTopology))
-        _fill(caches.app_groups, self.decode("AppGroup", AppGroup))
-        _fill(caches.services, self.decode("Service", Service))
-        _fill(caches.pods, map(PodReader().read, self.decode("Pod", GroupPod)))
-
-    async def status(self, key: str) -> dict[str, Any]:
-        client = StatusRecorder()
-        controller, _ = self.appgroup_controller(client)
-        await controller._reconcile(key)
-        return client.status
-
-    def allocated_bps(self) -> dict[tuple[str, str], int]:
-        locations = build_zone_map(self.decode("Node", Node)).locations
-        return compute_allocations(self.account()._membership, self.decode("Pod", GroupPod), locations)
-
-    def account(self) -> TopologyController:
-        """Who accounts for bandwidth."""
-        client = cast("Client", StatusRecorder())
-        caches = Caches(client, HOME)
-        controller = TopologyController(
-            client,
-            caches,
-            TopologyConfig(),
-            SilentRecorder(),
-            CollectorRegistry(),
-            membership=self.state_of_stores(caches).membership,
-        )
-        self.fill(caches)
-        return controller
-
-    async def page_snapshot(self) -> ClusterSnapshot:
-        client = cast("Client", StatusRecorder())
-        caches = Caches(client, HOME)
-        self.fill(caches)
-        snapshots = SnapshotReader(
-            caches,
-            client,
-            HOME,
-            policy=CostPolicy(),
-            scheduler=self.config,
-        )
-        return await snapshots.read(0.0)
-
-    async def group_view(self, key: str) -> Any:
-        snapshot = await self.page_snapshot()
-        views = build_groups(snapshot, build_network(snapshot))
-        return next(view for view in views if f"{view.namespace}/{view.name}" == key)
-
-    async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
-        """A command's answer and session, with these objects and the controller's configuration."""
-        options = parse(argv)
-        text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
-        session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
-        return await load_command(argv[0]).run(session, options), session
-
-    async def members(self, key: str) -> dict[str, int]:
-        """Component -> its number of placed pods of a group."""
-        state, snapshot, pods = self.scheduler_state(), await self.page_snapshot(), self.decode("Pod", GroupPod)
-        namespace, name = key.split("/")
-        graphs, _ = await self.command("graph", "-n", namespace, name)
-        status, _ = await self.command("status", "-n", namespace)
-        (group_view,) = status.groups
-        explain_state = state_of(snapshot)
-        account = self.account()._membership
-        found = {
-            "scheduler": sum(state.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
-            "status": (await self.status(key))["runningWorkloads"],
-            "bandwidth": sum(account.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
-            "page": (await self.group_view(key)).running,
-            "graph": graphs[0].running,
-            "status command": group_view.running,
-            "explain": sum(nodes.total() for nodes in explain_state.members(key).values()),
-            "rules": sum(nodes.total() for nodes in state.members(key).values()),
-        }
-        if self.config == DEFAULT:  # files have no configuration
-            file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))
-            file.namespaces.extend(self.decode("Namespace", Object))
-            _, pods_of, _ = _read_inputs(file, PodReader())
-            found["offline"] = sum(pod.is_bound for pod in pods_of.get(key, ()))
-        return found
-
-
-def _fill(store: Reflector[Any], items: Iterable[Any]) -> None:
-    for item in items:
-        key = item.key if isinstance(item, PodInfo) else item.metadata.key
-        store._set(key, item)
-
-
-def node(name: str, zone: str) -> dict[str, Any]:
-    labels = {REGION: "west", ZONE: zone} if zone else {}
-    return {"kind": "Node", "metadata": {"name": name, "labels": labels}}
-
-
-def pod(workload: str, on: str, *, namespace: str = "x", phase: str = "Running") -> dict[str, Any]:
-    meta = {"name": f"{workload}-{on}", "namespace": namespace, "labels": {GROUP: "g", WORKLOAD: workload}}
-    return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": on}, "status": {"phase": phase}}
-
-
-def group(namespace: str = "x", *, names: str = "", most: int = 5, third: str = "c") -> dict[str, Any]:
-    """a depends on b, ``third`` on nobody; ``names`` is a namespace that its workloads name."""
-    calls: dict[str, dict[str, Any]] = {"a": {"b": {"maxNetworkCost": most, "minBandwidth": "1M"}}, "b": {}, third: {}}
-    spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, names))
-    return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
-
-
-def weight(name: str, cost: int | None) -> dict[str, Any]:
-    return weight_body({("z1", "z2"): cost}, name=name) if cost is not None else {"name": name, "topologyList": []}
-
-
-def topology(*weights: dict[str, Any], namespace: str = "default", name: str = "nt-default") -> dict[str, Any]:
-    meta = {"name": name, "namespace": namespace}
-    return {"kind": "NetworkTopology", "metadata": meta, "spec": {"weights": list(weights)}}
-
-
-NODES = (node("n1", "z1"), node("n2", "z2"))
-PODS = (pod("a", "n1"), pod("b", "n2"))
+from tests.unit.controller.components import (
+    DEFAULT,
+    NODES,
+    PODS,
+    WORKLOAD,
+    Components,
+    StatusRecorder,
+    fill_store,
+    group,
+    node,
+    pod,
+    topology,
+    weight,
+)
 
 
 def condition(status: dict[str, Any], type_: str) -> tuple[str, str]:
@@ -486,7 +236,7 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
     moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), GroupPod))
-    _fill(caches.pods, [moved])
+    fill_store(caches.pods, [moved])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
