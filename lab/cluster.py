@@ -148,7 +148,7 @@ class Lab:
         reported: set[str] = set()
         while True:
             for program in self.programs:
-                if program.failed and program.name not in reported:
+                if program.has_failed and program.name not in reported:
                     reported.add(program.name)
                     log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
             await asyncio.sleep(_WATCH_S)

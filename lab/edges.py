@@ -44,7 +44,7 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
         async with semaphore:
             argv = [sys.executable, "-m", "lab.measure", "serve", lab.node(destination).address, *prober]
             name, netns = f"measure-{destination}", lab.node(destination).netns
-            server = lab.programs.start(name, argv, netns=netns, env=env, essential=False)
+            server = lab.programs.start(name, argv, netns=netns, env=env, is_essential=False)
             try:
                 for origin in origins[destination]:
                     medians_us[origin, destination] = await probe(origin, destination)

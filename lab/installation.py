@@ -76,7 +76,7 @@ class Installation:
         """Raise BootError, with the end of its log, if a program of the lab or an agent ended unexpectedly."""
         self.lab.programs.check()
         for agent in self.agents:
-            if agent.failed:
+            if agent.has_failed:
                 raise BootError(agent.exit_message)
 
     @property
@@ -210,7 +210,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
         argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}"]
         env = installation.environment
-        agent = lab.programs.start(name, argv, netns=network.netns, env=env, essential=False)
+        agent = lab.programs.start(name, argv, netns=network.netns, env=env, is_essential=False)
         installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"
 

@@ -53,18 +53,18 @@ class Program:
     Attributes:
         name: unique among the running programs.
         log: file with its stdout and stderr.
-        essential: `Programs.check` raises if it ends unexpectedly.
+        is_essential: `Programs.check` raises if it ends unexpectedly.
         stop_timeout_s: seconds between SIGTERM and SIGKILL.
         start_again: starts the same command again.
     """
 
     name: str
     log: Path
-    essential: bool
+    is_essential: bool
     stop_timeout_s: float
     start_again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
-    _stopping: bool = False
+    _is_stopping: bool = False
 
     @property
     def pid(self) -> int:
@@ -81,25 +81,22 @@ class Program:
         return self._process.poll()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it ended unexpectedly."""
-        return not self._stopping and self.poll() is not None
-
-    def log_tail(self) -> str:
-        """The end of its log."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").strip()
+        return not self._is_stopping and self.poll() is not None
 
     @property
     def log_excerpt(self) -> str:
         """The end of its log, for the end of an error message."""
-        return f"the log of {self.name} ends:\n{self.log_tail()}"
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace").strip()
+        return f"the log of {self.name}, {self.log}, ends:\n{tail}"
 
     @property
     def exit_message(self) -> str:
         """Error message with its exit code and the end of its log."""
-        return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
+        return f"{self.name} ended with code {self.poll()}; {self.log_excerpt}"
 
     async def wait(self, timeout_s: float = math.inf) -> int | None:
         """Wait for its end, at most ``timeout_s``; return the exit code, or None if it still runs."""
@@ -113,7 +110,7 @@ class Program:
 
     async def stop(self) -> None:
         """Send SIGTERM, and then SIGKILL to its whole process group."""
-        self._stopping = True
+        self._is_stopping = True
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             await self.wait(self.stop_timeout_s)
@@ -148,7 +145,7 @@ class Programs:
         *,
         netns: str | None = None,
         env: Mapping[str, str] | None = None,
-        essential: bool = True,
+        is_essential: bool = True,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Program:
         """Start a program. Call from the main thread: the kernel kills the program when the thread that forked ends.
@@ -158,7 +155,7 @@ class Programs:
             argv: the command.
             netns: name of its network namespace under /run/netns; None for the host's.
             env: further variables.
-            essential: see Program.
+            is_essential: see Program.
             stop_timeout_s: see Program.
 
         Raises:
@@ -186,17 +183,17 @@ class Programs:
             argv,
             netns=netns,
             env=env,
-            essential=essential,
+            is_essential=is_essential,
             stop_timeout_s=stop_timeout_s,
         )
-        program = Program(name, log, essential, stop_timeout_s, start_again, process)
+        program = Program(name, log, is_essential, stop_timeout_s, start_again, process)
         self._running.append(program)
         return program
 
     def check(self) -> None:
         """Raise BootError, with the end of its log, for the first essential program that ended unexpectedly."""
         for program in self._running:
-            if program.essential and program.failed:
+            if program.is_essential and program.has_failed:
                 raise BootError(program.exit_message)
 
     async def watch(self) -> None:
