@@ -76,6 +76,8 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         allowed=np.ones((1, len(machines)), np.bool_),
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
         fixed=((),) * len(services),
+        colocation_penalty=np.zeros(len(services)),
+        host_price=np.zeros(len(machines)),
         edges=tuple(
             CallEdge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
         ),

@@ -241,22 +241,18 @@ class _Costs:
 
 def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
-    prices = np.zeros(len(inverse)) if problem.host_price is None else problem.host_price
     return {
         "free": problem.free,
         "inverse_capacity": inverse,
         "zone_of": problem.zone_of,
         "zoned": problem.zoned,
-        "host_price": prices * costs.per_replica,
+        "host_price": problem.host_price * costs.per_replica,
     }
 
 
 def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     is_requested = problem.requests > 0
     classes, resources = np.nonzero(is_requested)
-    must_span_zones = (
-        np.zeros(problem.workloads, np.bool_) if problem.must_span_zones is None else problem.must_span_zones
-    )
     host_penalty = _host_penalties(problem, costs)
     return {
         "workload_of": problem.workload_of,
@@ -267,7 +263,7 @@ def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "request_amount": problem.requests[classes, resources],
         "class_of": problem.class_of,
         "total": problem.totals,
-        "must_span_zones": must_span_zones & (problem.totals > 1),
+        "must_span_zones": problem.must_span_zones & (problem.totals > 1),
         "host_penalty": host_penalty,
         "zone_penalty": host_penalty * 1e-3,
         "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),
@@ -278,8 +274,6 @@ def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
 def _host_penalties(problem: Problem, costs: _Costs) -> Floats:
     """[workload] cost of two of its replicas on one host, over 2."""
     traffic = np.zeros(problem.workloads)
-    if problem.colocation_penalty is None:
-        return traffic
     for edge in costs.edges:
         for end in (edge.caller, edge.callee):
             traffic[end] += edge.weight * costs.worst[edge.table]

@@ -110,13 +110,13 @@ class Problem(msgspec.Struct, frozen=True):
         allowed: [row, host] whether a class may be placed there at all.
         class_of: [replica] its class.
         fixed: [workload] hosts of the replicas that stay.
-        edges: at most one per ordered pair of workloads.
-        tables: at least one if there are edges.
-        rules: required and preferred rules.
         must_span_zones: [workload] whether it must not be wholly in one zone.
         colocation_penalty: [workload] of two of its replicas on one host, as a share of the most that sharing a host with peers gains;
             sharing a zone costs a thousandth of that, so that it decides between equals only.
         host_price: [host] of each replica there, as a share of the worst cost of a replica's calls.
+        edges: at most one per ordered pair of workloads.
+        tables: at least one if there are edges.
+        rules: required and preferred rules.
         crowding_price: of any two replicas on one host, as ``colocation_penalty``; less if there are more replicas than hosts.
         overload_price: of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
         balance_price: of a full host, as a share of the mean price of a replica; grows with the square of its utilization.
@@ -134,12 +134,12 @@ class Problem(msgspec.Struct, frozen=True):
     allowed: Bools
     class_of: Ints
     fixed: tuple[tuple[int, ...], ...]
+    must_span_zones: Bools
+    colocation_penalty: Floats
+    host_price: Floats
     edges: tuple[CallEdge, ...] = ()
     tables: tuple[Table, ...] = ()
     rules: tuple[Rule, ...] = ()
-    must_span_zones: Bools | None = None
-    colocation_penalty: Floats | None = None
-    host_price: Floats | None = None
     crowding_price: float = 0.0
     overload_price: float = 1.0
     balance_price: float = 1e-3

@@ -214,14 +214,12 @@ class _Compiler:
         table = [[clamp_amount(amount(host, resource)) for resource in self._resources] for host in self._hosts]
         return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
 
-    def _host_price(self) -> Floats | None:
+    def _host_price(self) -> Floats:
         """The score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
         args = self._snapshot.allocatable
-        if not args.weight:
-            return None
         raw = np.array([raw_score(host.allocatable, args) for host in self._hosts], np.float64)
-        spread = float(np.ptp(raw)) if len(raw) else 0.0
-        return args.weight * (raw.max() - raw) / spread if spread else None
+        spread = float(np.ptp(raw)) if args.weight and len(raw) else 0.0
+        return args.weight * (raw.max() - raw) / spread if spread else np.zeros(len(raw))
 
     def _must_span_zones(self) -> Bools:
         """[workload] whether its spread is ``zone`` and its eligible hosts are in several zones."""

@@ -45,6 +45,9 @@ def make_problem(
         allowed=np.ones((1, hosts), np.bool_),
         class_of=np.repeat(np.arange(len(replicas)), replicas),
         fixed=((),) * len(replicas),
+        must_span_zones=np.zeros(len(replicas), np.bool_),
+        colocation_penalty=np.zeros(len(replicas)),
+        host_price=np.zeros(hosts),
         edges=tuple(CallEdge(a, b, 1.0, routing) for a, b, routing in edges),
         tables=(Table(latency, 30.0, latency > limit_us),),
     )
