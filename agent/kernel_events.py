@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK, RTMGRP_TC
 
-from agent.netlink import call_when_readable, each_datagram, each_message, open_netlink
+from agent.netlink import each_datagram, each_message, open_socket, read_forever
 from kubekit import logs
 
 log = logs.get("agent.kernel")
@@ -46,14 +46,14 @@ class KernelEvents:
     async def run(self) -> None:
         """Listen until cancelled. If listening is not permitted, only wait, because other parts poll anyway."""
         try:
-            netlink = open_netlink(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC)
+            netlink = open_socket(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC)
         except OSError as error:
             log.warning("cannot listen to the kernel, changes are seen by polling", error=error.strerror)
             await asyncio.Event().wait()
             return
         with netlink:
             netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-            await call_when_readable(netlink, self._read)
+            await read_forever(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:
         listeners: dict[Listener, None] = {}

@@ -35,7 +35,7 @@ class KernelError(KubekitError):
         self.code = code
 
 
-def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
+def open_socket(protocol: int, groups: int = 0) -> socket.socket:
     """Open a socket that does not block, subscribed to a mask of multicast groups.
 
     Raises:
@@ -51,7 +51,7 @@ def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
     return netlink
 
 
-async def call_when_readable(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
+async def read_forever(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
     """Call ``read`` whenever the socket is readable, until cancelled.
 
     Raises:

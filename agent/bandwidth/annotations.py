@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from kubekit.wire import Container, Pod
+from kubekit.wire import Pod
 from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 from netperf.limits import read_limit
 
@@ -86,18 +85,12 @@ def _reserved_bps(pod: Pod) -> int | None:
         *(pod.spec.containers or ()),
         *(c for c in pod.spec.init_containers or () if c.restart_policy == "Always"),
     ]
-    amounts = [amount for container in containers if (amount := _amount_of(container)) is not None]
-    return int(sum(amounts)) if amounts else None
-
-
-def _amount_of(container: Container) -> Decimal | None:
-    limits: Mapping[str, str] = container.resources.limits or {}
-    if BANDWIDTH not in limits:
-        return None
+    limits = [container.resources.limits or {} for container in containers]
     try:
-        return quantity.parse(limits[BANDWIDTH])
+        amounts = [quantity.parse(limit[BANDWIDTH]) for limit in limits if BANDWIDTH in limit]
     except QuantityError:
         return None  # The API server does not admit such a pod.
+    return int(sum(amounts)) if amounts else None
 
 
 def _describe_mismatch(limits: Mapping[Direction, LimitSpec], reserved_bps: int | None) -> str:

@@ -25,7 +25,7 @@ def find_foreign(
         return None
     if not is_limit_ifb(target):
         detail = f"a foreign filter at ingress of {device.name} redirects to {target.name}"
-        return _other_enforcer(detail, target, tc)
+        return LimitAssessment("other-enforcer", detail, target, tc.params_at(target.index))
     # Versions 1.5 of the plugin set HTB.
     return _assess_root(target, attachment, tc) if tc.params_at(target.index) is None else None
 
@@ -45,11 +45,9 @@ def _assess_root(device: Device, attachment: Attachment | None, tc: TcIndex) -> 
     else:
         below = sorted({kind for kind in tc.kinds_below_root.get(device.index, ()) if kind not in _NON_LIMITING})
         foreign_qdiscs = f"{', '.join(below)} below the root of {device.name}" if below else ""
-    return _other_enforcer(f"another program set {foreign_qdiscs}", device, tc) if foreign_qdiscs else None
-
-
-def _other_enforcer(detail: str, device: Device, tc: TcIndex) -> LimitAssessment:
-    return LimitAssessment("other-enforcer", detail, device, tc.params_at(device.index))
+    if not foreign_qdiscs:
+        return None
+    return LimitAssessment("other-enforcer", f"another program set {foreign_qdiscs}", device, root.params)
 
 
 def describe_cilium(device: Device, tc: TcIndex) -> str:

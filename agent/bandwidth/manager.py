@@ -176,7 +176,7 @@ class BandwidthManager:
             self._report_status(status, self._last_statuses.get(key))
         # A pod that temporarily cannot be located keeps its reported status.
         uids = {pod.uid for pod in pods}
-        previous = {key: status for key, status in self._last_statuses.items() if key[0] in uids}
+        previous = {key: status for key, status in self._last_statuses.items() if status.pod.uid in uids}
         self._last_statuses = previous | current
         self._report_mismatches(pods)
         self._has_reported = True
@@ -211,7 +211,7 @@ class BandwidthManager:
         )
         if has_news:
             reason = "Bandwidth" + "".join(part.capitalize() for part in status.verdict.split("-"))
-            note, is_first = describe_status(status), before is None
+            note, is_first = _event_note(status), before is None
             self._send_event(status.pod, reason, note, "CheckBandwidth", is_first=is_first, is_normal=is_normal)
 
     def _send_event(
@@ -246,8 +246,8 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
     return len(actions)
 
 
-def describe_status(status: LimitStatus) -> str:
-    """The note of an event about a verdict."""
+def _event_note(status: LimitStatus) -> str:
+    """The text of an event about a verdict."""
     rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "the annotation"
     detail = f": {status.detail}" if status.detail else ""
     where = f" on {status.device_name}" if status.device_name else ""

@@ -61,15 +61,8 @@ class LinkReader:
                 dumped = await rtnl.dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(route for hops in dumped for route in hops)
                 self._routes_read_at_s = time.monotonic()
-        links = _with_speeds([_with_root(link, roots) for link in links], directory)
+        links = _with_roots_and_speeds(links, roots, directory)
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
-
-
-def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
-    if link.kind in _POD_LINK_KINDS or link.index not in roots:
-        return link
-    kind, mbps = roots[link.index]
-    return msgspec.structs.replace(link, root=kind, root_mbps=mbps)
 
 
 def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
@@ -148,15 +141,20 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
     return hops
 
 
-def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
-    """The links, with speeds of physical devices, and of devices without a kind that are not loopback."""
+def _with_roots_and_speeds(
+    links: list[Link], roots: Mapping[int, tuple[str, int | None]], directory: NetDirectory
+) -> list[Link]:
+    """Add root qdiscs, except of pods' links, and speeds of physical devices and of devices without a kind except loopback."""
     by_psutil: dict[str, int] | None = None
-    with_speeds: list[Link] = []
+    completed: list[Link] = []
     for link in links:
+        if link.kind not in _POD_LINK_KINDS and link.index in roots:
+            kind, mbps = roots[link.index]
+            link = msgspec.structs.replace(link, root=kind, root_mbps=mbps)
         if link.physical or (not link.kind and not link.loopback):
             link = msgspec.structs.replace(link, sysfs_mbps=directory.speed_mbps(link.name))
             if link.up and link.sysfs_mbps is None:
                 by_psutil = psutil_speeds() if by_psutil is None else by_psutil
                 link = msgspec.structs.replace(link, psutil_mbps=by_psutil.get(link.name))
-        with_speeds.append(link)
-    return with_speeds
+        completed.append(link)
+    return completed

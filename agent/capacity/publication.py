@@ -58,7 +58,7 @@ def owner_of(node: OwnNode) -> str:
 
 def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
     """A published capacity other than ours; empty if there is none, or the 0 that a kubelet leaves behind."""
-    published = _amounts(node, "capacity").get(BANDWIDTH, "0")
+    published = _quantities(node, "capacity").get(BANDWIDTH, "0")
     return "" if published == "0" or (rate_bps is not None and _same_quantity(published, rate_bps)) else published
 
 
@@ -83,7 +83,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
             for field in fields
-            if owner_of(node) and _amounts(node, field).get(BANDWIDTH) == "0"
+            if owner_of(node) and _quantities(node, field).get(BANDWIDTH) == "0"
         )
         return Writes(status=stale, condition=condition)
     value = str(node_bandwidth.rate_bps)
@@ -91,7 +91,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
-        elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), node_bandwidth.rate_bps):
+        elif not _same_quantity(_quantities(node, field).get(BANDWIDTH), node_bandwidth.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
     source = cut(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
     wanted = {OWNER_ANNOTATION: AGENT, SOURCE_ANNOTATION: source}
@@ -113,14 +113,14 @@ def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
         status=tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
             for field in fields
-            if BANDWIDTH in _amounts(node, field)
+            if BANDWIDTH in _quantities(node, field)
         ),
         metadata={"metadata": {"annotations": present}} if present else None,
         condition=deletion if condition is not None else None,
     )
 
 
-def _amounts(node: OwnNode, field: str) -> dict[str, str]:
+def _quantities(node: OwnNode, field: str) -> dict[str, str]:
     return getattr(node.status, field) or {}
 
 

@@ -55,7 +55,7 @@ class _Resolved(msgspec.Struct, frozen=True):
 
     mbps: int
     explanation: str
-    physical: frozenset[str]
+    physical_names: frozenset[str]
 
 
 def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
@@ -72,15 +72,15 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
         by_family = {family: resolver.sum_of(indexes) for family, indexes in uplinks.items() if indexes}
     except _UnknownCapacity as reason:
         indexes = [index for family_indexes in uplinks.values() for index in family_indexes]
-        return HardwareCapacity(None, str(reason), resolver.physical_names(indexes))
+        return HardwareCapacity(None, str(reason), resolver.lowest_names(indexes))
     smallest = min(by_family.values(), key=lambda resolved: resolved.mbps)
     explanation = smallest.explanation
     for family, other in by_family.items():
-        if other.physical != smallest.physical:
+        if other.physical_names != smallest.physical_names:
             explanation += f"; by IPv{family} {other.explanation}"
     if standby:
         explanation += "; standby: " + ", ".join(resolver.name_of(index) for index in standby)
-    return HardwareCapacity(smallest.mbps * 1_000_000, explanation, tuple(sorted(smallest.physical)))
+    return HardwareCapacity(smallest.mbps * 1_000_000, explanation, tuple(sorted(smallest.physical_names)))
 
 
 def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
@@ -121,21 +121,21 @@ class _Resolver:
         Raises:
             _UnknownCapacity: the capacity of a device is unknown.
         """
-        mbps, physical, parts = 0, frozenset[str](), list[str]()
+        mbps, names, parts = 0, frozenset[str](), list[str]()
         for index in uplinks:
             if index not in self._links:
                 raise _UnknownCapacity(f"the default route's device {index} is not there")
-            device = self._resolve(self._links[index], ())
-            if device.physical <= physical:
+            resolved = self._resolve(self._links[index], ())
+            if resolved.physical_names <= names:
                 parts.append(f"{self.name_of(index)} (counted already)")
                 continue
-            if device.physical & physical:
+            if resolved.physical_names & names:
                 raise _UnknownCapacity(f"{self.name_of(index)} shares some of its devices with another uplink")
-            mbps, physical = mbps + device.mbps, physical | device.physical
-            parts.append(device.explanation)
-        return _Resolved(mbps, " + ".join(parts), physical)
+            mbps, names = mbps + resolved.mbps, names | resolved.physical_names
+            parts.append(resolved.explanation)
+        return _Resolved(mbps, " + ".join(parts), names)
 
-    def physical_names(self, uplinks: list[int]) -> tuple[str, ...]:
+    def lowest_names(self, uplinks: list[int]) -> tuple[str, ...]:
         """Names of the lowest devices that can be found, whose counters show the node's traffic also if no speed is known."""
         names: set[str] = set()
         pending = [self._links[index] for index in uplinks if index in self._links]
@@ -163,7 +163,7 @@ class _Resolver:
             raise _UnknownCapacity(f"{link.name}: its queueing discipline {link.root} may limit it; set --capacity")
         if link.root_mbps >= unshaped.mbps:
             return unshaped
-        return _Resolved(link.root_mbps, f"{unshaped.explanation}, limited by {link.root}", unshaped.physical)
+        return _Resolved(link.root_mbps, f"{unshaped.explanation}, limited by {link.root}", unshaped.physical_names)
 
     def _resolve_unshaped(self, link: Link, above: tuple[int, ...]) -> _Resolved:
         if link.index in above or len(above) >= _MAX_DEPTH:
@@ -175,7 +175,7 @@ class _Resolver:
             return self._resolve_bridge(link, above)
         if link.kind in _KINDS_ON_PARENT:
             lower = self._resolve(self._parent_of(link), above)
-            return _Resolved(lower.mbps, f"{link.name} on {lower.explanation}", lower.physical)
+            return _Resolved(lower.mbps, f"{link.name} on {lower.explanation}", lower.physical_names)
         return self._resolve_hardware(link)
 
     def _ports_of(self, link: Link) -> list[Link]:
@@ -204,11 +204,11 @@ class _Resolver:
         if not live:
             raise _UnknownCapacity(f"{link.name} ({name}) has no slave that is up")
         resolved = [self._resolve(slave, above) for slave in live]
-        physical = frozenset[str]().union(*(slave.physical for slave in resolved))
+        names = frozenset[str]().union(*(slave.physical_names for slave in resolved))
         # balance-tlb sends on all slaves and receives on one.
         combine = min if mode in {BOND_BROADCAST, BOND_TLB} else sum
         explanation = f"{link.name} ({name}: {', '.join(slave.explanation for slave in resolved)})"
-        return _Resolved(combine(slave.mbps for slave in resolved), explanation, physical)
+        return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)
 
     def _resolve_bridge(self, link: Link, above: tuple[int, ...]) -> _Resolved:
         """The slowest of the ports that lead out of the machine, because the path is unknown."""
@@ -219,8 +219,8 @@ class _Resolver:
         resolved = [self._resolve(port, above) for port in outward]
         slowest = min(resolved, key=lambda port: port.mbps)
         of_several = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
-        physical = frozenset[str]().union(*(port.physical for port in resolved))
-        return _Resolved(slowest.mbps, f"{link.name} on {slowest.explanation}{of_several}", physical)
+        names = frozenset[str]().union(*(port.physical_names for port in resolved))
+        return _Resolved(slowest.mbps, f"{link.name} on {slowest.explanation}{of_several}", names)
 
     def _resolve_hardware(self, link: Link) -> _Resolved:
         """The speed of a device with nothing below it, if it is reliable."""

@@ -61,12 +61,12 @@ class ProbingManager:
         self._secret_source = SecretSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
         self._metrics = ProbeMetrics(self._plans, lambda: bool(self._secret_source.problem), registry)
-        self._results = ResultsQueue()
+        self._results_queue = ResultsQueue()
         self._writer = ResultsWriter(
             client,
             config.namespace,
             self._plans,
-            self._results,
+            self._results_queue,
             upstream=config.upstream_percentiles,
             registry=registry,
         )
@@ -120,11 +120,11 @@ class ProbingManager:
     def _record_outcome(self, outcome: Outcome) -> None:
         self._metrics.add(outcome)
         if outcome.sample is not None:
-            self._results.add(outcome.sample)
+            self._results_queue.add(outcome.sample)
         elif outcome.failure is not None:
-            self._results.add_failure(outcome.failure, outcome.test)
+            self._results_queue.add_failure(outcome.failure, outcome.test)
         elif outcome.peer_answered:
-            self._results.clear_failure(outcome.origin, outcome.destination, outcome.test)
+            self._results_queue.clear_failure(outcome.origin, outcome.destination, outcome.test)
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 

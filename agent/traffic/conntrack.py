@@ -15,16 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import (
-    ATTRIBUTE,
-    ERRNO,
-    HEADER,
-    KernelError,
-    call_when_readable,
-    each_datagram,
-    each_message,
-    open_netlink,
-)
+from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, each_datagram, each_message, open_socket, read_forever
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
@@ -147,7 +138,7 @@ async def dump() -> AsyncIterator[bytes]:
     """
     loop = asyncio.get_running_loop()
     try:
-        with open_netlink(NETLINK_NETFILTER) as netlink:
+        with open_socket(NETLINK_NETFILTER) as netlink:
             header = HEADER.pack(HEADER.size + _NFGENMSG.size, _CT_GET, _REQUEST_DUMP, 1, 0)
             netlink.send(header + _NFGENMSG.pack(socket.AF_UNSPEC, 0, 0))
             while True:
@@ -179,10 +170,10 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
                 on_datagram(data)
 
     try:
-        with open_netlink(NETLINK_NETFILTER) as netlink:
+        with open_socket(NETLINK_NETFILTER) as netlink:
             netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EVENT_BUFFER_BYTES)
             netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
-            await call_when_readable(netlink, read)
+            await read_forever(netlink, read)
     except OSError as error:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
