@@ -122,7 +122,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
         ineligible: node -> reason for which it does not take the pod, see `PlanInputs.ineligible_nodes`.
 
     Raises:
-        DeletedNodeError: only in upstream parity.
+        DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
     """
     namespace = pod.metadata.namespace
     key = state.group_of(namespace, pod.group) if pod.group else ""

@@ -29,6 +29,8 @@ NO_TOPOLOGY = "there is no NetworkTopology with these costs"
 NO_DEPENDENCY = "its workload has no dependency"
 NOTHING_PLACED = "no pod that matters to it is placed yet"
 
+NO_LOCATION_INDEX = 0
+"""Index of `NO_LOCATION` in `State.locations`."""
 Members = Mapping[str, Counter[str]]
 """Workload selector -> node -> number of placed pods."""
 
@@ -43,7 +45,7 @@ class PlacedPod(NamedTuple):
 
 
 class DeletedNodeError(Exception):
-    """Upstream parity only: a dependency's pod is on a node that is gone, which fails the pod."""
+    """In upstream parity, a pod of a dependency is on a deleted node, which fails the pod's scheduling."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class State(Index):
     Attributes:
         version: counts changes that may change a score.
         surroundings_version: counts the same changes without those of pods.
-        locations: every (region, zone) that a node ever had; index 0 is `NO_LOCATION`.
+        locations: every (region, zone) that a node ever had, `NO_LOCATION` included.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
         node_counts: index in `locations` -> number of nodes; no zeros.
@@ -76,7 +78,7 @@ class State(Index):
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.node_counts: Counter[int] = Counter()
-        self._location_ids: dict[Location, int] = {NO_LOCATION: 0}
+        self._location_ids: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
         self.membership = Membership(self._rules)
         self._placement_labels: dict[str, str] = {}
         self.cost_index = CostIndex(self._rules, namespace)
@@ -252,7 +254,7 @@ class State(Index):
         """Score every location for a pod with these labels.
 
         Raises:
-            DeletedNodeError: only where deleted nodes block, as upstream has it.
+            DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
         if not group_name:
             return ScoreTable(NO_GROUP_LABEL)
@@ -277,7 +279,7 @@ class State(Index):
         """Score every location as if these placed pods were evicted; pods of other groups make no difference.
 
         Raises:
-            DeletedNodeError: only where deleted nodes block, as upstream has it.
+            DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
         key = self.group_of(namespace, group_name) if group_name else ""
         members = [pod for pod in evicted if key and self.group_of(pod.namespace, pod.group) == key]
@@ -305,7 +307,7 @@ class State(Index):
         """The workloads that a workload depends on, and those that depend on it, with their placed pods.
 
         Raises:
-            DeletedNodeError: only where deleted nodes block, as upstream has it.
+            DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
         graph = self.graph(key)
         dependencies: list[PeerWorkload] = []

@@ -26,7 +26,7 @@ from controller.scheduler.rules import (
     raw_score,
     refusal,
 )
-from controller.scheduler.state import State
+from controller.scheduler.state import NO_LOCATION_INDEX, State
 
 MAX_REASONS = 50
 """Refused nodes with a reason of their own: kube-scheduler writes every different reason into the pod's status."""
@@ -55,7 +55,7 @@ class NodeNames(msgspec.Struct, frozen=True):
 class NodeIndex:
     """All node names grouped by location, with their JSON for answers.
 
-    Arrays and lists are by number of a node (``_names``, ``_locations``) or by index of a location (the rest).
+    ``_names`` and ``_locations`` are by number of a node; ``_sizes`` and the ``_member...`` lists are by index of a location.
     """
 
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
@@ -100,18 +100,18 @@ class NodeIndex:
         numbers = np.fromiter(map(self._number_of.get, names, repeat(-1)), np.int64, len(names))
         unknown = dict.fromkeys(names[i] for i in np.flatnonzero(numbers < 0).tolist())
         numbers = numbers[numbers >= 0]
-        named = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
-        locations = self._locations[named]
+        distinct = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
+        locations = self._locations[distinct]
         counts = np.bincount(locations, minlength=len(self._sizes))
         by_location: dict[int, Sequence[str]] = {}
         for index in np.flatnonzero(counts).tolist():
             if counts[index] == self._sizes[index]:
                 by_location[index] = self._members[index]
             else:
-                by_location[index] = [self._names[i] for i in named[locations == index].tolist()]
+                by_location[index] = [self._names[i] for i in distinct[locations == index].tolist()]
         if unknown:
-            by_location[0] = [*by_location.get(0, ()), *unknown]
-        return NodeNames(raw, by_location, len(named) + len(unknown))
+            by_location[NO_LOCATION_INDEX] = [*by_location.get(NO_LOCATION_INDEX, ()), *unknown]
+        return NodeNames(raw, by_location, len(distinct) + len(unknown))
 
     def is_whole(self, index: int, names: Sequence[str]) -> bool:
         """Whether these are all nodes of the location."""

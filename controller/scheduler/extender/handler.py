@@ -19,7 +19,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.encoding import Answers, pass_all
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import ScoreTable
-from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
+from controller.scheduler.state import NO_GROUP_LABEL, NO_LOCATION_INDEX, DeletedNodeError, State
 from kubekit import logs
 from kubekit.http_limits import BodyTooLargeError, read_body
 from kubekit.wire import DECODE_ERRORS
@@ -33,7 +33,7 @@ REQUEST_TIMEOUT_S = 5.0
 NOT_OURS = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
 _WITHOUT_PLAN = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
-"""Reasons for neutral scores that also exclude the plan."""
+"""Values of `ScoreTable.neutral` with which the pod's plan does not count either."""
 
 
 class ExtenderArgs(NamedTuple):
@@ -225,7 +225,7 @@ class Extender:
         for node, victims in nodes.items():
             evicted = [gone for victim in victims.pods or () if (gone := state.placed_pods.get(victim.uid)) is not None]
             score_table = state.score_without(meta.namespace, group, workload, evicted)
-            if score_table.node_score(node, state.location_index.get(node, 0)).passes:
+            if score_table.node_score(node, state.location_index.get(node, NO_LOCATION_INDEX)).passes:
                 passed[node] = victims
         return passed
 

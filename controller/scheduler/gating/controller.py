@@ -109,8 +109,8 @@ class GatingController:
             recorder=recorder,
         )
         self._debounce_timer: asyncio.TimerHandle | None = None
-        self._leading = False
-        self._seen_versions = (0, 0, 0)
+        self._is_leading = False
+        self._last_versions = (0, 0, 0)
         self._subscribe(caches)
         self.metrics.gated.set_function(self._pods.gated_count)
 
@@ -126,7 +126,7 @@ class GatingController:
         self.node_cache.subscribe_to(caches.nodes, caches.pods)
         self._process.subscribe_to(caches.nodes, caches.pods)
         self.volumes.subscribe_to(caches.volumes, caches.claims, caches.classes)
-        self._store.subscribe(self._on_pod)
+        self._store.subscribe(self._on_pod_change)
         for store in (
             caches.volumes,
             caches.claims,
@@ -159,7 +159,7 @@ class GatingController:
         await self._store.ready.wait()
         self._pods.forget_writes()
         self._stuck_pods.may_delete = await may_delete_pods(self._client)
-        self._leading = True
+        self._is_leading = True
         self._wake_waiting()
         try:
             tasks = {"plans": self.plans.run(), "rights": self._check_delete_right()}
@@ -167,7 +167,7 @@ class GatingController:
                 tasks[f"gates {i}"] = self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
             await supervise(tasks)
         finally:
-            self._leading = False
+            self._is_leading = False
             await self._process.stop()
 
     async def _check_delete_right(self) -> None:
@@ -175,7 +175,7 @@ class GatingController:
             await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
             self._stuck_pods.may_delete = await may_delete_pods(self._client)
 
-    def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _on_pod_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         group = self._pods.on_change(key, old, new)
         if new is None:
             self._stuck_pods.forget(key)
@@ -186,7 +186,7 @@ class GatingController:
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.reservations.refuse(new, target.node)
-        if self._leading and old is not None and new is not None and old.is_waiting and new.is_bound:
+        if self._is_leading and old is not None and new is not None and old.is_waiting and new.is_bound:
             self._report_placement(new)
         self._wake(group)
 
@@ -211,19 +211,19 @@ class GatingController:
         self.metrics.placed.labels(how).inc()
 
     def _wake(self, group: str) -> None:
-        if self._leading:
+        if self._is_leading:
             self._queue.add(group)
 
     def _on_cluster_change(self) -> None:
         """Wake groups when nodes, costs, groups or volumes changed; heartbeats and our own status writes do not count."""
         versions = self.state.surroundings_version, self.node_cache.version, self.volumes.version
-        if versions != self._seen_versions:
-            self._seen_versions = versions
+        if versions != self._last_versions:
+            self._last_versions = versions
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         if (
-            self._leading
+            self._is_leading
             and (self._pods.waiting or self.plans.groups_with_reservations())
             and self._debounce_timer is None
         ):

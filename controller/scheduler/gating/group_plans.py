@@ -57,18 +57,18 @@ class PlanState(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: None if plans are off, the group cannot be planned, or no valid plan is made yet.
-        pending: whether a new plan is being made; until then only the targets of ``plan`` count.
+        is_pending: whether a new plan is being made; until then only the targets of ``plan`` count.
         awaiting_rollout: see `PlanCheck`.
     """
 
     plan: Plan | None = None
-    pending: bool = False
+    is_pending: bool = False
     awaiting_rollout: frozenset[str] = frozenset()
 
     def applied_to(self, queue: GroupQueue) -> GroupQueue:
         """The queue with the results of the plan; while a new one is being made, no pod counts as unplaced."""
         queue = msgspec.structs.replace(queue, awaiting_rollout=self.awaiting_rollout)
-        if self.pending:
+        if self.is_pending:
             return msgspec.structs.replace(queue, planned=frozenset(self.plan.targets if self.plan is not None else ()))
         return msgspec.structs.replace(queue, unplaced=frozenset(self.plan.unplaced if self.plan is not None else ()))
 
@@ -157,8 +157,8 @@ class GroupPlans:
             self.reservations.reserve(group, check.uncounted, outgoing)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
         requested = self._request(group)
-        is_usable = check.is_feasible and requested.pending
-        return PlanState(cached.plan if is_usable else None, requested.pending, check.awaiting_rollout)
+        is_usable = check.is_feasible and requested.is_pending
+        return PlanState(cached.plan if is_usable else None, requested.is_pending, check.awaiting_rollout)
 
     def _request(self, group: str) -> PlanState:
         """Queue the group for a new plan, after its rest; a group whose planning failed backs off."""
@@ -173,7 +173,7 @@ class GroupPlans:
             self._queue.add_after(group, rest_s)
         else:
             self._queue.add(group)
-        return PlanState(pending=True)
+        return PlanState(is_pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
         """Drop the plan of a group that is gone or has no waiting pods; bound pods not counted on their nodes yet keep reservations."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable
-from typing import Literal
-
-import msgspec
+from typing import Any, Literal
 
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, Target
@@ -24,26 +22,16 @@ from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference_to
-from kubekit.wire import DECODE_ERRORS, PODS
+from kubekit.wire import PODS, Resource, Wire
 
 log = logs.get("controller.scheduler.gating.pod_updater")
 
 _CONCURRENT_WRITES = 16
 RETRIABLE_STATUSES = frozenset({404, 409, 429})
 """Statuses after which the next reconciliation decides again: the pod is gone, has changed, or the server is overloaded."""
-_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
-
-class _ReviewStatus(msgspec.Struct, frozen=True):
-    allowed: bool = False
-
-
-class _Review(msgspec.Struct, frozen=True):
-    status: _ReviewStatus = _ReviewStatus()
-
-
-_decode_review = msgspec.json.Decoder(_Review).decode
-
+_ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
 RELEASE_NOTES = {
     "no-group": "gate opened without an order: AppGroup {group} was not created in time",
     "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
@@ -51,6 +39,10 @@ RELEASE_NOTES = {
     "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
 }
 """Cause of a release -> message of its event; a pod's turn needs no event."""
+
+
+class _Review(Wire, frozen=True):
+    status: dict[str, Any] = {}
 
 
 class PodWriter:
@@ -100,16 +92,13 @@ class PodWriter:
 
 async def may_delete_pods(client: Client) -> bool:
     """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {"verb": "delete", "resource": "pods"}},
-    }
+    spec = {"resourceAttributes": {"verb": "delete", "resource": "pods"}}
     try:
-        allowed = _decode_review(await client.request("POST", _ACCESS_REVIEWS, body=body)).status.allowed
-    except (KubekitError, *DECODE_ERRORS) as error:
+        review = await client.create(_ACCESS_REVIEWS, {**_ACCESS_REVIEWS.type_meta, "spec": spec}, _Review)
+    except KubekitError as error:
         log.change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
         return False
+    allowed = review.status.get("allowed") is True
     if allowed:
         log.change("deletion", "", "pending pods in affinity mode may be replaced")
     else:

@@ -30,6 +30,8 @@ ROLLOUT_PAUSE_S = 20.0
 """Time in which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
 PLAN_PENDING = "the plan of its group is being made"
 
+PodDecision = tuple[Cause | None, str]
+"""The cause of a pod's release; or None and the reason of its wait."""
 FORCED_CAUSES: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes that do not wait for a plan."""
 
@@ -44,7 +46,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         members: the group's numMembers.
         seen_at, others_opened_at: see `GroupPods`.
         unplaced: keys of pods that the plan places on no node.
-        planned: while a new plan is being made, keys of pods that the current plan places, and which need not wait; else None.
+        planned: while a new plan is being made, keys of pods that the current plan places, and which need not wait for it; else None.
         awaiting_rollout: keys of pods whose node is full until a rollout removes the pods that they replace.
     """
 
@@ -162,9 +164,7 @@ class _Decider:
         return unplanned | {r.pod.metadata.key for r in releases if r.pod.pod_group in pod_groups}
 
     @staticmethod
-    def _decide_pod_groups(
-        ordered: Sequence[GroupPod], decided: Mapping[str, tuple[Cause | None, str]]
-    ) -> dict[str, Cause | None]:
+    def _decide_pod_groups(ordered: Sequence[GroupPod], decided: Mapping[str, PodDecision]) -> dict[str, Cause | None]:
         """PodGroup -> cause of the release of all its pods; None if they wait.
 
         kube-scheduler binds no pod of a PodGroup before it has all of them. So the first pod whose turn it is releases all, unless a pod
@@ -179,7 +179,7 @@ class _Decider:
             causes[pod.pod_group] = causes.get(pod.pod_group) or cause
         return causes
 
-    def _decide_pod(self, pod: GroupPod) -> tuple[Cause | None, str]:
+    def _decide_pod(self, pod: GroupPod) -> PodDecision:
         if pod.other_gates:
             # The pod is not scheduled before these open, so our gate delays nothing.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
@@ -188,11 +188,11 @@ class _Decider:
             return "waited", ""
         self._checks_in_s.append(self._config.max_wait_s - age_s)
         if pod.workload not in self._order:
-            exists = self._queue.order is not None
+            group_exists = self._queue.order is not None
             if age_s >= self._config.missing_workload_timeout_s:
-                return ("no-workload" if exists else "no-group"), ""
+                return ("no-workload" if group_exists else "no-group"), ""
             self._checks_in_s.append(self._config.missing_workload_timeout_s - age_s)
-            return None, "its AppGroup has no such workload" if exists else "its AppGroup does not exist"
+            return None, "its AppGroup has no such workload" if group_exists else "its AppGroup does not exist"
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
         reason = self._delay_reason(pod, age_s)

@@ -22,7 +22,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
     group: str
     amounts: Amounts
-    gated: bool
+    is_gated: bool
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class ReservationCache:
             if before.get(key) == node:
                 del before[key]
             self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.host_requests_of(pod), gated=pod.is_gated and key not in self._released
+                group, self.host_requests_of(pod), is_gated=pod.is_gated and key not in self._released
             )
         for key, node in before.items():
             self._remove(key, node)
@@ -101,7 +101,7 @@ class ReservationCache:
         self._released.add(key)
         node = self._nodes_by_group.get(self._group_of.get(key, ""), {}).get(key)
         if node is not None:
-            self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], gated=False)
+            self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
 
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
         """Record a group's progress. Started groups may use the reservations of groups that have not started and have no complete plan.
@@ -144,7 +144,7 @@ class ReservationCache:
         for key, reservation in self._by_node.get(node, {}).items():
             if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
                 continue
-            if not (released_only and reservation.gated):
+            if not (released_only and reservation.is_gated):
                 add_amounts(by_group.setdefault(reservation.group, {}), reservation.amounts)
         total: Amounts = {}
         for other, amounts in by_group.items():
@@ -165,7 +165,7 @@ class ReservationCache:
         )
 
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
-        return reservation.gated and group in self._started and reservation.group in self._yielding
+        return reservation.is_gated and group in self._started and reservation.group in self._yielding
 
     def refuse(self, pod: GroupPod, node: str) -> None:
         """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or its usage falls."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from controller.cluster.resources import APPGROUPS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
 from tests.integration.scheduler.conftest import (
     PATIENT,
     PROFILE,
@@ -45,13 +44,11 @@ class Powerless:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def request(self, method: str, path: str, **options: Any) -> bytes:
-        answer = await self._client.request(method, path, **options)
-        if not path.endswith("/selfsubjectaccessreviews"):
-            return answer
-        review = json.loads(answer)
-        review["status"]["allowed"] = False
-        return json.dumps(review).encode()
+    async def create(self, resource: Resource, body: object, type_: type[Any], **options: Any) -> Any:
+        created = await self._client.create(resource, body, type_, **options)
+        if resource.kind == "SelfSubjectAccessReview":
+            created.status["allowed"] = False
+        return created
 
 
 async def bind(client: Client, namespace: str, pod: str, node: str) -> None:

@@ -71,10 +71,10 @@ async def play(seed: int) -> int:
             pods = world.of(other)
             if not any(p.is_waiting for p in pods):
                 world.plans.drop(other, pods)
-            elif world.plans.get_or_request(other, pods).pending:
+            elif world.plans.get_or_request(other, pods).is_pending:
                 await world.plans.make(other)
         for idle in world.plans.reservations.yielding_groups:
-            if world.request(idle).pending:
+            if world.request(idle).is_pending:
                 await world.plans.make(idle)
         assert world.overbooked() == []
     return placed
@@ -99,7 +99,7 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
     world.plans.reservations.refuse(world.pods["d/a"], first)
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
     assert (await world.nodes("d/g1"))["d/a"] != first
     assert world.plans.reservations.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
     world.add_node(first, "another-zone")
@@ -157,9 +157,9 @@ async def test_a_started_group_gets_the_reservations_of_an_incomplete_one(*, is_
         return
     assert nodes["d/b"] == "n01"
     assert "d/other" in world.woken
-    assert world.request("d/other").pending
+    assert world.request("d/other").is_pending
     assert await world.nodes("d/other") == {}
-    assert not world.request("d/started").pending
+    assert not world.request("d/started").is_pending
 
 
 @pytest.mark.parametrize("members", [3, 50_000_000])
@@ -185,20 +185,20 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
 async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world = one_pod()
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
     await world.plans.make("d/g1")
     report = world.plans.report("d/g1")
     assert report is not None
     assert (report.status, report.reason) == ("False", "DeadlineExceeded")
     plan_state = world.request("d/g1")
-    assert (plan_state.plan, plan_state.pending) == (None, False)
+    assert (plan_state.plan, plan_state.is_pending) == (None, False)
     world.now += MIN_BACKOFF_S
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
     for _ in range(1100):  # 2.0 ** 1024 overflows.
         await world.plans.make("d/g1")
-    assert not world.request("d/g1").pending
+    assert not world.request("d/g1").is_pending
     world.now += MAX_BACKOFF_S
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
     world.failure = None
     await world.plans.make("d/g1")
     report = world.plans.report("d/g1")
@@ -212,7 +212,7 @@ async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> N
     await world.plans.make("d/g1")
     world.add_pod("d/g1", "b", "P1", 1)
     plan_state = world.request("d/g1")
-    assert plan_state.pending
+    assert plan_state.is_pending
     assert plan_state.plan is not None
     assert "d/b" not in plan_state.plan.targets
     planner = asyncio.create_task(world.plans.run())
@@ -249,7 +249,7 @@ async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> Non
         world.change(f"d/{name}", spec={"priority": 10})
     assert await world.nodes("d/g") == {"d/p1": "n00", "d/p2": "n00"}
     plan_state = world.request("d/g")
-    assert (plan_state.awaiting_rollout, plan_state.pending) == (frozenset(), False), (
+    assert (plan_state.awaiting_rollout, plan_state.is_pending) == (frozenset(), False), (
         "no pod is evicted for a gated one"
     )
     world.change("d/p1", spec={"preemptionPolicy": "Never"})
@@ -303,10 +303,10 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: A
     world.change("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
     world.change("d/b", spec={"schedulingGates": gates, "affinity": AWAY_FROM_OTHERS})
     first = await world.nodes("d/g1")
-    assert not world.request("d/g1").pending
+    assert not world.request("d/g1").is_pending
     assert first.keys() == {"d/a"}
     change(world, first["d/a"])
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
     second, expected = await world.nodes("d/g1"), hosts(first["d/a"])
     assert second.keys() == expected.keys()
     assert all(second[key] in nodes for key, nodes in expected.items())
@@ -427,9 +427,9 @@ async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were
     world.run("d/other", "n00")
     assert await world.nodes("d/g1") == {}
     world.now += 600
-    assert not world.request("d/g1").pending
+    assert not world.request("d/g1").is_pending
     world.delete("d/g2", "d/other")
-    assert world.request("d/g1").pending
+    assert world.request("d/g1").is_pending
 
 
 def test_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:

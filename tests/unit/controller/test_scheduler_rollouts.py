@@ -71,7 +71,7 @@ class Cluster(World):
             self.plans.reservations.release(released.pod.metadata.key)
             assert found.plan is not None
             self.release(released.pod.metadata.key, found.plan.targets[released.pod.metadata.key])
-        if found.pending:
+        if found.is_pending:
             await self.plans.make(group)
 
     def schedule(self) -> None:
