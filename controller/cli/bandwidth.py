@@ -35,7 +35,7 @@ class BandwidthCommand(Command):
         view = build_bandwidth(await session.snapshot(bandwidth=True))
         return BandwidthView(pods=view.pods) if options.kind == "pod" else BandwidthView(nodes=view.nodes)
 
-    def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:
         """A table of nodes, or of pods."""
         if options.kind == "node":
             return _node_table(answer.nodes)

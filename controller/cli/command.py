@@ -43,7 +43,7 @@ class Command(ABC):
     def render(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
         """The answer as text or tables, if possible at most ``width`` columns wide."""
 
-    def needs_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+    def needs_cluster(self, options: argparse.Namespace) -> bool:
         """Whether the command reads the API server with these arguments."""
         return self.reads_cluster
 

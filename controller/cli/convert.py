@@ -43,6 +43,6 @@ class ConvertCommand(Command):
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return ConversionResult(objects, changes)
 
-    def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:
         """YAML documents, ready for kubectl."""
         return yaml.safe_dump_all(answer.objects, sort_keys=False, allow_unicode=True, width=120)

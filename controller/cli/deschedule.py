@@ -100,7 +100,7 @@ class DescheduleCommand(Command):
         session.notes["plan"] = "the controller also waits until nodes have been hot, or pods misplaced, for some time"
         return answer
 
-    def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:
         """Moves, hot nodes, pods that stay, conditions, and the summary."""
         parts: list[RenderableType] = [
             _move_table(answer.plan.moves) if answer.plan.moves else Text("no pod would move")

@@ -59,7 +59,7 @@ class DiagnoseCommand(Command):
         findings_of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or pod.metadata.key in f.affects)
         return Diagnosis(facts.now, findings_of_pod, pod_diagnosis(pod, facts, findings))
 
-    def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:
         """The pod, then the findings."""
         parts: list[RenderableType] = []
         if answer.pod is not None:

@@ -57,7 +57,7 @@ class ExplainCommand(Command):
         explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
         return ExplainView(explanation, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
-    def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
         """What decided, then the tables of peers and of candidates."""
         explanation, pod = answer.now, answer.diagnosis
         parts: list[RenderableType] = [_headline(explanation)]

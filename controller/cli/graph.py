@@ -49,7 +49,7 @@ class GraphCommand(Command):
             raise NotFoundError(msg)
         return views
 
-    def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:
         """A headline, a table and remarks for each group."""
         if not answer:
             return Text("no AppGroups", style=FAINT)

@@ -74,7 +74,7 @@ class KubeconfigLogin:
         async with self._lock:
             return await asyncio.to_thread(self._credential)
 
-    def refuse(self, credential: Credential) -> None:  # noqa: ARG002
+    def refuse(self, credential: Credential) -> None:
         """See `kubekit.credentials.Login`."""
         self._is_refused = True
 

@@ -49,7 +49,7 @@ class LatencyCommand(Command):
             raise NotFoundError(msg)
         return LatencyView(at=snapshot.now_s, there=pairs[origin, destination], back=pairs[destination, origin])
 
-    def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each direction."""
         numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
         table = grid("", *numbers, "BASIS", "PROBER", right=numbers)

@@ -61,7 +61,7 @@ class MoneyCommand(Command):
         bill = compute_cost(graph, traffic.workloads, prices, group_by_workload(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
-    def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:
         """The sum, then the most expensive dependencies and pairs of zones."""
         bill = answer.bill
         head = Text()

@@ -64,10 +64,10 @@ class PageCommand(Command):
         self._port_forward_end = forward.end
         return PageAddress(await enter_context(proxy.serve()))
 
-    def render(self, answer: PageAddress, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: PageAddress, options: argparse.Namespace, width: int) -> RenderableType:
         return Group(Text(answer.address, style=STRONG), Text("end with Ctrl-C", style=FAINT))
 
-    async def keep_open(self, session: Session, answer: PageAddress, options: argparse.Namespace) -> None:  # noqa: ARG002
+    async def keep_open(self, session: Session, answer: PageAddress, options: argparse.Namespace) -> None:
         """Open the browser, and wait until the port-forward ends or a signal arrives."""
         task = asyncio.current_task()
         assert task is not None

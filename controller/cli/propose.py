@@ -97,7 +97,7 @@ class ProposeCommand(Command):
             gains=tuple(gains),
         )
 
-    def render(self, answer: ProposalsView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: ProposalsView, options: argparse.Namespace, width: int) -> RenderableType:
         """A table per group, then drift, then traffic that is not a dependency; or YAML for kubectl."""
         if options.manifests:
             return _manifests(answer.proposals)

@@ -135,7 +135,7 @@ class SimulateCommand(Command):
         session.remarks += remarks
         return answer
 
-    def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:
         """Both placements side by side, then their sums."""
         if isinstance(answer, OfflinePlan):
             return render_offline(answer)

@@ -42,7 +42,7 @@ class StatusCommand(Command):
         note_unused_costs(session, answer.network)
         return answer
 
-    def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each part, then the findings; only these if netaware is not installed."""
         findings = render_findings(answer.findings, answer.at)
         if any(finding.code == "not-installed" for finding in answer.findings):
