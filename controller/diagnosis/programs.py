@@ -72,7 +72,7 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
 
 
 def _has_expired(lease: LeaseFact | None, now: float) -> bool:
-    """Whether no replica holds the Lease."""
+    """Whether no replica holds the Lease: it is absent, released or expired."""
     if lease is None or lease.renewed_s is None or not lease.holder:
         return True
     return now - lease.renewed_s > lease.duration_s + LEASE_SLACK_S

@@ -28,7 +28,7 @@ from netperf.sample import Sample
 DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
-def _topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
+def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
     """The NetworkTopology to show: the scheduler's, else one of the same name, else any."""
     name = snapshot.rules.network_topology_name
     others = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
@@ -68,7 +68,7 @@ def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zo
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
-    topology = _topology(snapshot)
+    topology = _topology_to_show(snapshot)
     is_in_use = topology is not None and topology in (
         _topology_in_use(snapshot),
         _topology_in_use(snapshot, topology.metadata.namespace),
@@ -76,14 +76,14 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     weight_in_use = weight_for(topology, snapshot.rules)
     others = topology.spec.weights or () if topology is not None else ()
     weight = weight_in_use or next((other for other in others if other.topology_list), None)
-    weights = weight.name if weight is not None else None
+    weight_name = weight.name if weight is not None else None
     zone_map = build_zone_map(snapshot.nodes)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
     decision = decide_costs(topology, snapshot, zone_map)
-    pairs = _pairs(
+    pairs = _pair_views(
         decision,
         entries_of(weight, ZONE_LABEL),
-        weights,
+        weight_name,
         zone_map=zone_map,
         round_s=interval_s or DEFAULT_INTERVAL_S,
         now_s=snapshot.now_s,
@@ -91,10 +91,10 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
-        weights=weights,
+        weights=weight_name,
         unit_us=decision.policy.unit_us,
         percentile=decision.policy.percentile,
-        zones=_zones(snapshot, zone_map),
+        zones=_zone_views(snapshot, zone_map),
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max(newest, default=None),
@@ -107,7 +107,7 @@ def _sorted_zones(zones: Mapping[str, str]) -> list[str]:
     return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
 
 
-def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
+def _zone_views(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(f.zone for f in probe_nodes)
@@ -119,10 +119,10 @@ def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]
     )
 
 
-def _pairs(
+def _pair_views(
     decision: TopologyDecision,
     entries: Mapping[ZonePair, CostInfo],
-    weights: str | None,
+    weight_name: str | None,
     *,
     zone_map: ZoneMap,
     round_s: float,
@@ -135,16 +135,18 @@ def _pairs(
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)
-        basis = _basis(entry is not None, weights, pair in stale, decision.table.zones.get(pair))
-        pairs.append(_pair(pair, entry, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s))
+        basis = _basis(entry is not None, weight_name, pair in stale, decision.table.zones.get(pair))
+        pairs.append(
+            _pair_view(pair, entry, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s)
+        )
     return tuple(pairs)
 
 
-def _basis(is_written: bool, weights: str | None, is_stale: bool, entry: ZoneCost | None) -> PairBasis:
+def _basis(is_written: bool, weight_name: str | None, is_stale: bool, entry: ZoneCost | None) -> PairBasis:
     """The source of a written cost. A last good value counts as measured until it is stale, as in the status."""
     if not is_written:
         return "absent"
-    if weights != NETPERF_COSTS:
+    if weight_name != NETPERF_COSTS:
         return "given"
     if entry is None or is_stale:
         return "stale"
@@ -170,7 +172,9 @@ def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePa
     return samples_shown
 
 
-def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float) -> PairView:
+def _pair_view(
+    pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float
+) -> PairView:
     view = PairView(
         origin=pair[0],
         destination=pair[1],
