@@ -44,11 +44,8 @@ class OfflinePlan(msgspec.Struct, frozen=True):
 def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """Plan the groups of a file one after the other, small ones first, as the leader does.
 
-    Args:
-        cluster: the objects of the file.
-
     Returns:
-        The plan, and remarks on objects that could not be read or were left out.
+        The plan, and remarks on objects that were left out and on costs.
     """
     began, reader = time.perf_counter(), PodReader()
     inputs, members, remarks = _read_inputs(cluster, reader)

@@ -23,7 +23,7 @@ def note_unused_costs(session: Session, network: NetworkView) -> None:
 
 
 def pod_diagnosis(pod: GroupPod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
-    """The diagnosis of a pod, for which ``facts`` were read. Pure."""
+    """The diagnosis of a pod that is one of ``facts``. Pure."""
     pod_fact = next(fact for fact in facts.pods if fact.metadata.key == pod.metadata.key)
     return diagnose_pod(pod_fact, facts, has_leader=has_leader(findings))
 

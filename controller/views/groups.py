@@ -88,7 +88,7 @@ def _build_workloads(
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The scheduler uses the order of the status; the facts have the order of the next status.
+    # The status has the order in use; the facts have the order of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(

@@ -26,7 +26,7 @@ class WorkloadView(View, frozen=True):
     Attributes:
         selector: the workload's label value on pods.
         name, kind: of its controller, such as a Deployment.
-        index: position in the topology order of the group's status, from 1; null without an order.
+        index: position in the order of the present status, from 1; null without an order.
     """
 
     selector: str
@@ -73,7 +73,7 @@ class GroupView(View, frozen=True):
         members: ``spec.numMembers``; ``running``, ``gated`` and ``pending`` (unbound without a gate) count pods.
         total_cost: sum of known costs of dependencies.
         violated: number of violated dependencies.
-        order: selectors in the order of scheduling.
+        order: selectors in the order of scheduling, as the next status will have it.
         faults: mistakes in the spec.
         zone_losses: of each zone with a replica.
     """
