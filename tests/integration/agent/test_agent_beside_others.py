@@ -19,7 +19,7 @@ from agent.bandwidth.state import INGRESS_HOOK, LimitEgress
 from agent.netlink import KernelError
 from tests.integration.agent.bpf_programs import dropping_udp, loaded
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, of_pod, run
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 REPAIR = Policy(enforce=True, repair_burst=True)
@@ -98,7 +98,7 @@ def test_a_repair_that_fails_leaves_nothing_behind() -> None:
     with node_pod(44) as pod:
         ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
         before = attached(pod.host_device)
-        bare = LimitEgress(index, pod.host_device, ours, 1500, plugin_shape(10_000_000, 536_870_911), "netaware:x")
+        bare = LimitEgress(index, pod.host_device, ours, 1500, plugin_params(10_000_000, 536_870_911), "netaware:x")
         repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
         for failing in (
             msgspec.structs.replace(repair, stale_filters=(7,)),  # no filter has this preference

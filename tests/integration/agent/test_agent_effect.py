@@ -24,7 +24,7 @@ from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, Limi
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.limit_figures import start
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -56,7 +56,7 @@ def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
 def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = plugin_ifb_name(NETWORK, pod.container)
-    params = plugin_shape(RATE, 100_000)
+    params = plugin_params(RATE, 100_000)
     execute(LimitEgress(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
@@ -79,7 +79,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         overflowed, peer, stray, deleted, kept, kept_out, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        params = plugin_shape(RATE, CONTAINERD_BURST)
+        params = plugin_params(RATE, CONTAINERD_BURST)
         with IPRoute() as netlink:
             netlink.tc(
                 "replace", "tbf", index=if_nametoindex(overflowed.host_device), handle=PLUGIN_HANDLE, params=params

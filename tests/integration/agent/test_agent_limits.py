@@ -29,7 +29,7 @@ from tests.integration.agent.pods_on_node import (
     run,
     take_snapshot,
 )
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -75,10 +75,10 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
     snapshot = take_snapshot(pod.spec())
     device = next(d for d in snapshot.tc_state.devices if d.name == pod.host_device)
-    params = plugin_shape(rate_bps, burst)
+    params = plugin_params(rate_bps, burst)
     name = plugin_ifb_name(NETWORK, pod.container)
     execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
-    with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.tc_writer`
+    with IPRoute() as netlink:  # with our exact parameters, see `agent.bandwidth.tc_writer`
         for index in (device.index, socket.if_nametoindex(name)):
             netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 

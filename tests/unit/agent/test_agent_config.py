@@ -84,7 +84,7 @@ def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem
         read_capacities(write(tmp_path, body + "\n"))
 
 
-def test_an_agent_runs_with_a_part_of_pyroute2_and_loads_no_large_package_that_it_does_not_use() -> None:
+def test_the_agent_runs_with_part_of_pyroute2_and_without_unused_large_packages() -> None:
     """Each of these packages takes a megabyte or more. On a node, psutil is imported only if sysfs is missing."""
     program = """
 import asyncio, sys

@@ -62,7 +62,7 @@ NEW = msgspec.structs.replace(POD, created="2999-01-01T00:00:00Z")
         ),
     ],
 )
-async def test_a_changed_verdict_is_one_event(
+async def test_a_change_of_verdict_sends_one_event(
     pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
 ) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:

@@ -17,7 +17,7 @@ POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
 PER_S = RATE // 8
 PID, VETH, IFB = 42, 20, 30
-INTO = LimitStatus(
+INGRESS = LimitStatus(
     pod=POD,
     direction="ingress",
     verdict="enforced",
@@ -26,13 +26,15 @@ INTO = LimitStatus(
     counter_source=CounterSource(pid=PID, host_device_index=VETH, bucket_device_index=VETH),
     is_measurable=True,
 )
-OUT = msgspec.structs.replace(
-    INTO,
+EGRESS = msgspec.structs.replace(
+    INGRESS,
     direction="egress",
     device_name="bwp1",
     counter_source=CounterSource(pid=PID, host_device_index=VETH, bucket_device_index=IFB),
 )
-BARE = msgspec.structs.replace(OUT, verdict="missing", counter_source=CounterSource(pid=PID, host_device_index=VETH))
+UNLIMITED_EGRESS = msgspec.structs.replace(
+    EGRESS, verdict="missing", counter_source=CounterSource(pid=PID, host_device_index=VETH)
+)
 
 
 def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCount]:
@@ -57,27 +59,27 @@ def test_the_line_of_eth0_is_parsed() -> None:
 def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
     meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
-        meters.add_readings([INTO], device(received=total), None, float(second))
-        assert INTO.key not in meters.excesses
+        meters.add_readings([INGRESS], device(received=total), None, float(second))
+        assert INGRESS.key not in meters.excesses
         total += 4 * PER_S * 1.04
     assert meters.traffic["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
 
 
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
     meters, total, seconds = TrafficMeters(), 0.0, 0
-    while INTO.key not in meters.excesses:
-        meters.add_readings([INTO], device(received=total), None, float(seconds))
+    while INGRESS.key not in meters.excesses:
+        meters.add_readings([INGRESS], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
     meters = TrafficMeters()
-    meters.add_readings([INTO], device(), None, 0.0)
-    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
-    assert meters.excesses[INTO.key] == "32000000 bit/s went through for 4 s"
+    meters.add_readings([INGRESS], device(), None, 0.0)
+    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0)
+    assert meters.excesses[INGRESS.key] == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
-    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + EXCESS_SHOWN_S)
-    assert INTO.key in meters.excesses
-    meters.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + EXCESS_SHOWN_S)
-    assert INTO.key not in meters.excesses
+    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0 + EXCESS_SHOWN_S)
+    assert INGRESS.key in meters.excesses
+    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 5.0 + EXCESS_SHOWN_S)
+    assert INGRESS.key not in meters.excesses
 
 
 def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
@@ -86,32 +88,32 @@ def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
         packets = second * 1000
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets)
-        meters.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
-    assert OUT.key not in meters.excesses
+        meters.add_readings([EGRESS], device(sent=sent, packets=packets), counts, float(second))
+    assert EGRESS.key not in meters.excesses
     assert meters.traffic["u", "egress"].bytes_per_s == pytest.approx(PER_S)
 
 
 def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
     meters = TrafficMeters()
-    meters.add_readings([OUT], device(), None, 0.0)
+    meters.add_readings([EGRESS], device(), None, 0.0)
     # Bucket and filter are read for the first time once the pod is busy; only the second reading has a difference.
     for number in (1, 2):
-        assert OUT.key not in meters.excesses
+        assert EGRESS.key not in meters.excesses
         counts = kernel(let_through=number * PER_S, redirected=number * PER_S)
-        meters.add_readings([OUT], device(sent=20 * number * PER_S, packets=100 * number), counts, 4.0 * number)
-    assert "went through" in meters.excesses[OUT.key]
+        meters.add_readings([EGRESS], device(sent=20 * number * PER_S, packets=100 * number), counts, 4.0 * number)
+    assert "went through" in meters.excesses[EGRESS.key]
 
 
 def test_counters_of_buckets_are_needed_only_for_busy_pods() -> None:
     meters = TrafficMeters()
-    meters.add_readings([OUT], device(), kernel(), 0.0)
-    assert meters.busy_devices([OUT], device(sent=PER_S), 4.0) == set()
-    assert meters.busy_devices([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
+    meters.add_readings([EGRESS], device(), kernel(), 0.0)
+    assert meters.busy_devices([EGRESS], device(sent=PER_S), 4.0) == set()
+    assert meters.busy_devices([EGRESS], device(sent=5 * PER_S), 4.0) == {VETH}
 
 
 def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> None:
     for is_measurable in (True, False):
-        status, meters = msgspec.structs.replace(BARE, is_measurable=is_measurable), TrafficMeters()
+        status, meters = msgspec.structs.replace(UNLIMITED_EGRESS, is_measurable=is_measurable), TrafficMeters()
         meters.add_readings([status], device(), None, 0.0)
         meters.add_readings([status], device(sent=40 * PER_S), None, 4.0)
         assert (status.key in meters.excesses) == is_measurable
@@ -120,19 +122,19 @@ def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> 
 
 def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forgotten() -> None:
     meters = TrafficMeters()
-    meters.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
-    meters.add_readings([INTO], device(), None, 4.0)
-    assert INTO.key not in meters.excesses
-    meters.add_readings([INTO], {}, None, 8.0)
+    meters.add_readings([INGRESS], device(received=100 * PER_S), None, 0.0)
+    meters.add_readings([INGRESS], device(), None, 4.0)
+    assert INGRESS.key not in meters.excesses
+    meters.add_readings([INGRESS], {}, None, 8.0)
     assert meters.traffic == {}
 
 
 def test_an_excess_overrules_the_verdict_on_the_configuration() -> None:
-    overflowed = msgspec.structs.replace(INTO, verdict="burst-overflow", detail="a burst")
+    overflowed = msgspec.structs.replace(INGRESS, verdict="burst-overflow", detail="a burst")
     status = with_excess_or_dispute(overflowed, "much went through", "")
     assert (status.verdict, status.detail) == ("exceeded", "much went through; as set up: burst-overflow, a burst")
-    assert with_excess_or_dispute(INTO, "", "set 3 times").verdict == "disputed"
-    assert with_excess_or_dispute(INTO, "", "") is INTO
+    assert with_excess_or_dispute(INGRESS, "", "set 3 times").verdict == "disputed"
+    assert with_excess_or_dispute(INGRESS, "", "") is INGRESS
 
 
 LIMIT = LimitIngress(VETH, "veth1", bounded_params(RATE, 1500))

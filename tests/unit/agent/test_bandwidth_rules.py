@@ -13,7 +13,7 @@ from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import TbfParams, bounded_params
 from agent.bandwidth.tc_index import TcIndex
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 CONTAINER_ID = "a" * 64
@@ -39,7 +39,7 @@ def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> tc
     return tc.Qdisc(device_index=device, kind="tbf", handle=handle, parent=tc.ROOT, params=params)
 
 
-def ours(device: int, rate_bps: int = RATE) -> tc.Qdisc:
+def our_qdisc(device: int, rate_bps: int = RATE) -> tc.Qdisc:
     return bucket(device, bounded_params(rate_bps, 1500), tc.OUR_HANDLE)
 
 
@@ -47,9 +47,9 @@ def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
     return tc.Qdisc(device_index=device, kind=kind, handle=handle, parent=tc.ROOT)
 
 
-HOOK = tc.Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
+INGRESS_QDISC = tc.Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
 REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB_INDEX)
-FOREIGN = tc.Filter(device_index=VETH, kind="bpf", name="tc_cls_egress", priority=10)
+FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", name="tc_cls_egress", priority=10)
 
 
 def plan(
@@ -75,10 +75,10 @@ def plan(
 
 def redirected(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
     """Everything that comes from the pod goes through an ifb."""
-    return {"devices": (device,), "qdiscs": (HOOK, *qdiscs), "filters": filters}
+    return {"devices": (device,), "qdiscs": (INGRESS_QDISC, *qdiscs), "filters": filters}
 
 
-def only(found: tc.BandwidthPlan) -> tc.LimitStatus:
+def only_status(found: tc.BandwidthPlan) -> tc.LimitStatus:
     (status,) = found.statuses
     return status
 
@@ -87,11 +87,11 @@ def limit(rate_bps: int = RATE) -> tc.LimitIngress:
     return tc.LimitIngress(VETH, "veth12ab", bounded_params(rate_bps, 1500))
 
 
-def shape(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> tc.Qdisc:
-    return bucket(VETH, plugin_shape(rate_bps, burst))
+def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> tc.Qdisc:
+    return bucket(VETH, plugin_params(rate_bps, burst))
 
 
-TINY = bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
+TINY_BURST = bucket(VETH, TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000))
 FAST = 100_000_000
 
 
@@ -99,12 +99,12 @@ FAST = 100_000_000
     ("rate_bps", "qdisc", "verdict", "effective", "repair", "repair_burst"),
     [
         (RATE, root("noqueue", handle=0), "missing", None, limit(), limit()),
-        (RATE, ours(VETH), "enforced", RATE // 8, None, None),
+        (RATE, our_qdisc(VETH), "enforced", RATE // 8, None, None),
         # The annotation was changed.
-        (5 * RATE, ours(VETH), "wrong-rate", RATE // 8, limit(5 * RATE), limit(5 * RATE)),
-        (RATE, shape(), "burst-overflow", RATE // 8, None, limit()),
-        (FAST, shape(FAST), "burst-too-large", FAST // 8, None, limit(FAST)),
-        (RATE, TINY, "wrong-rate", 0, limit(), limit()),
+        (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, limit(5 * RATE), limit(5 * RATE)),
+        (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, limit()),
+        (FAST, plugin_qdisc(FAST), "burst-too-large", FAST // 8, None, limit(FAST)),
+        (RATE, TINY_BURST, "wrong-rate", 0, limit(), limit()),
     ],
 )
 def test_verdict_and_repair_of_a_root_qdisc(
@@ -117,7 +117,7 @@ def test_verdict_and_repair_of_a_root_qdisc(
 ) -> None:
     for policy, action in ((rules.Policy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
         found = plan(pod(rate_bps), qdiscs=(qdisc,), policy=policy)
-        status = only(found)
+        status = only_status(found)
         assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
         assert found.actions == ((action,) if action is not None else ())
 
@@ -139,8 +139,8 @@ def test_the_ifb_has_the_plugins_name() -> None:
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
     inner = (tc.Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
-    found = plan(pod(RATE), qdiscs=(root(kind), HOOK, *inner))
-    assert only(found).verdict == verdict
+    found = plan(pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
+    assert only_status(found).verdict == verdict
     assert bool(found.actions) is (verdict == "missing")
 
 
@@ -155,10 +155,10 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
         ("other-enforcer", True)
     ] * 2
     assert found.actions == ()
-    kept = only(plan(pod(RATE), device=device, devices=(HOST,), qdiscs=(ours(VETH),)))
+    kept = only_status(plan(pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
     assert (kept.verdict, kept.is_measurable, "packets may bypass it" in kept.detail) == ("enforced", True, True)
     # Device names alone prove nothing.
-    assert only(plan(pod(RATE), device=LXC)).verdict == "missing"
+    assert only_status(plan(pod(RATE), device=LXC)).verdict == "missing"
 
 
 FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
@@ -194,10 +194,10 @@ def test_limits_of_other_programs_are_never_changed(
 
 
 def test_a_stricter_limit_of_another_program_stays() -> None:
-    strict = shape(RATE // 2, 100_000)
+    strict = plugin_qdisc(RATE // 2, 100_000)
     found = plan(pod(RATE), qdiscs=(strict,))
-    assert (only(found).verdict, found.actions) == ("wrong-rate", ())
-    assert "stricter" in only(found).detail
+    assert (only_status(found).verdict, found.actions) == ("wrong-rate", ())
+    assert "stricter" in only_status(found).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
     requested = Attachment(
         container_id=CONTAINER_ID, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2}
@@ -217,13 +217,15 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
     for other in (changed(REDIRECT, redirects_to=None, polices=True), changed(REDIRECT, redirects_to=UPLINK)):
-        found = plan(pod(egress=RATE), qdiscs=(HOOK,), filters=(other,))
-        assert (only(found).verdict, found.actions) == ("other-enforcer", ())
+        found = plan(pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
+        assert (only_status(found).verdict, found.actions) == ("other-enforcer", ())
 
 
 @pytest.mark.parametrize("hook", ["ingress", "egress"])
 def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> None:
-    found = plan(pod(RATE, RATE), qdiscs=(changed(HOOK, kind="clsact"),), filters=(changed(FOREIGN, hook=hook),))
+    found = plan(
+        pod(RATE, RATE), qdiscs=(changed(INGRESS_QDISC, kind="clsact"),), filters=(changed(FOREIGN_FILTER, hook=hook),)
+    )
     into, out = found.statuses
     theirs, free = (out, into) if hook == "ingress" else (into, out)
     assert (theirs.verdict, free.verdict) == ("other-enforcer", "missing")
@@ -231,8 +233,8 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
     assert [type(action) for action in found.actions] == [tc.LimitIngress if free is into else tc.LimitEgress]
 
 
-MINE = changed(IFB_DEVICE, alias=f"netaware:{UID}")
-REMOVE_OUT = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
+OUR_IFB = changed(IFB_DEVICE, alias=f"netaware:{UID}")
+REMOVE_EGRESS = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
 
 
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"
@@ -252,22 +254,22 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
         ({}, None, "", "none of its processes was found"),
     ],
 )
-def test_pods_that_cannot_be_limited(
+def test_pods_that_cannot_be_limited_get_a_reason(
     changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    found = plan(pod(RATE, **changes), sandbox=sandbox, qdiscs=(ours(VETH),))
+    found = plan(pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
     assert found.actions == ()
     if not verdict:
         assert found == tc.BandwidthPlan(unlocated={"default/p": detail})
         return
-    assert (only(found).verdict, detail in only(found).detail) == (verdict, True)
-    assert sandbox is None or not sandbox.host_network or only(found).counter_source is None
+    assert (only_status(found).verdict, detail in only_status(found).detail) == (verdict, True)
+    assert sandbox is None or not sandbox.host_network or only_status(found).counter_source is None
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    found = plan(pod(), **redirected(ours(IFB_INDEX), ours(VETH)))
-    assert found.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_OUT)
-    assert plan(pod(), **redirected(bucket(IFB_INDEX, plugin_shape(RATE, CONTAINERD_BURST)))).actions == ()
+    found = plan(pod(), **redirected(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
+    assert found.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
+    assert plan(pod(), **redirected(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions == ()
 
 
 def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
@@ -276,14 +278,14 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     used = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
     filters = (changed(REDIRECT, redirects_to=32),)
-    found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(HOOK,))
+    found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
     assert found.actions == (tc.RemoveDevice(IFB), tc.RemoveDevice("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
-    assert [type(action) for action in plan(pod(egress=RATE), devices=(MINE,)).actions] == [tc.LimitEgress]
+    assert [type(action) for action in plan(pod(egress=RATE), devices=(OUR_IFB,)).actions] == [tc.LimitEgress]
     # The device of a pod without a known sandbox stays too.
-    assert plan(pod(egress=RATE), devices=(MINE,), sandbox=None).actions == ()
+    assert plan(pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
 
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:

@@ -19,7 +19,7 @@ from agent.bandwidth.tbf import (
     overflowed_burst_bytes,
     plugin_buffer_ticks,
 )
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 CONTAINERD_BURST = 536_870_911
 CRIO_BURST = 4_294_967_294
@@ -36,12 +36,12 @@ MTU = 1500
         (900_000, CONTAINERD_BURST, 3_161_573_000),
     ],
 )
-def test_the_plugins_buffer_wraps_as_the_kernel_was_seen_to_take_it(rate_bps: int, burst: int, ticks: int) -> None:
-    assert plugin_shape(rate_bps, burst).buffer_ticks == ticks
+def test_the_plugins_burst_overflows_to_the_ticks_seen_in_the_kernel(rate_bps: int, burst: int, ticks: int) -> None:
+    assert plugin_params(rate_bps, burst).buffer_ticks == ticks
 
 
-def test_a_saturated_buffer_is_recognised_as_well() -> None:
-    overflowed = plugin_shape(10_000_000, CONTAINERD_BURST)
+def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
+    overflowed = plugin_params(10_000_000, CONTAINERD_BURST)
     _, saturated = plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST)
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=overflowed.limit_bytes)
     assert saturated == UINT32_RANGE - 1
@@ -50,7 +50,7 @@ def test_a_saturated_buffer_is_recognised_as_well() -> None:
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_overflowed_burst_is_found_and_no_other(rate_bps: int, burst: int) -> None:
-    params = plugin_shape(rate_bps, burst)
+    params = plugin_params(rate_bps, burst)
     overflows = burst / params.rate_bytes_per_s * 15.625e6 >= UINT32_RANGE
     assert (overflowed_burst_bytes(params) is not None) == overflows
 
@@ -74,7 +74,7 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
     ],
 )
 def test_a_burst_is_too_large_from_a_quarter_of_a_second(rate_bps: int, burst: int, is_excessive: bool) -> None:
-    params = plugin_shape(rate_bps, burst)
+    params = plugin_params(rate_bps, burst)
     assert (has_excessive_burst_or_queue(params, MTU), blocks_everything(params, MTU)) == (is_excessive, False)
     # A bucket that is smaller than a frame.
     assert blocks_everything(msgspec.structs.replace(params, buffer_ticks=10), MTU)

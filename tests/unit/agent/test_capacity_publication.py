@@ -89,7 +89,7 @@ def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
     assert condition["message"]
 
 
-def test_the_first_publication_names_owner_and_source_which_is_cut_to_the_length_that_the_policy_allows() -> None:
+def test_the_first_publication_names_the_owner_and_a_source_that_is_cut_to_the_allowed_length() -> None:
     for explanation, source in (
         ("eno1 10G by sysfs", "hardware: eno1 10G by sysfs"),
         ("bond0: " + "eno1 25G by sysfs; " * 50, None),
@@ -111,7 +111,7 @@ def test_the_first_publication_names_owner_and_source_which_is_cut_to_the_length
         (NodeInfo(kubelet_version="kwok-v0.8.0"), False, True),
     ],
 )
-def test_allocatable_is_written_only_where_no_kubelet_would_copy_it(info: NodeInfo, kwok: bool, both: bool) -> None:
+def test_allocatable_is_written_only_where_no_kubelet_copies_it(info: NodeInfo, kwok: bool, both: bool) -> None:
     annotations = {"kwok.x-k8s.io/node": "fake"} if kwok else None
     fresh = node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}, annotations=annotations, info=info)
     writes = plan_writes(fresh, OFFER, NOW)

@@ -1,4 +1,4 @@
-"""Which capacity follows from a node's links.
+"""The capacity of a node's links.
 
 The recordings are snapshots in the reader's own format. ``virtio``, ``lab_node`` and ``container_on_veth`` are as read on
 a machine; those of hardware that no test machine has were composed from what its drivers are documented to report.
@@ -132,7 +132,9 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         pytest.param((nic(2, "a", 2**32 - 1),), routes(2), "its speed is unknown", id="an absurd speed"),
     ],
 )
-def test_bonds_routes_and_shapers(links: tuple[Link, ...], routes: tuple[Route, ...], expected: int | str) -> None:
+def test_bonds_routes_and_shapers_give_a_capacity_or_a_reason(
+    links: tuple[Link, ...], routes: tuple[Route, ...], expected: int | str
+) -> None:
     capacity = find_capacity(LinkSnapshot(links=links, routes=routes))
     if isinstance(expected, int):
         assert capacity.rate_bps == expected, capacity.explanation

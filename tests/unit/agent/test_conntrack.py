@@ -1,4 +1,4 @@
-"""Connections of the kernel's table, byte totals by client and server, and the metrics of them."""
+"""Connections in the kernel's table, and byte totals and metrics by client and server."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ EVERYTHING: dict[str, object] = {"capacity_bps": 3 * G, "capacity_rules": RULES,
         (None, {}, HARDWARE, "m5.large", (750_000_000, "instance-type")),
     ],
 )
-def test_precedence(
+def test_the_first_source_by_precedence_counts(
     node: OwnNode | None,
     fields: dict[str, object],
     hardware: HardwareCapacity,
@@ -112,9 +112,7 @@ def with_type(type_: str) -> OwnNode:
         ("Standard_D64as_v5", 32, ", 2026-03-10)"),
     ],
 )
-def test_a_type_that_its_cloud_describes_is_known_without_a_file_with_date_and_source(
-    type_: str, gigabits: float, source: str
-) -> None:
+def test_a_type_in_the_table_has_a_capacity_with_date_and_source(type_: str, gigabits: float, source: str) -> None:
     found = choose_bandwidth(with_type(type_), config(), NOTHING, None)
     assert (found.rate_bps, found.source) == (gigabits * G, "instance-type")
     assert source in found.explanation

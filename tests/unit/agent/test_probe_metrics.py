@@ -1,4 +1,4 @@
-"""Series of zone pairs."""
+"""Metrics of zone pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns and outcomes of the probing loop, in virtual time with a prober that needs no network."""
+"""Slots and outcomes of the probing loop, in virtual time with a prober that needs no network."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def outcome_of(background: Answers, prober: Steady) -> Outcome:
         (datagrams(510.0, transactions=10), "measurement"),
     ],
 )
-async def test_datagrams_price_if_they_are_enough_and_agree_with_netperf(
+async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf(
     measurement: Measurement, cost_source: str
 ) -> None:
     background = Answers()
@@ -173,7 +173,7 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
     assert {o.sample.measurement.prober for o in outcomes if o.sample is not None} == {"datagrams"}
 
 
-async def test_failures_are_counted_in_a_row_with_whether_the_host_answers() -> None:
+async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() -> None:
     background, prober = Answers(), Steady()
     prober.failure = ProbeFailedError("timeout", "no connection")
     async with probing(prober, background) as (plans, outcomes):
@@ -200,7 +200,7 @@ class Hanging(Steady):
         return await super().probe(address, settings)
 
 
-async def test_a_peer_that_drops_packets_costs_its_own_turn_only() -> None:
+async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
     prober = Hanging()
     async with probing(prober) as (plans, outcomes):
         plans.set_plan(plan(*THERE, interval_s=24.0))

@@ -32,7 +32,7 @@ from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
 from agent.rtnetlink import dump, open_socket, parse_attributes, read_number, read_text
-from tests.support.plugin_bucket import plugin_shape
+from tests.support.plugin_bucket import plugin_params
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
 VETH, IFB, BRIDGE = RECORDED["veth"], RECORDED["ifb"], RECORDED["br"]
@@ -43,17 +43,17 @@ def recorded(kind: str) -> list[bytes]:
     return [bytes.fromhex(text) for text in RECORDED[kind]]
 
 
-def test_devices_have_kind_alias_and_the_namespace_at_their_other_end() -> None:
+def test_devices_are_parsed_with_kind_alias_and_the_namespace_of_their_peer() -> None:
     devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in recorded("links"))}
     assert devices[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer)
     assert devices[VETH].peer is not None
     assert devices[IFB] == Device(index=IFB, name="bwp0123456789ab", kind="ifb", alias="netaware:u1")
 
 
-def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
+def test_token_buckets_are_parsed_exactly_up_to_rates_of_64_bits() -> None:
     qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
     by_place = {(q.device_index, q.kind): q for q in qdiscs}
-    limit = plugin_shape(10_000_000, 536_870_911)
+    limit = plugin_params(10_000_000, 536_870_911)
     assert by_place[VETH, "tbf"] == Qdisc(device_index=VETH, kind="tbf", handle=0x10000, parent=ROOT, params=limit)
     assert by_place[IFB, "tbf"].params == tbf.TbfParams(
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
@@ -63,7 +63,7 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     assert (roots[VETH], roots[IFB]) == (("tbf", 10), ("tbf", 100_000))
 
 
-def test_default_routes_of_the_main_table_with_every_next_hop() -> None:
+def test_default_routes_of_the_main_table_are_parsed_with_every_next_hop() -> None:
     routes = [route for m in recorded("routes") for route in parse_default_route(m, HEADER, len(m)) or ()]
     assert Route(device=VETH, metric=100, multipath=True) in routes
     assert Route(device=BRIDGE, metric=100, multipath=True) in routes
@@ -106,7 +106,9 @@ AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3
         ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent": 6, "parent_elsewhere": True}),
     ],
 )
-def test_links_of_every_kind(attributes: tuple[Attribute, ...], expected: dict[str, object], tmp_path: Path) -> None:
+def test_links_of_every_kind_are_parsed(
+    attributes: tuple[Attribute, ...], expected: dict[str, object], tmp_path: Path
+) -> None:
     message = encoded(*attributes)
     found = parse_link(message, HEADER, len(message), NetDirectory(tmp_path))
     assert found == msgspec.structs.replace(Link(index=7, name="x0", kind=found.kind), **expected)
@@ -205,7 +207,7 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
 
     async with stand_in(monkeypatch, refuse):
         with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
-            await execute(LimitIngress(device_index=7, device_name="x0", params=plugin_shape(10_000_000, 536_870_911)))
+            await execute(LimitIngress(device_index=7, device_name="x0", params=plugin_params(10_000_000, 536_870_911)))
     assert refused.value.code == errno.EINVAL
 
 
