@@ -199,13 +199,7 @@ class Components:
         client = cast("Client", StatusRecorder())
         caches = Caches(client, HOME)
         self.fill(caches)
-        snapshots = SnapshotReader(
-            caches,
-            client,
-            HOME,
-            policy=CostPolicy(),
-            scheduler=self.config,
-        )
+        snapshots = SnapshotReader(caches, client, HOME, policy=CostPolicy(), scheduler=self.config)
         return await snapshots.read(0.0)
 
     async def group_view(self, key: str) -> Any:

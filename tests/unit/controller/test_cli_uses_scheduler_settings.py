@@ -18,17 +18,7 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
-from tests.unit.controller.components import (
-    HEAD,
-    HOME,
-    NODES,
-    group,
-    node,
-    pod,
-    session_of,
-    topology,
-    weight,
-)
+from tests.unit.controller.components import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
 from tests.unit.controller.test_cli_output import parse_command
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
