@@ -69,7 +69,7 @@ def graph(*workloads: Workload) -> Graph:
         ([], [], []),
     ],
 )
-def test_dependencies_become_edges_and_what_is_wrong_is_reported(
+def test_dependencies_become_edges_and_faults_are_reported(
     workloads: list[Workload], edges: list[Edge], problems: list[str]
 ) -> None:
     found = graph(*workloads)
@@ -78,7 +78,7 @@ def test_dependencies_become_edges_and_what_is_wrong_is_reported(
     assert all(fault.detail for fault in found.faults)
 
 
-def test_a_workload_without_a_selector_of_its_own_is_reported_and_left_out() -> None:
+def test_a_workload_without_a_unique_selector_is_a_fault() -> None:
     found = graph(("a/one", []), ("a/two", [needs("a")]), ("/x", []), ("b", []))
     assert [one.name for one in found.workloads] == ["one", ""]
     assert found.selectors == ("a", "b")

@@ -71,7 +71,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
     ],
 )
-def test_what_is_wrong_is_reported_by_file_and_field(tmp_path: Path, text: str, field: str) -> None:
+def test_errors_name_file_and_field(tmp_path: Path, text: str, field: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
@@ -103,7 +103,7 @@ def test_days_of_a_certificate_are_checked(days: str, capsys: pytest.CaptureFixt
     assert "from 1 to 36500" in capsys.readouterr().err
 
 
-def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
     bad = run("manager", "--config", path, "--listen", "nowhere", "--credentials", "/nonexistent/credentials")
     assert bad.returncode == 2

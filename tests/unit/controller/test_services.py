@@ -28,7 +28,7 @@ def answers(index: ServiceIndex) -> list[Routing]:
     return [index.routing_to([ObjectMeta(namespace=n, labels=one)]) for one in labels for n in ("x", "y")]
 
 
-def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
+def test_the_index_finds_the_same_services_as_a_scan() -> None:
     rng, index = random.Random(3), ServiceIndex()
     known: dict[str, Service] = {}
     for _ in range(400):

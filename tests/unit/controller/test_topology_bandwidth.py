@@ -49,7 +49,7 @@ def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], in
     return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, LOCATIONS)
 
 
-def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:
+def test_sums_by_regions_cover_their_zone_pairs() -> None:
     by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
     assert sum_by_regions(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
 
@@ -69,7 +69,7 @@ DEMANDS: Mapping[str, Demands] = {"g": {("a", "b"): 60, ("b", "c"): 1000, ("c", 
         max_size=30,
     )
 )
-def test_the_account_equals_a_count_over_all_pairs_of_placed_pods(
+def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
     found: list[tuple[str, str, str, dict[str, Any]]],
 ) -> None:
     pods = [pod(workload, node, of=of, **fields) for workload, node, of, fields in found]

@@ -152,7 +152,7 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None
 
 
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (2**53 - 1, True)])
-def test_a_failure_is_not_hidden_by_a_number_that_no_clock_gives(sequence: int, stands: bool) -> None:
+def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool) -> None:
     origin, destination = (ZONE_MAP.locations[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
     told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
@@ -209,7 +209,7 @@ FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, tex
         (ZONE_MAP, FAILS, "OutlierNodes", ("True", "NetperfFails", "netperf fails (reset)")),
     ],
 )
-def test_conditions_say_what_costs_rest_on(
+def test_conditions_report_the_basis_of_costs(
     zone_map: ZoneMap, data: dict[str, str], type_: str, expected: tuple[str, str, str]
 ) -> None:
     held = conditions(run(topology(), data, zone_map=zone_map))
@@ -219,7 +219,7 @@ def test_conditions_say_what_costs_rest_on(
     assert bad == ({type_} if expected[1] in {"PairsInferred", "NetperfFails"} else set())
 
 
-def test_an_outlier_that_reads_about_as_much_more_as_before_writes_no_status_again() -> None:
+def test_a_steady_outlier_writes_no_status_again() -> None:
     def messages(offset_us: float) -> list[str]:
         table = ZoneCosts(zones={}, regions={}, absent=(), outliers_us={"n2": offset_us})
         counts = status.group_pairs(table, POLICY, 60.0)

@@ -107,7 +107,9 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
         (node("a", cordoned=True), {}, (True, False, True)),
     ],
 )
-def test_who_may_probe(found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]) -> None:
+def test_conditions_of_nodes_for_probing(
+    found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
+) -> None:
     facts = to_probe_node(found, pods)
     assert (facts.ready, facts.schedulable, facts.has_ready_agent) == expected
 
@@ -130,6 +132,6 @@ def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> P
     return read({"metadata": {**metadata, **gone}, "spec": {"nodeName": on}, "status": status})
 
 
-def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
+def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:
     pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
     assert {name: pods.ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}

@@ -161,12 +161,12 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
-async def test_a_port_that_is_none_is_left_out(port: str) -> None:
+async def test_an_invalid_port_is_omitted(port: str) -> None:
     (found,) = await read_from(Answers({"netaware_traffic_bytes_total": [(agents("10.1.0.1", port=port), 100.0)]}))
     assert found.port == 0
 
 
-async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_shared_by_time() -> None:
+async def test_server_addresses_become_workloads_and_a_reused_one_is_shared_by_time() -> None:
     def whose(address: str, workload: str, zone: str) -> dict[str, str]:
         end = {"server_namespace": "shop", "server_workload": workload, "server_kind": "Deployment"}
         return end | {"server": address, "server_zone": zone}
@@ -193,7 +193,7 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
     }
 
 
-async def test_no_source_is_an_error_that_names_what_was_looked_for() -> None:
+async def test_without_a_source_the_error_names_the_metrics() -> None:
     with pytest.raises(ConfigError, match=r"istio_request_bytes_sum.*install one of the projects"):
         await read_flows(Answers({"up": []}), "", 3600)
 
@@ -240,7 +240,7 @@ def reference(name: str, selector: str = "", **more: str) -> dict[str, str]:
     return {"kind": "Deployment", "name": name, "selector": selector, **more}
 
 
-def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None:
+def test_an_existing_appgroup_keeps_its_entries_and_missing_ones_are_added() -> None:
     needs = [{"workload": reference("cart", "P2"), "minBandwidth": "10M", "maxNetworkCost": 3}]
     workloads = [
         {"workload": reference("frontend", "P1"), "dependencies": needs},
@@ -305,7 +305,7 @@ def test_traffic_between_two_existing_groups_joins_neither_of_them() -> None:
     assert {name: p.external for name, p in found.items()} == {"a": ("shop/pay",), "b": ("shop/cart",)}
 
 
-def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:
+def test_groups_split_at_thin_traffic_and_a_hub_joins_no_groups() -> None:
     flows = [flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
     flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
     flows += [flow(f"db{i}", "logs", 600) for i in range(8)]
@@ -317,14 +317,14 @@ def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobod
     assert len({p.name for p in found}) == 8
 
 
-def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
+def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
     flows = [flow("a", "b", 100), flow("b", "a", 100), Flow(of("a"), of("proxy", kind="DaemonSet"), 100)]
     (found,) = proposed(flows)
     assert {(d.client, d.server) for d in found.dependencies} == {("shop/a", "shop/b"), ("shop/b", "shop/a")}
     assert found.external == ("shop/proxy",)
 
 
-def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_reported() -> None:
+def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
     pods = [running("web-5d-x", "ReplicaSet/web-5d"), running("db-0", "StatefulSet/db", "n2"), running("lone")]
     found = Workloads.from_objects(pods, {"n1": A, "n2": B})
     assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
@@ -339,7 +339,7 @@ def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_reported() -> N
     assert unknown == {"shop/gone": 7}
 
 
-def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
+def test_cost_is_bytes_times_price_by_distance() -> None:
     prices = PriceTable(between_zones=0.02)
     group = boutique({"workloads": [{"workload": reference("a", "A")}]})
     cost = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).cost
@@ -354,14 +354,14 @@ def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
     assert not shared.dependencies[0].measured
 
 
-def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
+def test_a_zone_without_pods_keeps_its_region() -> None:
     pods = [running(f"{name}-5d-x", f"ReplicaSet/{name}-5d") for name in "ab"]
     calls = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
     cost = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).cost
     assert [pair.reach for pair in cost.zone_pairs] == ["zones"]
 
 
-def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
+def test_a_missing_price_is_that_of_the_next_shorter_distance() -> None:
     far = Location("r2", "z9")
     assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
     assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
@@ -377,7 +377,7 @@ def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
     assert sum(d.bytes_per_s for p in proposed(flows) for d in p.dependencies) >= 0.95 * graph.bytes_per_s
 
 
-def test_weights_are_written_when_traffic_goes_another_way_or_is_twice_as_much() -> None:
+def test_weights_are_written_after_traffic_shifts_or_doubles() -> None:
     before = {("P1", "P2"): 80.0, ("P1", "P3"): 20.0}
     assert not have_weights_changed(before, {"P1": {"P2": 120.0, "P3": 25.0}})
     assert not have_weights_changed(before, {})
@@ -412,7 +412,7 @@ def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
     }
 
 
-def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
+def test_workloads_of_other_namespaces_are_neither_drift_nor_reported() -> None:
     there = {"namespace": "data"}
     needs = [{"workload": reference("cart", "CART")}, {"workload": reference("db", "DB", **there)}]
     store = [{"workload": reference("store", "STORE", **there)}]
@@ -431,7 +431,7 @@ def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
     assert seen.cost.bytes_per_s == 1300
 
 
-def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
+def test_costs_belong_to_groups_that_may_have_the_workloads_pods() -> None:
     """Whoever may write an AppGroup must not read what others pay."""
     foreign = boutique({"workloads": [{"workload": reference("cart", "C", namespace="other")}]})
     mine = boutique({"workloads": [{"workload": reference("cart", "C")}]}, "mine", "other")
@@ -445,7 +445,7 @@ def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
     assert payer(foreign, admitted={"other": "shop"}) == "shop/boutique"
 
 
-async def test_a_window_is_as_long_as_prometheus_knows_the_source_and_as_a_rate_needs() -> None:
+async def test_the_window_is_limited_to_the_age_of_the_source() -> None:
     prometheus = Answers({"istio_request_bytes_sum": [(istio("a", "b"), 100.0)]})
     for known_s, window_s in ((1e9, 3600), (3590.0, 3600), (1800.0, 1830), (0.0, 60)):
         prometheus.known_s = known_s
@@ -455,7 +455,7 @@ async def test_a_window_is_as_long_as_prometheus_knows_the_source_and_as_a_rate_
 
 
 @pytest.mark.parametrize(("round_s", "least_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
-async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: float, least_s: int) -> None:
+async def test_ranges_contain_two_readings_of_the_slowest_agent(round_s: float, least_s: int) -> None:
     """A round of 0.6 s of a core comes every 120 s: no range of 100 s has two of them, and that node would move nothing."""
     prometheus = Answers(
         {
@@ -471,7 +471,7 @@ async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: f
     assert all(f"[{max(least_s, 120)}s]" in expression for expression in peaks)
 
 
-def test_a_drift_is_reported_without_rates_and_not_at_any_length() -> None:
+def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
     names = [f"a{i}" for i in range(5)]
     group = boutique({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
     drift = compared([flow(name, "b", 1000.0) for name in names], group).drift["shop/boutique"]
@@ -511,7 +511,7 @@ async def test_in_every_leadership_a_condition_becomes_unknown_when_traffic_cann
         await asyncio.gather(leading, return_exceptions=True)
 
 
-def test_settings_of_traffic_name_what_is_wrong_and_presets_where_they_come_from() -> None:
+def test_errors_name_the_traffic_setting_and_presets_have_a_source() -> None:
     TrafficConfig().validate()
     assert TrafficConfig().prices.resolve() is None
     for preset in ("aws", "gcp", "azure"):

@@ -87,7 +87,7 @@ OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "
         ([volume(zones=())], [claim("data", "pv")], WITH_CLAIM, ANYWHERE),
     ],
 )
-def test_where_a_bound_claim_leaves_a_pod(volumes: Any, claims: Any, of_pod: Any, nodes: str) -> None:
+def test_nodes_for_a_pod_with_a_bound_claim(volumes: Any, claims: Any, of_pod: Any, nodes: str) -> None:
     assert nodes_for(Volumes.from_objects(volumes, claims), pod(**of_pod)) == nodes
 
 
@@ -116,13 +116,13 @@ SELECTED = {"volume.kubernetes.io/selected-node": "n1"}
         (LOCAL, [], waiting(storageClassName="unknown"), ANYWHERE),
     ],
 )  # fmt: skip
-def test_where_a_claim_that_waits_for_its_first_consumer_can_be_bound(
+def test_nodes_for_a_claim_with_wait_for_first_consumer(
     known: StorageClass, volumes: Any, asked: PersistentVolumeClaim, nodes: str
 ) -> None:
     assert nodes_for(Volumes.from_objects(volumes, [asked], [known]), pod(**WITH_CLAIM)) == nodes
 
 
-def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> None:
+def test_the_version_counts_only_changes_of_node_selectors() -> None:
     known, asked = Volumes(), pod(**WITH_CLAIM)
     one, other = volume(claim="data"), volume(claim="data", zones=("z2",))
     known.on_volume_change("pv", None, one)
@@ -167,7 +167,7 @@ async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes:
         ("p-data", {"persistentVolumeClaim": {"claimName": "p-data"}}, "n1"),  # a claim that all replicas share
     ],
 )
-def test_a_further_replica_has_claims_of_its_own_but_shares_those_that_its_template_names(
+def test_another_replica_has_its_own_claims_and_shares_those_of_the_template(
     name: str, volume_of: Any, nodes: str
 ) -> None:
     known = Volumes.from_objects([volume(claim=name), *OFFERED], [claim(name, "pv", **WAITING)], [LOCAL])
@@ -178,7 +178,7 @@ def test_a_further_replica_has_claims_of_its_own_but_shares_those_that_its_templ
     )
 
 
-async def test_replicas_to_come_are_expected_where_claims_like_those_of_today_can_be_bound() -> None:
+async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> None:
     cluster = Planners()
     cluster.add_volumes(LOCAL, [claim("data-p1-0", "pv", **WAITING)], [volume(claim="data-p1-0"), free("a", "n02")])
     cluster.declared.by_workload = {"P1": 5}
