@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit import logs
@@ -54,27 +54,19 @@ class Bootstrap:
         topologies: store of all NetworkTopologies.
         config: objects to create.
         namespace: netaware's own namespace.
-        make_passphrase: returns a random passphrase.
     """
 
     def __init__(
-        self,
-        client: Client,
-        topologies: Reflector[NetworkTopology],
-        config: BootstrapConfig,
-        *,
-        namespace: str,
-        make_passphrase: Callable[[], str] = secrets.token_hex,
+        self, client: Client, topologies: Reflector[NetworkTopology], config: BootstrapConfig, *, namespace: str
     ) -> None:
-        self._client, self._topologies, self._config = client, topologies, config
-        self._namespace, self._make_passphrase = namespace, make_passphrase
+        self._client, self._topologies, self._config, self._namespace = client, topologies, config, namespace
 
     async def run(self) -> None:
         """Check and create, every minute, until cancelled."""
         has_secret = not self._config.probe_secret
         while True:
             if not has_secret:
-                passphrase = base64.b64encode(self._make_passphrase().encode()).decode()
+                passphrase = base64.b64encode(secrets.token_hex().encode()).decode()
                 content = {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
                 has_secret = await self._create(SECRETS, PROBE_SECRET, content)
             has_no_topology = self._topologies.synced.is_set() and not len(self._topologies)

@@ -195,12 +195,7 @@ class CostIndex(Index):
 
     @classmethod
     def from_objects(
-        cls,
-        topologies: Iterable[NetworkTopology],
-        rules: NetworkOverheadArgs,
-        home: str,
-        *,
-        one_zone: bool,
+        cls, topologies: Iterable[NetworkTopology], rules: NetworkOverheadArgs, home: str, *, one_zone: bool
     ) -> CostIndex:
         """Build from NetworkTopologies."""
         index = cls(rules, home, one_zone=one_zone)

@@ -14,11 +14,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 REMOVAL_TAINTS = frozenset(
-    {
-        "DeletionCandidateOfClusterAutoscaler",
-        "ToBeDeletedByClusterAutoscaler",
-        "karpenter.sh/disrupted",
-    }
+    {"DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"}
 )
 """Taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
 

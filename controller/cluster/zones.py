@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.cluster.costs import location_of
 from controller.cluster.pod_info import PodInfo
 from kubekit.addresses import read_address
 from kubekit.wire import Node
@@ -24,7 +25,7 @@ SHOWN_NODES = 5
 
 
 class ZoneMap(msgspec.Struct, frozen=True):
-    """Zones of the cluster, and each node's place in samples.
+    """Zones of the cluster, and the location of each node.
 
     Attributes:
         zones: zone -> the region that most of its nodes have; empty if none has one. Costs are written for it.
@@ -108,13 +109,9 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
 
 def has_same_location(old: Node | None, new: Node | None) -> bool:
     """Whether two versions of a node have the same zone and region, for example after a heartbeat."""
-    if old is None or new is None:
-        return False
-    return all(old.metadata.label(key) == new.metadata.label(key) for key in (ZONE_LABEL, REGION_LABEL))
+    return old is not None and new is not None and location_of(old) == location_of(new)
 
 
 def has_same_probe_node(old: Node | None, new: Node | None) -> bool:
     """Whether two versions of a node are equal for the probe plan."""
-    if old is None or new is None:
-        return False
-    return to_probe_node(old, {}) == to_probe_node(new, {})
+    return old is not None and new is not None and to_probe_node(old, {}) == to_probe_node(new, {})

@@ -142,11 +142,7 @@ class ProbePlanner:
         log.info("results ConfigMap created", object=results)
 
     def _evaluate(
-        self,
-        objects: Mapping[str, ConfigMap],
-        nodes: Sequence[Node],
-        pods: Sequence[PodInfo],
-        wall_s: float,
+        self, objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
     ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
         """The previous plans by zone, the new plan, the keys of both, and the number of zones with nodes."""
         previous, agents = _decode_plans(objects), agent_pods_by_node(pods)

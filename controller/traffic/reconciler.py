@@ -135,18 +135,15 @@ class TrafficController:
         group, reported = self._caches.app_groups.get(key), self._conditions.get(key)
         if group is None:
             return []
-        generation = group.metadata.generation
         if reported is not None:
             reason, message = reported
-            return [
-                make_condition(
-                    AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
-                )
-            ]
-        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._has_result:
+            holds: bool | None = reason == AS_DESCRIBED
+        elif find_condition(group.status.conditions, AS_DESCRIBED) is not None and self._has_result:
+            holds, reason, message = None, "NoTraffic", "traffic of this group is not measured any more"
+        else:
             return []
-        message = "traffic of this group is not measured any more"
-        return [make_condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
+        generation = group.metadata.generation
+        return [make_condition(AS_DESCRIBED, holds=holds, reason=reason, message=message, generation=generation)]
 
     async def _update(self, prometheus: PrometheusClient) -> None:
         try:

@@ -37,14 +37,7 @@ async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Refle
     store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
     following = asyncio.create_task(store.run())
     await store.synced.wait()
-    bootstrap = Bootstrap(
-        admin,
-        store,
-        config,
-        namespace=SPACE,
-        make_passphrase=lambda: "0123456789abcdef",
-    )
-    work = asyncio.create_task(bootstrap.run())
+    work = asyncio.create_task(Bootstrap(admin, store, config, namespace=SPACE).run())
     try:
         yield store
         assert not work.done()
@@ -74,7 +67,7 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
     async with leading(admin, config) as store:
 
         async def is_created() -> bool:
-            return list(store.items) == [f"{SPACE}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
+            return list(store.items) == [f"{SPACE}/nt-default"] and len(bytes.fromhex(await passphrase(admin))) == 32
 
         await eventually(is_created)
         assert store.items[f"{SPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
