@@ -39,7 +39,7 @@ class BackgroundProber:
     def pause(self, *, paused: bool) -> None:
         """Pause sending during a netperf run, which needs the CPU."""
         if self._stream is not None:
-            self._stream.paused = paused
+            self._stream.is_paused = paused
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
         """A pair's measurement by datagrams since the last call (None if too few), and the number of answers. Opens a new window."""
@@ -92,7 +92,7 @@ class BackgroundProber:
             await asyncio.sleep(backoff.next())
 
     def _window_of(self, probe: Probe) -> Window | None:
-        return self._stream.peek(self._target_of(probe)) if self._stream is not None else None
+        return self._stream.current_window(self._target_of(probe)) if self._stream is not None else None
 
     def _target_of(self, probe: Probe) -> DatagramTarget:
         plan = self._plans.plan

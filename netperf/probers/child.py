@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,15 +17,17 @@ from typing import NamedTuple
 
 from netperf.probers.contention import RunQueueTime
 
-OUTPUT_LIMIT = 65536
+OUTPUT_LIMIT_BYTES = 65536
 STOP_GRACE_S = 2.0
 NOBODY = 65534
+"""UID and GID of the user nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+"""Options of prctl(2), linux/prctl.h."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CompletedRun(NamedTuple):
-    """A process that ended by itself; ``run_queue_us`` is the time that it waited for a CPU, None if unknown."""
+    """The result of a process; ``run_queue_us`` is the time that the process waited for a CPU, None if unknown."""
 
     returncode: int
     stdout: str
@@ -41,12 +44,12 @@ class ChildLimits(NamedTuple):
 
 
 def die_with_parent() -> None:
-    """Called between fork and exec: the kernel kills the child when the agent's main thread ends, even by SIGKILL."""
+    """Have the kernel kill this child when the agent's main thread ends, even by SIGKILL. Called between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _confine(limits: ChildLimits) -> None:
-    """Called between fork and exec. If it raises, the child is not started."""
+    """Drop privileges and set limits of this child. Called between fork and exec; if it raises, the child is not started."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
     if os.geteuid() == 0:  # as root, netserver overwrites and deletes other users' files
         os.setgroups([])
@@ -67,7 +70,7 @@ def _confine(limits: ChildLimits) -> None:
 def _is_executable_by_others(program: str) -> bool:
     """Whether an unprivileged user can reach and execute a program."""
     path = Path(program).resolve()
-    return all(part.stat().st_mode & 0o001 for part in (path, *path.parents))
+    return all(part.stat().st_mode & stat.S_IXOTH for part in (path, *path.parents))
 
 
 def child_environment() -> dict[str, str]:
@@ -81,7 +84,7 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
 
     Raises:
         OSError: the program cannot be started.
-        SubprocessError: it cannot be confined; root needs CAP_SETUID and CAP_SETGID for that.
+        SubprocessError: the child cannot be confined; root needs CAP_SETUID and CAP_SETGID.
     """
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -104,11 +107,11 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
 
 
 async def run(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
-    """Run a program to its end, see `die_with_parent`. Its output is cut to `OUTPUT_LIMIT`.
+    """Run a program until it ends; see `die_with_parent`. Its output is cut to `OUTPUT_LIMIT_BYTES`.
 
     Raises:
-        TimeoutError: it did not end in time, and was killed.
-        OSError: it cannot be started.
+        TimeoutError: the program did not end in time, and was stopped.
+        OSError: the program cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *arguments,
@@ -130,14 +133,14 @@ async def run(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
         await stop(process)
     return CompletedRun(
         process.returncode if process.returncode is not None else -1,
-        stdout[:OUTPUT_LIMIT].decode("utf-8", "replace"),
-        stderr[:OUTPUT_LIMIT].decode("utf-8", "replace"),
+        stdout[:OUTPUT_LIMIT_BYTES].decode("utf-8", "replace"),
+        stderr[:OUTPUT_LIMIT_BYTES].decode("utf-8", "replace"),
         run_queue.waited_us,
     )
 
 
 async def stop(process: Process) -> None:
-    """Stop a child by SIGTERM, and by SIGKILL after `STOP_GRACE_S`. Does nothing if it has ended."""
+    """Stop a child by SIGTERM, and by SIGKILL after `STOP_GRACE_S`. Does nothing if the child has ended."""
     if process.returncode is not None:
         return
     for send in (process.terminate, process.kill):

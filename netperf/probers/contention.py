@@ -1,6 +1,6 @@
 """Measures delays of the prober itself: cgroup throttling, and waiting for a CPU.
 
-Every function returns None if the kernel does not report the value, because unknown does not mean "not throttled".
+Every function returns None if the kernel does not report the value: unknown is not 0.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ POLL_INTERVAL_S = 0.05
 
 
 def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:
-    """The ``cpu.stat`` that accounts for a process, in cgroup v2 or v1.
+    """The ``cpu.stat`` of a process's cgroup, v2 or v1; None if there is none.
 
-    In a container the process's own group may be the root of the mount, so that is tried as well.
+    In a container the process's cgroup may be the root of the mount, so the root is tried as well.
 
     Args:
         process_cgroup: text of ``/proc/<pid>/cgroup``.
-        root: where cgroups are mounted.
+        root: mount point of cgroups.
     """
     for line in process_cgroup.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, _, path = line.partition(":")[2].partition(":")
         relative = path.lstrip("/")
         if controllers == "":
             candidates = [root / relative / "cpu.stat", root / "cpu.stat"]
@@ -38,8 +37,8 @@ def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:
     return None
 
 
-def own_cpu_stat() -> Path | None:
-    """The ``cpu.stat`` of this process, or None."""
+def find_own_cpu_stat() -> Path | None:
+    """`find_cpu_stat` of this process."""
     try:
         return find_cpu_stat(Path("/proc/self/cgroup").read_text())
     except OSError:
@@ -47,7 +46,7 @@ def own_cpu_stat() -> Path | None:
 
 
 def read_throttled_us(cpu_stat: Path | None) -> float | None:
-    """Microseconds for which the group was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
+    """Microseconds for which a cgroup was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
 
     None in v2 if the cpu controller is not enabled for the group.
     """
@@ -72,13 +71,17 @@ def read_run_queue_us(pid: int | str = "self") -> float | None:
         return None
 
 
-def difference(after: float | None, before: float | None) -> float | None:
-    """After minus before; None if one is unknown, 0 if negative because the process moved to another group."""
+def elapsed_us(after: float | None, before: float | None) -> float | None:
+    """Difference of two readings; None if one is unknown, 0 if it is negative because the process moved to another cgroup."""
     return None if after is None or before is None else max(0.0, after - before)
 
 
 class RunQueueTime:
-    """`read_run_queue_us` of a child, polled while it runs, because it cannot be read afterwards."""
+    """Run-queue time of a child, polled while the child runs, because it cannot be read afterwards.
+
+    Attributes:
+        waited_us: the last reading; None if there was none.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

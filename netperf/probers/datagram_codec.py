@@ -19,7 +19,7 @@ MAX_ENCODED_DELAY_NS = 60 * 10**9
 
 
 class Datagram(NamedTuple):
-    """Session and number of a request; an answer also has the responder delay."""
+    """A request: its session (8 bytes) and number. An answer repeats them and has the responder delay."""
 
     session: bytes
     number: int
@@ -27,12 +27,12 @@ class Datagram(NamedTuple):
 
 
 def derive_key(secret: bytes) -> bytes:
-    """The key of datagrams, from the secret that passphrases are derived from as well."""
+    """The key of datagrams, derived from the probing secret."""
     return hmac.digest(secret, b"netaware echo key", hashlib.sha256)
 
 
 def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
-    """A request (side ``client``) or answer (side ``server``); a session has 8 bytes."""
+    """The bytes of a request (side ``client``) or an answer (side ``server``)."""
     responder_delay_ns = min(max(datagram.responder_delay_ns, 0), MAX_ENCODED_DELAY_NS)
     body = MAGIC + _NUMBERS.pack(datagram.session, datagram.number, responder_delay_ns)
     return body + hmac.digest(key, b"udp " + side + b"\0" + body, hashlib.sha256)[:_TAG_BYTES]

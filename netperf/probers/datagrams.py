@@ -1,8 +1,8 @@
 """Sends authenticated datagrams at fixed times and measures their round trips.
 
-A datagram does not wait for the answer to the previous one, so a stall of the path delays all datagrams of that time. The responder
-delay in the answer is subtracted from the round trip between the kernel's timestamps, which leaves the time on the path and in the
-network stacks. A few datagrams a second take a thousandth of a core.
+A datagram does not wait for the answer to the previous one, so a stall of the path delays all datagrams of that time. The round trip ends
+at the kernel's receive timestamp. The responder delay in the answer is subtracted, which leaves the time on the path and in the network
+stacks. A few datagrams a second take a thousandth of a core.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ MAX_PER_DESTINATION_S = 4.0
 TARGET_PER_ROUND = 120.0
 """Datagrams to each destination in a round, unless a limit is lower; a p99 needs 100."""
 LOST_AFTER_S = 3.0
+"""A datagram without an answer counts as lost after this time."""
 MAX_USABLE_DELAY_US = 20_000.0
 """An answer with a longer responder delay is not used, because nothing verifies what the peer claims."""
 CLOCK_STEP_LIMIT_NS = 10**6
 """A round trip during which the wall clock was set by more than this is not used."""
-_BATCH = 64
+_MAX_BATCH = 64
 
 
 class DatagramTarget(NamedTuple):
@@ -43,7 +44,17 @@ class DatagramTarget(NamedTuple):
 
 
 class Window:
-    """Answers of one destination since the window was opened."""
+    """Answers of one destination since the window was opened.
+
+    Attributes:
+        opened_s: monotonic time of the opening.
+        sent: number of datagrams sent.
+        returned: number of answers.
+        delayed: number of answers with a responder delay above `MAX_USABLE_DELAY_US`, which are not used.
+        lost: number of datagrams without an answer.
+        rtts: round trips without the responder delay.
+        responder_delays: responder delays of all answers.
+    """
 
     def __init__(self, opened_s: float) -> None:
         self.opened_s = opened_s
@@ -69,8 +80,8 @@ class Window:
 
         Args:
             now_s: monotonic time.
-            rounds: round trips of this window and of those before it, newest last. If this window has too few for a p99, the newest
-                rounds with 100 together are used for the p99, and for ``transactions``.
+            rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, as many of the
+                newest rounds as a p99 needs are used for it, and for ``transactions``.
         """
         rtts = self.rtts
         if rtts.count < 2:
@@ -83,7 +94,7 @@ class Window:
                 p99_us = max(merged.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
                 transactions = merged.count
                 break
-        finished = self.returned + self.lost
+        finished_count = self.returned + self.lost
         return Measurement(
             prober="datagrams",
             test="UDP_RR",
@@ -94,25 +105,28 @@ class Window:
             p99_us=p99_us,
             transactions=transactions,
             duration_s=max(0.0, now_s - self.opened_s),
-            loss_ratio=self.lost / finished,
+            loss_ratio=self.lost / finished_count,
             jitter_us=self._jitter_sum_us / (rtts.count - 1),
             responder_delay_us=self.responder_delays.percentile_us(90),
             delayed_ratio=self.delayed / self.returned,
         )
 
 
-class _Sent(NamedTuple):
+class _SentDatagram(NamedTuple):
     target: DatagramTarget
     wall_ns: int
     monotonic_ns: int
 
 
 class DatagramStream:
-    """Sends datagrams to some destinations in turn, for ever, and keeps a window of answers for each.
+    """Sends datagrams to some destinations in turn, and keeps a window of answers for each.
 
     Args:
-        address: our own, a literal.
-        secret: shared with the responders.
+        address: the node's own address, a literal.
+        secret: the probing secret, which the responders share.
+
+    Attributes:
+        is_paused: whether sending is paused.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -120,33 +134,28 @@ class DatagramStream:
         self._session = secrets.token_bytes(8)
         self._windows: dict[DatagramTarget, Window] = {}
         self._targets: list[DatagramTarget] = []
-        self._next = self._number = 0
-        self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
+        self._target_index = self._number = 0
+        self._unanswered: OrderedDict[int, _SentDatagram] = OrderedDict()
         self._interval_s = 60.0
-        self._changed = asyncio.Event()
-        self.paused = False
+        self._has_new_targets = asyncio.Event()
+        self.is_paused = False
 
     def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
-        """Set the destinations; the windows of unchanged ones continue.
-
-        Args:
-            targets: destinations.
-            interval_s: length of a round.
-        """
+        """Set the destinations, and the length of a round. The windows of unchanged destinations continue."""
         self._targets = sorted(set(targets))
         now_s = time.monotonic()
         self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._targets}
         self._interval_s = interval_s
-        self._changed.set()
+        self._has_new_targets.set()
 
     @property
     def rate_per_s(self) -> float:
         """Datagrams a second to all destinations together."""
-        per_destination_s = min(MAX_PER_DESTINATION_S, TARGET_PER_ROUND / self._interval_s)
-        return min(MAX_PER_S, len(self._targets) * per_destination_s)
+        per_destination = min(MAX_PER_DESTINATION_S, TARGET_PER_ROUND / self._interval_s)
+        return min(MAX_PER_S, len(self._targets) * per_destination)
 
-    def peek(self, target: DatagramTarget) -> Window | None:
-        """The window of a destination, without closing it."""
+    def current_window(self, target: DatagramTarget) -> Window | None:
+        """The open window of a destination; None without such a destination."""
         self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
@@ -162,7 +171,7 @@ class DatagramStream:
         """Send and receive until cancelled.
 
         Raises:
-            OSError: the address is not ours.
+            OSError: the address is not one of this node.
         """
         loop = asyncio.get_running_loop()
         with open_udp(self._address) as udp:
@@ -170,10 +179,10 @@ class DatagramStream:
             try:
                 while True:
                     if not self._targets:
-                        self._changed.clear()
-                        await self._changed.wait()
+                        self._has_new_targets.clear()
+                        await self._has_new_targets.wait()
                         continue
-                    if not self.paused:
+                    if not self.is_paused:
                         self._send(udp)
                     # Jitter, because the path may have periodic delays.
                     await asyncio.sleep(random.uniform(0.5, 1.5) / self.rate_per_s if self._targets else 0.0)
@@ -182,17 +191,17 @@ class DatagramStream:
 
     def _send(self, udp: socket.socket) -> None:
         self._expire(time.monotonic_ns())
-        self._next = (self._next + 1) % len(self._targets)
-        target = self._targets[self._next]
+        self._target_index = (self._target_index + 1) % len(self._targets)
+        target = self._targets[self._target_index]
         self._number += 1
         request = encode_datagram(self._key, b"client", Datagram(self._session, self._number))
-        self._unanswered[self._number] = _Sent(target, now_ns(), time.monotonic_ns())
+        self._unanswered[self._number] = _SentDatagram(target, now_ns(), time.monotonic_ns())
         self._windows[target].sent += 1
-        with suppress(OSError):  # no route, or an earlier one was refused: it is counted as lost
+        with suppress(OSError):  # no route, or an ICMP error for an earlier datagram: it counts as lost
             udp.sendto(request, tuple(target))
 
     def _receive(self, udp: socket.socket) -> None:
-        for _ in range(_BATCH):
+        for _ in range(_MAX_BATCH):
             try:
                 data, received_ns, _ = receive(udp)
             except BlockingIOError:
@@ -208,8 +217,8 @@ class DatagramStream:
                 self._record(window, sent, received_ns, answer.responder_delay_ns)
 
     @staticmethod
-    def _record(window: Window, sent: _Sent, received_ns: int, responder_delay_ns: int) -> None:
-        # Both timestamps are of the wall clock, which may be set in between; the monotonic clock shows that.
+    def _record(window: Window, sent: _SentDatagram, received_ns: int, responder_delay_ns: int) -> None:
+        # Both timestamps are of the wall clock. The monotonic clock shows whether it was set in between.
         clock_step_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
         rtt_us = (received_ns - sent.wall_ns - responder_delay_ns) / 1000
         if abs(clock_step_ns) < CLOCK_STEP_LIMIT_NS and 0 < rtt_us <= MAX_LATENCY_US:

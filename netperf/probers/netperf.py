@@ -1,6 +1,6 @@
-"""Runs netperf: command line, output, names of failures.
+"""Runs netperf: builds its command line, parses its output, and names its failures.
 
-netperf 2.7.0 (docs/contracts) drops an unknown selector with exit code 0, prints a percentile of 0 if there were too few
+netperf 2.7.0 (docs/contracts) ignores an unknown selector with exit code 0, prints a percentile of 0 if there were too few
 transactions, and reports a wrong passphrase as a reset.
 """
 
@@ -21,24 +21,26 @@ import msgspec
 
 from netperf.plans import ProbeSettings
 from netperf.probers import child
-from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us
+from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
 from netperf.probers.passphrase import derive_passphrase, epochs_to_try
 from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
-ENVIRONMENT = "NETAWARE_NETPERF"
+BINARY_VARIABLE = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
-DIAGNOSIS_S = 1.0
+DIAGNOSIS_TIMEOUT_S = 1.0
 REQUEST_WAIT_S = 0.3
-UDP_GIVE_UP_S = 1
-PING_DEADLINE_S = 2.0
+UDP_LOSS_TIMEOUT_S = 1
+PING_TIMEOUT_S = 2.0
 """Long enough for one retransmission of a lost SYN, after a second; a longer wait would cost too much of the slot."""
 _TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
 """Offset of tcpi_rtt (microseconds) in tcp_info, and the bytes to read (linux/tcp.h)."""
 MIN_TRANSACTIONS_FOR_P90 = 12
-"""The 10 that a p90 needs, and two more. At 400 ms they take 5 s."""
+"""The 10 that a p90 needs, and two more. With a round trip of 400 ms they take 5 s."""
 SETUP_ROUND_TRIPS = 8
-"""Control connection, passphrase, set-up, data connection, result."""
+"""Round trips of a run beside its test: control connection, passphrase, set-up, data connection, result."""
+NO_CONTROL_CONNECTION = 255
+"""Exit status of netperf."""
 
 _COMMON_KEYS = ("ELAPSED_TIME", "LOCAL_TRANSPORT_RETRANS", "REMOTE_TRANSPORT_RETRANS")
 _STREAM_KEYS = ("THROUGHPUT", "THROUGHPUT_UNITS", *_COMMON_KEYS)
@@ -52,7 +54,7 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
     The variable may name the netperf program or the directory that holds both.
     """
-    configured = environ.get(ENVIRONMENT)
+    configured = environ.get(BINARY_VARIABLE)
     if configured:
         path = Path(configured)
         directory = path if path.is_dir() else path.parent
@@ -61,14 +63,14 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 
 def keys_for(test: Test) -> tuple[str, ...]:
-    """The output selectors of a test; a stream's latencies are those of its send calls, and no round trips."""
+    """The output selectors of a test. Latencies of a stream are left out: they are of send calls, not of round trips."""
     return _STREAM_KEYS if test == "TCP_STREAM" else _CALL_KEYS
 
 
 def transactions_for(duration_s: float, rtt_s: float) -> int | None:
-    """Number of round trips of a run on a slow path; None if the duration is enough for twice those that a p90 needs.
+    """Number of round trips to request on a slow path; None if the duration is enough for twice as many as a p90 needs.
 
-    Only on slow paths: a run with a number of round trips waits for every retransmission, however long it takes.
+    A run that ends after a number of round trips waits for every retransmission, so such runs are used on slow paths only.
     """
     return None if 2 * MIN_TRANSACTIONS_FOR_P90 * rtt_s <= duration_s else MIN_TRANSACTIONS_FOR_P90
 
@@ -76,15 +78,15 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 def command_line(
     binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The arguments of a run, which ends by time or after ``transactions``. Do not log them: they contain the passphrase."""
-    timed = transactions is None or settings.test == "TCP_STREAM"
-    length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
+    """The command of a run, which ends by time or after ``transactions``. Do not log it: it contains the passphrase."""
+    ends_by_time = transactions is None or settings.test == "TCP_STREAM"
+    length = str(max(1, math.ceil(settings.duration_s))) if ends_by_time else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
     command += ["-l", length, "-P", "0", "--"]
     if settings.test == "TCP_RR":
         command.append("-D")
     if settings.test == "UDP_RR":
-        command += ["-e", str(UDP_GIVE_UP_S)]  # without it a lost datagram blocks the run
+        command += ["-e", str(UDP_LOSS_TIMEOUT_S)]  # without it a lost datagram blocks the run
     return [*command, "-P", f",{settings.data_port}", "-k", ",".join(keys_for(settings.test))]
 
 
@@ -92,13 +94,14 @@ def parse_output(text: str, test: Test) -> Measurement:
     """Parse netperf's output, lines of ``KEY=value``.
 
     Raises:
-        ProbeFailedError: ``unknown-selector`` if a requested key is missing, ``too-few-samples`` without any percentile.
+        ProbeFailedError: ``unknown-selector`` if a requested key is missing; ``too-few-samples`` if there is no percentile; ``failed`` if
+            the throughput is invalid.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     missing = [key for key in keys_for(test) if key not in values]
     if missing:
         raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
-    duration_s = _number(values["ELAPSED_TIME"], low=0)
+    duration_s = _number(values["ELAPSED_TIME"], minimum=0)
     retransmits = _retransmits(values)
     if test == "TCP_STREAM":
         unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
@@ -112,9 +115,9 @@ def parse_output(text: str, test: Test) -> Measurement:
             throughput_bps=throughput * unit_bps,
             retransmits=retransmits,
         )
-    transactions = int(_number(values["LOCAL_RECV_CALLS"], low=0) or 0)
+    transactions = int(_number(values["LOCAL_RECV_CALLS"], minimum=0) or 0)
     min_us, max_us = _latency(values["MIN_LATENCY"]), _latency(values["MAX_LATENCY"])
-    p50_us, p90_us, p99_us = (_clamped(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
+    p50_us, p90_us, p99_us = (_clamp(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
     if p50_us is None and p90_us is None and p99_us is None:
         raise ProbeFailedError("too-few-samples", f"{transactions} transactions")
     return Measurement(
@@ -134,32 +137,31 @@ def parse_output(text: str, test: Test) -> Measurement:
 
 
 def _number(
-    text: str, *, above: float | None = None, low: float | None = None, high: float | None = None
+    text: str, *, above: float = -math.inf, minimum: float = -math.inf, maximum: float = math.inf
 ) -> float | None:
     """A finite number within bounds, else None: netperf prints -1 for unknown."""
     try:
         value = float(text)
     except ValueError:
         return None
-    outside = (above is not None and value <= above) or (low is not None and value < low)
-    return None if not math.isfinite(value) or outside or (high is not None and value > high) else value
+    return value if math.isfinite(value) and value > above and minimum <= value <= maximum else None
 
 
 def _latency(text: str) -> float | None:
-    return _number(text, above=0, high=MAX_LATENCY_US)
+    return _number(text, above=0, maximum=MAX_LATENCY_US)
 
 
-def _clamped(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
-    """A percentile within minimum and maximum: netperf interpolates in buckets of up to a tenth of the value."""
+def _clamp(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
+    """Clamp a percentile to minimum and maximum: netperf interpolates in buckets of up to a tenth of the value."""
     if value_us is None:
         return None
     return min(max(value_us, min_us or value_us), max_us or value_us)
 
 
 def _retransmits(values: Mapping[str, str]) -> int | None:
-    ends = [_number(values[f"{end}_TRANSPORT_RETRANS"], low=0) for end in ("LOCAL", "REMOTE")]
-    known = [int(count) for count in ends if count is not None]
-    return sum(known) if known else None
+    ends = [_number(values[f"{end}_TRANSPORT_RETRANS"], minimum=0) for end in ("LOCAL", "REMOTE")]
+    counts = [int(count) for count in ends if count is not None]
+    return sum(counts) if counts else None
 
 
 def _loss_ratio(values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None) -> float | None:
@@ -175,26 +177,26 @@ class NetperfProber:
 
     Args:
         binary: path of netperf, see `find_binary`.
-        secret: what passphrases are derived from; at least 16 bytes.
-        wall_clock: seconds since 1970, decides the passphrase's epoch.
+        secret: the probing secret, from which passphrases are derived.
+        wall_clock: seconds since 1970, for the passphrase's epoch.
     """
 
     def __init__(self, binary: str, secret: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._binary, self._secret, self._wall_clock = binary, secret, wall_clock
-        self._cpu_stat = own_cpu_stat()
+        self._cpu_stat = find_own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        """Run netperf once, or twice if the peer refuses the passphrase: then with that of the neighbouring epoch.
+        """Run netperf once; if the peer refuses the passphrase, run it again with that of the neighbouring epoch.
 
         Args:
             address: literal IP address of the other end.
             settings: test, duration and ports, from the plan.
 
         Raises:
-            ProbeFailedError: there is no measurement; `ProbeFailedError.name` says why.
+            ProbeFailedError: there is no measurement; `ProbeFailedError.name` has the reason.
         """
         if not os.access(self._binary, os.X_OK):
-            raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
+            raise ProbeFailedError("no-netperf", f"install netperf, or set {BINARY_VARIABLE}")
         rtt_s = await tcp_ping(address, settings.port)
         first, neighbour = epochs_to_try(self._wall_clock())
         try:
@@ -209,9 +211,9 @@ class NetperfProber:
         command = command_line(self._binary, address, settings, passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
-        longest_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
+        expected_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
         try:
-            completed = await child.run(command, longest_s + DEADLINE_ALLOWANCE_S)
+            completed = await child.run(command, expected_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:
             took_s = time.monotonic() - started
             raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", alive=True) from None
@@ -219,9 +221,9 @@ class NetperfProber:
             raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
         if completed.returncode != 0:
             took_s = time.monotonic() - started
-            raise await _explain(completed, address, settings, took_s)
+            raise await _diagnose(completed, address, settings, took_s)
         measurement = parse_output(completed.stdout, settings.test)
-        throttled_us = difference(read_throttled_us(self._cpu_stat), throttled_before)
+        throttled_us = elapsed_us(read_throttled_us(self._cpu_stat), throttled_before)
         return msgspec.structs.replace(
             measurement,
             throttled_us=throttled_us,
@@ -235,28 +237,28 @@ async def tcp_ping(address: str, port: int) -> float:
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
-    _, writer, took_s = await _connect(address, port, PING_DEADLINE_S)
+    _, writer, took_s = await _connect(address, port, PING_TIMEOUT_S)
     info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     writer.close()
-    # 0 if a segment was retransmitted, because it is unknown which one was answered.
+    # The kernel reports 0 if a segment was retransmitted, because it does not know which one was answered.
     rtt_us = struct.unpack_from("@I", info, _TCP_INFO_RTT)[0] if len(info) >= _TCP_INFO_BYTES else 0
     return rtt_us / 1e6 if rtt_us else took_s
 
 
 async def _connect(
-    address: str, port: int, within_s: float
+    address: str, port: int, timeout_s: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, float]:
-    """A connection, and how many seconds it took.
+    """Open a connection; returns its reader and writer, and the seconds that it took.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
     started = time.monotonic()
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(address, port)
     except TimeoutError:
-        raise ProbeFailedError("timeout", f"no connection within {within_s:.0f} s") from None
+        raise ProbeFailedError("timeout", f"no connection within {timeout_s:.0f} s") from None
     except ConnectionRefusedError as error:
         raise ProbeFailedError("refused", str(error.strerror)) from None
     except OSError as error:
@@ -264,13 +266,13 @@ async def _connect(
     return reader, writer, time.monotonic() - started
 
 
-async def _explain(
+async def _diagnose(
     completed: child.CompletedRun, address: str, settings: ProbeSettings, took_s: float
 ) -> ProbeFailedError:
-    """The failure with its name. netperf's messages are ambiguous, so this function also connects to the control port."""
+    """The error of a failed run. netperf's messages are ambiguous, so this function also connects to the control port."""
     message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
     peer = await _check_control_port(address, settings.port)
-    if completed.returncode == 255:  # no control connection was made
+    if completed.returncode == NO_CONTROL_CONNECTION:
         name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
         return ProbeFailedError(name, message)
     if peer.state in {"refused", "unreachable", "timeout"}:
@@ -290,7 +292,10 @@ def _last_line(text: str) -> str:
 
 
 class _PeerState(NamedTuple):
-    """Behaviour of the control port: ``waiting`` for the rest of a request, as netserver does, or ``closing`` the connection."""
+    """State of the control port: ``waiting`` for the rest of a request, as netserver does, ``closing`` the connection, or a failure.
+
+    ``connect_s`` is the time that the connection took.
+    """
 
     state: Literal["waiting", "closing"] | FailureName
     connect_s: float = 0.0
@@ -299,10 +304,10 @@ class _PeerState(NamedTuple):
 async def _check_control_port(address: str, port: int) -> _PeerState:
     """Connect, send one byte of a request, and check whether the peer waits for the rest.
 
-    After a wrong passphrase netserver closes the connection, as a broken peer does. But only netserver first reads a whole request.
+    After a wrong passphrase netserver closes the connection, as a broken peer does. But netserver first reads a whole request.
     """
     try:
-        reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_S)
+        reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_TIMEOUT_S)
     except ProbeFailedError as error:
         return _PeerState(error.name)
     try:

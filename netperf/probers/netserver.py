@@ -1,9 +1,9 @@
 """Serves netperf's control connections: checks the passphrase, then hands the connection to a netserver process.
 
-A netserver that listens itself forks for every TCP connection, without a limit and before it reads a passphrase, so that anyone who
-reaches the port could exhaust memory. Here the agent listens. It starts a process for a connection only if the first request, which has a
-fixed size, contains the passphrase. The connection is the standard input of the process, as under inetd (``check_if_inetd`` in
-netserver.c). The passphrase is not an argument, so the list of processes does not show it.
+A listening netserver forks for every TCP connection, without a limit and before it reads a passphrase, so that anyone who reaches the port
+could exhaust memory. Therefore the agent listens instead. It starts a process for a connection only if the first request, which has a fixed
+size, contains the passphrase. The connection is the standard input of the process, as under inetd (``check_if_inetd`` in netserver.c).
+The passphrase is not an argument, so the list of processes does not show it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from netperf.probers.passphrase import derive_passphrase, epoch_at
 
 log = logs.get("netperf.netserver")
 
-REQUEST_BYTES, PASSPHRASE_AT = 656, 8
+REQUEST_BYTES, PASSPHRASE_OFFSET = 656, 8
 """Size of ``struct netperf_request`` of netperf 2.7.0 (netlib.h), and offset of the text in a PASSPHRASE request."""
 MAX_PENDING = 64
-"""Maximum of unauthenticated connections; for one more, the oldest one of the peer with most of them is closed."""
-REQUEST_DEADLINE_S = 5.0
+"""Maximum of unauthenticated connections. A further one replaces the oldest one of the peer with the most connections."""
+REQUEST_TIMEOUT_S = 5.0
 MAX_RUNS = 8
-"""A plan allows one run at a time; if clocks differ, there may be more."""
+"""More than the one run at a time that a plan allows, because clocks may differ."""
 MAX_RUN_S = 120.0
-"""A plan allows runs of 60 s."""
+"""More than the 60 s that a plan allows."""
 RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(MAX_RUN_S), open_files=32)
 
 
@@ -44,11 +44,11 @@ class Netserver:
         binary: path of netserver, see `netperf.probers.netperf.find_binary`.
         address: the node's own address, a literal; never all addresses.
         port: control port.
-        secret: for deriving passphrases.
-        wall_clock: seconds since 1970, decides the passphrase's epoch.
+        secret: the probing secret, from which passphrases are derived.
+        wall_clock: seconds since 1970, for the passphrase's epoch.
 
     Attributes:
-        failure: why it does not listen; empty if it does.
+        failure: reason why it does not listen; empty if it listens.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Netserver:
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Serve until cancelled, which also stops the runs in progress. If the port is in use, tries again with a back-off."""
+        """Serve until cancelled; then stop the runs in progress. If serving fails, try again with a back-off."""
         try:
             while True:
                 try:
@@ -99,10 +99,10 @@ class Netserver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_binary(self) -> None:
-        """Run ``netserver -V``, so that `failure` reports a broken binary before the first run."""
+        """Run ``netserver -V``, so that `failure` names a broken binary before the first run."""
         process = await child.start_confined(self._binary, "-V", stdin=DEVNULL, limits=RUN_LIMITS)
         try:
-            async with asyncio.timeout(REQUEST_DEADLINE_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await process.wait()
         finally:
             await child.stop(process)
@@ -127,23 +127,23 @@ class Netserver:
                 oldest.cancel()
             task = loop.create_task(self._admit(connection), name="netserver-admit")
             self._pending[task] = str(peer[0])
-            task.add_done_callback(partial(self._forget, connection))
+            task.add_done_callback(partial(self._close_connection, connection))
 
-    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+    def _close_connection(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         """Close the connection of a finished task, also if the task was cancelled before it started."""
         self._pending.pop(task, None)
         connection.close()
 
     async def _admit(self, connection: socket.socket) -> None:
-        """Read the first request, and start a process if it contains the passphrase."""
+        """Read the first request, and start a process if the request contains the passphrase."""
         try:
-            async with asyncio.timeout(REQUEST_DEADLINE_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _read_exactly(connection, REQUEST_BYTES)
         except (OSError, TimeoutError):
             return
         if len(request) < REQUEST_BYTES:
             return  # a TCP ping
-        if not self._authenticates(request):
+        if not self._has_passphrase(request):
             log.change("rejected", "rejecting", "netperf connection without a valid passphrase")
             return
         if len(self._runs) >= MAX_RUNS:
@@ -156,9 +156,9 @@ class Netserver:
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
 
-    def _authenticates(self, request: bytes) -> bool:
+    def _has_passphrase(self, request: bytes) -> bool:
         expected = derive_passphrase(self._secret, epoch_at(self._wall_clock())).encode() + b"\0"
-        return hmac.compare_digest(request[PASSPHRASE_AT : PASSPHRASE_AT + len(expected)], expected)
+        return hmac.compare_digest(request[PASSPHRASE_OFFSET : PASSPHRASE_OFFSET + len(expected)], expected)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
@@ -177,7 +177,7 @@ class Netserver:
 
 
 async def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read this many bytes, or fewer if the peer closes."""
+    """Read ``count`` bytes, or fewer if the peer closes the connection."""
     data = b""
     while len(data) < count and (chunk := await asyncio.get_running_loop().sock_recv(connection, count - len(data))):
         data += chunk

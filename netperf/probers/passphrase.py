@@ -1,7 +1,7 @@
 """Derives hourly passphrases from the probing secret.
 
-netperf takes its passphrase as an argument, so anyone who can list processes can read it. It is therefore derived from the secret for an
-epoch of one hour, and does not reveal that of the next epoch.
+netperf takes its passphrase as an argument, so anyone who can list processes can read it. So each epoch of one hour has its own passphrase,
+which does not reveal the next one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _PURPOSE = b"netaware netperf passphrase\0"
 
 
 def check_secret(secret: bytes) -> bytes:
-    """The secret, if it is long enough.
+    """Check the length of the probing secret; returns the secret.
 
     Raises:
-        ConfigError: it is shorter than 16 bytes.
+        ConfigError: the secret is shorter than `MIN_SECRET_BYTES`.
     """
     if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"at least {MIN_SECRET_BYTES} random bytes")
+        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"use at least {MIN_SECRET_BYTES} random bytes")
     return secret
 
 
 def epoch_at(wall_s: float) -> int:
-    """The epoch of a wall-clock time, seconds since 1970."""
+    """Number of the epoch at a wall-clock time, seconds since 1970."""
     return math.floor(wall_s / EPOCH_S)
 
 
@@ -40,6 +40,6 @@ def derive_passphrase(secret: bytes, epoch: int) -> str:
 
 
 def epochs_to_try(wall_s: float) -> tuple[int, int]:
-    """The current epoch, and the nearer neighbouring one for peers whose clock differs."""
+    """The current epoch, and the nearer one of its neighbours, for peers whose clocks differ."""
     epoch = epoch_at(wall_s)
     return epoch, epoch - 1 if wall_s / EPOCH_S - epoch < 0.5 else epoch + 1

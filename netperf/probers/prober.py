@@ -20,14 +20,15 @@ FailureName = Literal[
 
 
 class ProbeFailedError(KubekitError):
-    """A run yielded no measurement.
+    """A run gave no measurement.
 
     Attributes:
         name: one of `FailureName`, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route;
             ``timeout``, no end within the deadline; ``unauthenticated``, the peer refused the passphrase; ``too-few-samples``, no
             percentile could be computed; ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf
             is not installed; ``reset``, the peer closed the connection during the run; ``failed``, anything else.
-        alive: whether the other host answered, so that the path is not dead.
+        detail: text for users.
+        alive: whether the other host answered, so that the path works.
     """
 
     def __init__(self, name: FailureName, detail: str = "", *, alive: bool | None = None) -> None:

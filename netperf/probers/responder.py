@@ -12,20 +12,20 @@ from netperf.probers.timestamps import now_ns, open_udp, receive
 
 log = logs.get("netperf.responder")
 
-BATCH = 64
+MAX_BATCH = 64
 MAX_LOGGED_HOSTS = 100
 
 
 class DatagramResponder:
-    """Answers each valid datagram with one of the same size; stays silent on others.
+    """Answers each valid datagram with one of the same size, and drops others.
 
-    An answer that does not fit into the socket's buffer is dropped. asyncio's transports are not used, because they do not return the
+    It also drops answers that do not fit into the socket's buffer. asyncio's transports are not used, because they do not return the
     kernel's timestamps.
 
     Args:
         address: the node's own address, a literal.
-        port: UDP port; 0 for a free one, which is then in ``port``.
-        secret: shared with the other agents.
+        port: UDP port; 0 for a free port, which is then in ``port``.
+        secret: the probing secret, which the other agents share.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
@@ -46,7 +46,7 @@ class DatagramResponder:
         """Answer until cancelled.
 
         Raises:
-            OSError: the address is not ours, or the port is taken.
+            OSError: the address is not one of this node, or the port is in use.
         """
         loop = asyncio.get_running_loop()
         with open_udp(self._address, self.port) as udp:
@@ -60,14 +60,14 @@ class DatagramResponder:
                 loop.remove_reader(udp)
 
     def _log_rejected(self, host: str) -> None:
-        """Log each sender once, and no more of them than `MAX_LOGGED_HOSTS`, because addresses of senders can be forged."""
+        """Log each sender once, at most `MAX_LOGGED_HOSTS` of them, because addresses of senders can be forged."""
         if host not in self._rejected and len(self._rejected) < MAX_LOGGED_HOSTS:
             self._rejected.add(host)
             log.warning("datagram without a valid tag", peer=host)
 
     def _answer(self, udp: socket.socket) -> None:
         """Answer one batch, so that a flood does not block the event loop."""
-        for _ in range(BATCH):
+        for _ in range(MAX_BATCH):
             try:
                 data, received_ns, peer = receive(udp)
             except OSError:

@@ -23,10 +23,10 @@ def now_ns() -> int:
 
 
 def open_udp(address: str, port: int = 0) -> socket.socket:
-    """A non-blocking UDP socket bound to a literal address, with timestamps if the kernel has them.
+    """A non-blocking UDP socket that is bound to a literal address, with timestamps if the kernel supports them.
 
     Raises:
-        OSError: the address is not ours, or the port is taken.
+        OSError: the address is not one of this node, or the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     udp = socket.socket(family, socket.SOCK_DGRAM)
@@ -35,7 +35,7 @@ def open_udp(address: str, port: int = 0) -> socket.socket:
         try:
             udp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         except OSError:
-            pass  # receive() reads the clock itself then
+            pass  # receive() then reads the clock itself
         udp.bind((address, port))
     except OSError:
         udp.close()
@@ -47,8 +47,8 @@ def receive(udp: socket.socket) -> tuple[bytes, int, Any]:
     """The next datagram, its time of arrival (nanoseconds since 1970), and its sender.
 
     Raises:
-        BlockingIOError: there is none.
-        OSError: an ICMP error for an earlier datagram.
+        BlockingIOError: there is no datagram.
+        OSError: there was an ICMP error for an earlier datagram.
     """
     data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
     for level, kind, value in ancillary:

@@ -99,7 +99,7 @@ async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, s
 async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep_an_agent_out(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("netperf.probers.netserver.REQUEST_DEADLINE_S", 600.0)
+    monkeypatch.setattr("netperf.probers.netserver.REQUEST_TIMEOUT_S", 600.0)
     async with running(netserver), AsyncExitStack() as stack:
         reader, waiting = await asyncio.open_connection(ADDRESS, settings.port, local_addr=(RELAY_ADDRESS, 0))
         stack.callback(waiting.close)

@@ -128,7 +128,7 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace
         try:
-            yield lambda: stream.peek(target) or Window(0.0)
+            yield lambda: stream.current_window(target) or Window(0.0)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

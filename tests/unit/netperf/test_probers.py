@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kubekit.errors import ConfigError
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
-from netperf.probers.contention import difference, find_cpu_stat, read_run_queue_us, read_throttled_us
+from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue_us, read_throttled_us
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
@@ -182,9 +182,9 @@ def test_unknown_stays_unknown_and_is_not_zero(tmp_path: Path) -> None:
     assert read_throttled_us(tmp_path / "absent") is None
     assert read_throttled_us(None) is None
     assert read_run_queue_us("no-such-process") is None
-    assert difference(5.0, None) is None
-    assert difference(None, 5.0) is None
-    assert difference(3.0, 5.0) == 0.0
+    assert elapsed_us(5.0, None) is None
+    assert elapsed_us(None, 5.0) is None
+    assert elapsed_us(3.0, 5.0) == 0.0
 
 
 @pytest.mark.parametrize(
