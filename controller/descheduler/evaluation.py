@@ -54,17 +54,17 @@ def evaluate_moves(
 ) -> tuple[History, list[EvaluatedMove]]:
     """Evaluate pending moves: the history after it, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
-    kept: list[PendingMove] = []
+    still_pending: list[PendingMove] = []
     outcomes: list[tuple[PendingMove, Outcome]] = []
     for pending in sorted(history.pending, key=lambda pending: pending.at_s):
         pending = _with_replacement(pending, snapshot, claimed_uids, now)
         outcome = _outcome(pending, snapshot, limits, now)
         if outcome is None:
-            kept.append(pending)
+            still_pending.append(pending)
         else:
             outcomes.append((pending, outcome))
-    if tuple(kept) != history.pending:
-        history = msgspec.structs.replace(history, pending=tuple(kept))
+    if tuple(still_pending) != history.pending:
+        history = msgspec.structs.replace(history, pending=tuple(still_pending))
     evaluated = []
     backed_off: set[str] = set()
     for pending, outcome in outcomes:
@@ -103,11 +103,11 @@ def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claime
     """Uid of the bound replacement, else of the oldest new pod that has no node yet; empty without either."""
     if pending.replacement_uid:
         return pending.replacement_uid
-    waiting = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
-    if waiting is None:
+    unscheduled = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
+    if unscheduled is None:
         return ""
-    claimed_uids.add(waiting.uid)
-    return waiting.uid
+    claimed_uids.add(unscheduled.uid)
+    return unscheduled.uid
 
 
 def _with_replacement(

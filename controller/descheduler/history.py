@@ -139,7 +139,7 @@ def remove_move(history: History, removed: PendingMove) -> History:
     evictions = list(history.evictions)
     if (eviction := Eviction(removed.at_s, removed.move.workload)) in evictions:
         evictions.remove(eviction)
-    pending = tuple(kept for kept in history.pending if kept.move.uid != removed.move.uid)
+    pending = tuple(other for other in history.pending if other.move.uid != removed.move.uid)
     return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
 
 

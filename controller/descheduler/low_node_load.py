@@ -227,8 +227,8 @@ class LowNodeLoadRound(TargetFinder):
     def _deduct_free_capacity(self, candidate: Candidate, free: dict[str, float]) -> None:
         """Deduct the candidate's usage from the free capacity of its pool, and sort its target in again."""
         target = self.loads.get(candidate.target)
-        known = free if target is None else target.used
-        add_amounts(free, {r: amount for r, amount in candidate.used.items() if r in free and r in known}, -1)
+        measured = free if target is None else target.used
+        add_amounts(free, {r: amount for r, amount in candidate.used.items() if r in free and r in measured}, -1)
         if target is not None:
             targets = self._targets[target.pool.name]
             targets.remove(target)

@@ -110,7 +110,7 @@ def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, l
     They leave other taints alone, whose fields we do not all read. If a node has changed since, the API server rejects a patch
     that removes our taint or adds the first taint.
     """
-    ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
+    hot_taint = {"key": HOT_TAINT, "effect": HOT_EFFECT}
     operations: dict[str, list[Operation]] = {}
     for name, node in nodes.items():
         taints = node.spec.taints or []
@@ -118,13 +118,13 @@ def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, l
             (i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None
         )
         if name in hot and index is None and taints:
-            operations[name] = [patches.add("/spec/taints/-", ours)]
+            operations[name] = [patches.add("/spec/taints/-", hot_taint)]
         elif name in hot and index is None:
             is_unchanged = patches.test("/metadata/resourceVersion", node.metadata.resource_version)
-            operations[name] = [is_unchanged, patches.add("/spec/taints", [ours])]
+            operations[name] = [is_unchanged, patches.add("/spec/taints", [hot_taint])]
         elif name not in hot and index is not None:
             path = f"/spec/taints/{index}"
-            operations[name] = [patches.test(f"{path}/{field}", value) for field, value in ours.items()]
+            operations[name] = [patches.test(f"{path}/{field}", value) for field, value in hot_taint.items()]
             operations[name].append(patches.remove(path))
     return operations
 

@@ -140,5 +140,5 @@ def _note(finding: Finding) -> str:
     """The event's note, cut to its limit; a command that does not fit is omitted."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
     text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
-    left = NOTE_LIMIT - len(fix.encode())
-    return cut(text, left) + fix if left >= _MIN_NOTE_BYTES else cut(text, NOTE_LIMIT)
+    text_bytes = NOTE_LIMIT - len(fix.encode())
+    return cut(text, text_bytes) + fix if text_bytes >= _MIN_NOTE_BYTES else cut(text, NOTE_LIMIT)

@@ -249,8 +249,8 @@ def _other_schedulers(facts: Facts) -> Iterator[PodFinding]:
     for key, pods in sorted(by_group.items()):
         others = [pod for pod in pods if not _uses_netaware(pod, facts)]
         if others and len(others) < len(pods):
-            by = ", ".join(sorted({pod.scheduler for pod in others}))
-            summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} {_NOT_NETAWARE}"
+            names = ", ".join(sorted({pod.scheduler for pod in others}))
+            summary = f"{_describe(others)} of AppGroup {key}: schedulerName {names} {_NOT_NETAWARE}"
             yield PodFinding(
                 "other-scheduler", "warning", summary, affects=_affected(others), fix=(_scheduler_instruction(facts),)
             )

@@ -29,20 +29,20 @@ _CONSEQUENCES: dict[Program, str] = {
 
 def find_program_findings(facts: Facts) -> Iterator[Finding]:
     """Findings about controller, scheduler and extender."""
-    gated = tuple(p.metadata.key for p in facts.pods if p.is_gated)
-    ours = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
-    waiting = tuple(p.metadata.key for p in ours if p.is_waiting and not p.spec.scheduling_gates)
+    gated_keys = tuple(p.metadata.key for p in facts.pods if p.is_gated)
+    queued = [p for p in facts.pods if p.is_waiting and not p.spec.scheduling_gates]
+    queued_keys = tuple(p.metadata.key for p in queued if p.scheduler in facts.our_schedulers)
     status = facts.control_plane
     not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
     if not_ready["controller"] is not None:
-        yield _program_down(facts, "controller", not_ready["controller"], gated, "NetawareNoLeader")
+        yield _program_down(facts, "controller", not_ready["controller"], gated_keys, "NetawareNoLeader")
     elif status.can_read_lease and _has_expired(status.lease, facts.now):
-        yield _no_leader(facts, gated)
+        yield _no_leader(facts, gated_keys)
     # Some overlays have no scheduler. It is missing only if a pod waits for it.
-    if not_ready["scheduler"] or (not_ready["scheduler"] is not None and waiting):
-        yield _program_down(facts, "scheduler", not_ready["scheduler"], waiting, "NetawareSchedulerDown")
+    if not_ready["scheduler"] or (not_ready["scheduler"] is not None and queued_keys):
+        yield _program_down(facts, "scheduler", not_ready["scheduler"], queued_keys, "NetawareSchedulerDown")
     elif not_ready["extender"]:
-        yield _program_down(facts, "extender", not_ready["extender"], waiting, "NetawareExtenderDown")
+        yield _program_down(facts, "extender", not_ready["extender"], queued_keys, "NetawareExtenderDown")
     if status.failed_checks:
         lacks_rights = any("403" in line for line in status.failed_checks)
         open_path = "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"

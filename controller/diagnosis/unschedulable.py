@@ -155,8 +155,10 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
         return (f"add a toleration of {taint.key} to its template",)
     toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
     # The patch replaces the list; Kubernetes adds its own tolerations to each pod.
-    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)]
-    body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, toleration]}]
+    tolerations = [
+        msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)
+    ]
+    body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*tolerations, toleration]}]
     kind, name = pod.owner
     return (
         format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.metadata.namespace, kind.lower(), name, body),
