@@ -132,11 +132,6 @@ class ControlPlane:
         return ("--feature-gates=GenericWorkload=true",) if minor >= 37 else ()
 
     @property
-    def ca_file(self) -> Path:
-        """The certificate authority, as PEM."""
-        return self.authority.certificate
-
-    @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig, with a client certificate in system:masters."""
         return self.state_dir / "kubeconfig"
@@ -265,9 +260,9 @@ class ControlPlane:
 
     def _kubeconfig_for(self, path: Path, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
         """Write a kubeconfig, and beside it the directory that our own programs read."""
-        cluster = {"server": self.server, "certificate-authority": str(self.ca_file)}
+        cluster = {"server": self.server, "certificate-authority": str(self.authority.certificate)}
         save_kubeconfig(path, cluster, user, credentials, namespace)
-        save_credentials(credentials_of(path), cluster["server"], self.ca_file, credentials, namespace)
+        save_credentials(credentials_of(path), cluster["server"], self.authority.certificate, credentials, namespace)
         return path
 
     async def _boot(self) -> None:
@@ -295,7 +290,9 @@ class ControlPlane:
         binary, data_dir = self.binaries["etcd"], self.state_dir / "etcd"
         self.programs.start(
             "etcd",
-            controlplane_commands.etcd_command(binary, data_dir, pair, self.ca_file, ports=(etcd_port, peer_port)),
+            controlplane_commands.etcd_command(
+                binary, data_dir, pair, self.authority.certificate, ports=(etcd_port, peer_port)
+            ),
         )
         await self._wait_until(lambda: _is_listening(etcd_port), "etcd to listen")
         command = controlplane_commands.api_server_command(

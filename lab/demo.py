@@ -95,11 +95,11 @@ class Demo:
         """Whether real kubelets run the placed pods."""
         return bool(self.lab.real_nodes.nodes)
 
-    async def wait_until_measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
+    async def wait_until_measured(self) -> dict[tuple[str, str], Measurement]:
         """Wait until every zone pair has a cost and `MIN_SAMPLES` samples.
 
         Returns:
-            The NetworkTopology with the costs, and by directed pair of zones the median of its newest measurements.
+            Directed pair of zones -> median of its newest measurements.
         """
         zones = list(self.topology.zones)
         wanted = len(zones) * (len(zones) - 1)
@@ -122,7 +122,7 @@ class Demo:
                 reported = len(medians) // 2
                 self.say(f"measured {reported} of {wanted // 2} zone pairs")
             if len(medians) == wanted == len(costs):
-                return network, medians
+                return medians
             if time.monotonic() > deadline:
                 reason = f": {condition.message}" if condition is not None and not is_measured else ""
                 raise LabError(
@@ -273,7 +273,7 @@ async def run_demo(
             say(f"agents, controller and extender are ready; a round of probes takes {ROUND_S:.0f} s")
         async with Client(lab.client_config) as client:
             demo = Demo(lab, installation, client, topology, say, seed)
-            network, samples = await demo.wait_until_measured()
+            medians = await demo.wait_until_measured()
             say("deploying the Online Boutique with the default scheduler")
             before, latency_before = await demo.deploy_and_measure("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
@@ -283,15 +283,8 @@ async def run_demo(
             after, latency_after = await demo.deploy_and_measure(scheduler, "boutique-network-aware", labels)
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
-        result = _report(
-            demo,
-            network,
-            samples=samples,
-            placements=(before, after),
-            latencies=latencies,
-            placement=placement,
-            elapsed_s=time.monotonic() - started,
-        )
+        elapsed_s = time.monotonic() - started
+        result = _report(demo, network, medians, (before, after), latencies, placement=placement, elapsed_s=elapsed_s)
         if images and latency_before and latency_after:
             image_of = {layout.name.split("-")[1]: image for image, layout in images.items()}
             application = report.ApplicationReport(latency_before, latency_after)
@@ -302,10 +295,10 @@ async def run_demo(
 def _report(
     demo: Demo,
     network: NetworkTopology,
-    *,
-    samples: Mapping[tuple[str, str], Measurement],
+    medians: Mapping[tuple[str, str], Measurement],
     placements: tuple[dict[str, str], dict[str, str]],
     latencies: Mapping[tuple[str, str], float],
+    *,
     placement: str,
     elapsed_s: float,
 ) -> report.DemoReport:
@@ -323,8 +316,8 @@ def _report(
         prober=demo.installation.prober,
         placement=placement,
         pairs_planned=pairs,
-        pairs_probed=len({tuple(sorted(pair)) for pair in samples}),
-        matrix=_matrix(demo.topology, written_costs(network.weight(NETPERF_COSTS)), samples),
+        pairs_probed=len({tuple(sorted(pair)) for pair in medians}),
+        matrix=_matrix(demo.topology, written_costs(network.weight(NETPERF_COSTS)), medians),
         placements=report.Placements(*placements),
         edges=edges,
         summary=report.summarise(edges),
@@ -335,16 +328,16 @@ def _report(
 
 
 def _matrix(
-    topology: Topology, costs: Mapping[tuple[str, str], int], samples: Mapping[tuple[str, str], Measurement]
+    topology: Topology, costs: Mapping[tuple[str, str], int], medians: Mapping[tuple[str, str], Measurement]
 ) -> list[report.MatrixEntry]:
     return [
         report.MatrixEntry(
             origin=a,
             destination=b,
             configured_us=topology.link(a, b).rtt_us,
-            p50_us=samples[a, b].p50_us,
-            p90_us=samples[a, b].p90_us,
-            p99_us=samples[a, b].p99_us,
+            p50_us=medians[a, b].p50_us,
+            p90_us=medians[a, b].p90_us,
+            p99_us=medians[a, b].p99_us,
             cost=costs.get((a, b)),
         )
         for a in topology.zones

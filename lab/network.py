@@ -121,8 +121,7 @@ def require_privileges() -> None:
     """Raise UnsupportedError if this process cannot create namespaces and TUN devices."""
     missing = missing_privileges()
     if missing:
-        msg = f"nodes need {missing[0]}; without it `--topology none` still runs the control plane alone"
-        raise UnsupportedError(msg)
+        raise UnsupportedError(f"nodes need {missing[0]}; `--topology none` still runs the control plane alone")
 
 
 def _effective_capabilities() -> int:

@@ -212,7 +212,7 @@ class RealNode:
         """Write a kubeconfig with embedded credentials, because the node does not see the lab's files."""
         cluster = {
             "server": self.control_plane.server,
-            "certificate-authority-data": _read_base64(self.control_plane.ca_file),
+            "certificate-authority-data": _read_base64(self.control_plane.authority.certificate),
         }
         user = {"client-certificate-data": _read_base64(pair.certificate), "client-key-data": _read_base64(pair.key)}
         save_kubeconfig(path, cluster, "node", user)

@@ -164,7 +164,11 @@ async def stage(
 def scrape_jobs(lab: Lab) -> list[dict[str, Any]]:
     """Kubelets and agents, with the label ``node`` that docs/descheduling.md asks for."""
     token = {"credentials": lab.control_plane.admin_token}
-    kubelet = {"scheme": "https", "tls_config": {"ca_file": str(lab.control_plane.ca_file)}, "authorization": token}
+    kubelet = {
+        "scheme": "https",
+        "tls_config": {"ca_file": str(lab.control_plane.authority.certificate)},
+        "authorization": token,
+    }
 
     def job(name: str, port: int, **more: Any) -> dict[str, Any]:
         each = [

@@ -33,7 +33,7 @@ Item = tuple[str, dict[str, Any]]
 def client_context(plane: ControlPlane) -> ssl.SSLContext:
     """TLS settings of etcd's clients."""
     pki = plane.authority.folder
-    context = ssl.create_default_context(cafile=str(plane.ca_file))
+    context = ssl.create_default_context(cafile=str(plane.authority.certificate))
     context.load_cert_chain(str(pki / "etcd.crt"), str(pki / "etcd.key"))
     return context
 

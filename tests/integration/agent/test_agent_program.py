@@ -180,7 +180,9 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
         *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
     ]
     folder = tmp_path / "credentials"
-    save_credentials(folder, control_plane.server, control_plane.ca_file, {"token": control_plane.admin_token})
+    save_credentials(
+        folder, control_plane.server, control_plane.authority.certificate, {"token": control_plane.admin_token}
+    )
     flags = [f"--node-name={node}", f"--credentials={folder}", PROBING_OFF, "--bandwidth=enforce"]
     with node_pod(30, adopt_uid=True) as kernel_pod:
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
