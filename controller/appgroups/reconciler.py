@@ -18,7 +18,7 @@ from controller.appgroups.status import (
     DependencyState,
     GroupFacts,
     admission_condition,
-    gather,
+    gather_facts,
     plan_status,
 )
 from controller.cluster.caches import Caches
@@ -147,7 +147,7 @@ class AppGroupController:
             return None
         costs = self._costs.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
-        facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
+        facts = gather_facts(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be gone.
         admission = admission_condition(group, self._membership.refusing_namespaces(key))
         self._metrics.facts[key] = group, facts

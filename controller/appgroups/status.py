@@ -33,6 +33,8 @@ ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
 MAX_SHOWN = 3
 """Number of items that a condition's message lists."""
 
+Hosts = Mapping[Location, frozenset[str]]
+"""The nodes of a workload's placed pods, by location."""
 DependencyState = Literal["met", "violated", "unknown", "idle"]
 """``unknown``: no cost between its locations is known; ``idle``: no pod is placed at one of its ends."""
 
@@ -67,7 +69,7 @@ class GroupFacts(msgspec.Struct, frozen=True):
     started: str | None
 
 
-def gather(
+def gather_facts(
     group: AppGroup,
     pods: Iterable[GroupPod],
     locations: Mapping[str, Location],
@@ -81,7 +83,7 @@ def gather(
     Args:
         group: the AppGroup.
         pods: all pods with the AppGroup label.
-        locations: node name -> location; pods on nodes that are gone count nowhere.
+        locations: node name -> location; pods on other, deleted nodes do not count.
         costs: the costs that dependencies are checked against.
         membership: which pods belong to the group.
         services: routing of calls to replicas; None if every replica may answer, as in upstream parity.
@@ -110,10 +112,6 @@ def gather(
     started = min((c for pod in group_pods if (c := pod.metadata.creation_timestamp)), key=parse_time, default=None)
     running = sum(pod.status.phase == "Running" for pod in active)
     return GroupFacts(graph, ordered, tuple(members), checks, running, started)
-
-
-Hosts = Mapping[Location, frozenset[str]]
-"""The nodes of a workload's placed pods, by location."""
 
 
 def _hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
@@ -158,7 +156,7 @@ def plan_status(
 
     Args:
         group: the AppGroup, whose status is the old one.
-        facts: from `gather`.
+        facts: from `gather_facts`.
         now: wall clock, seconds since 1970.
         extra_conditions: `admission_condition`, and the scheduler's.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from controller.appgroups.status import DependencyCheck, GroupFacts, gather
+from controller.appgroups.status import DependencyCheck, GroupFacts, gather_facts
 from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -31,7 +31,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
         pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table
-        facts = gather(group, pods, locations, table, membership, services=services)
+        facts = gather_facts(group, pods, locations, table, membership, services=services)
         views.append(_build_group(group, pods, facts, locations, pairs))
     return tuple(views)
 

@@ -223,7 +223,8 @@ class Extender:
         group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
         passed: dict[str, MetaVictims] = {}
         for node, victims in nodes.items():
-            evicted = [gone for victim in victims.pods or () if (gone := state.placed_pods.get(victim.uid)) is not None]
+            placed = (state.placed_pods.get(victim.uid) for victim in victims.pods or ())
+            evicted = [victim for victim in placed if victim is not None]
             score_table = state.score_without(meta.namespace, group, workload, evicted)
             if score_table.node_score(node, state.location_index.get(node, NO_LOCATION_INDEX)).passes:
                 passed[node] = victims

@@ -96,12 +96,17 @@ def _gated_in_excess(
 ) -> Iterator[str]:
     """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
     total = {name: -value for name, value in evictable.items()}
-    for pod in sorted(pods, key=lambda p: (p.is_gated, p.metadata.creation_timestamp or "", p.metadata.key)):
+    for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
         requests = reservations.host_requests_of(pod)
         add_amounts(total, requests)
         if pod.is_gated and not reservations.fits(group, node, total, released_only=True):
             add_amounts(total, requests, -1)
             yield pod.metadata.key
+
+
+def age_order(pod: GroupPod) -> tuple[str, str]:
+    """Sort key: older pods first."""
+    return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
 def compare_with_pods(

@@ -57,5 +57,5 @@ class WaitingEvents:
         return due, min(next_checks_s, default=None)
 
     def forget(self, key: str) -> None:
-        """A pod is gone."""
+        """Forget a deleted pod."""
         self._reported.discard(key)

@@ -44,7 +44,7 @@ class ExpectedReplacements:
         self._by_group.setdefault(group, []).append(expected)
 
     def forget(self, group: str) -> None:
-        """A group is gone."""
+        """Forget a deleted group."""
         self._by_group.pop(group, None)
 
     def drop_expired(self, now: float) -> int:

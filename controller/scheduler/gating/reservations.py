@@ -220,7 +220,7 @@ class ReservationCache:
         return self._nodes_by_group.keys()
 
     def forget(self, key: str) -> None:
-        """A pod is gone, or belongs to another group now."""
+        """Forget a pod that was deleted, or belongs to another group now."""
         self._requests.pop(key, None)
         self._released.discard(key)
         group = self._group_of.pop(key, "")

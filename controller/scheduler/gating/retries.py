@@ -92,7 +92,7 @@ class StuckPods:
         self.may_delete = True
 
     def forget(self, key: str) -> None:
-        """A pod is gone."""
+        """Forget a pod that was deleted or does not wait for a node."""
         self._pending.pop(key, None)
 
     def may_require_zones(self, pod: GroupPod) -> bool:
@@ -100,7 +100,7 @@ class StuckPods:
         return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._unmet
 
     def on_forbidden(self, pod: GroupPod) -> None:
-        """The API server forbade the deletion of this pod."""
+        """Record that the API server forbade the deletion of this pod."""
         if pod.metadata.key in self._pending:
             self._pending[pod.metadata.key].is_forbidden = True
 

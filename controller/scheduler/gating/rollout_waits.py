@@ -14,7 +14,7 @@ from controller.cluster.costs import Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import CachedPlan, check_plan
+from controller.scheduler.gating.cached_plan import CachedPlan, age_order, check_plan
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
 from controller.scheduler.gating.reservations import ReservationCache
@@ -47,7 +47,7 @@ class RolloutWaits:
         """Group -> keys of pods for which no plan without waits was found, and the nodes that were full then, by owner."""
 
     def forget(self, group: str) -> None:
-        """No pod of the group waits any more."""
+        """Forget the waits of a group of which no pod waits any more."""
         self._waiting_since.pop(group, None)
         self._failed_attempts.pop(group, None)
 
@@ -67,24 +67,23 @@ class RolloutWaits:
         """
         if not outgoing:
             return plan
-        await asyncio.sleep(0)  # The check of thousands of pods would prolong the block of the event loop.
+        await asyncio.sleep(0)  # The check of thousands of pods blocks the event loop.
         awaiting_rollout = check_plan(plan, group, snapshot.pods, self._reservations, outgoing).awaiting_rollout
-        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_rollout), key=_age_order)
+        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_rollout), key=age_order)
         if not waiting:
             return plan
         full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
         attempt = [pod.metadata.key for pod in waiting], full_nodes
         if self._failed_attempts.get(group) == attempt:
             return plan
-        for movable in (waiting, waiting[:1]) if len(waiting) > 1 else (waiting,):
+        oldest = waiting[:1]
+        for movable in [waiting] if waiting == oldest else [waiting, oldest]:
             refused = dict(snapshot.refused_hosts)
             for pod in movable:
                 refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full_nodes[owner_key(pod)]
+            wanted = msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets)
             try:
-                other = await solve(
-                    msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets),
-                    LEAST_SEARCH_S,
-                )
+                other = await solve(wanted, LEAST_SEARCH_S)
             except PlanningError:
                 return plan
             is_worse = (len(other.unplaced), other.violations) > (len(plan.unplaced), plan.violations)
@@ -120,7 +119,7 @@ class RolloutWaits:
         """
         now, before = self._clock(), self._waiting_since.get(group, {})
         waiting_since = self._waiting_since[group] = {key: before.get(key, now) for key in awaiting_rollout}
-        oldest = min((pod for pod in pods if pod.metadata.key in awaiting_rollout), key=_age_order, default=None)
+        oldest = min((pod for pod in pods if pod.metadata.key in awaiting_rollout), key=age_order, default=None)
         if oldest is None:
             return False
         key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
@@ -141,7 +140,3 @@ class RolloutWaits:
 
 def _locations(plan: Plan) -> dict[str, Location]:
     return {key: target.location for key, target in plan.targets.items()}
-
-
-def _age_order(pod: GroupPod) -> tuple[str, str]:
-    return pod.metadata.creation_timestamp or "", pod.metadata.key

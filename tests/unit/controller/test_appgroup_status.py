@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.status import GroupFacts, admission_condition, gather, plan_status
+from controller.appgroups.status import GroupFacts, admission_condition, gather_facts, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
@@ -45,7 +45,7 @@ group = partial(appgroup, members=2, algorithm="ReverseKahn")
 
 def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
     membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
-    return gather(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
+    return gather_facts(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
 def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
