@@ -1,5 +1,5 @@
 """The program on every node: publishes the node's network capacity, checks pods' bandwidth limits, measures latency, counts traffic.
 
-`program` starts its parts: `capacity`, `bandwidth`, `probing` and `traffic`. It never imports the official Kubernetes client, because
-an agent runs on every node and must stay small.
+`program` starts the parts `capacity`, `bandwidth`, `probing` and `traffic`. The agent never imports the official Kubernetes client,
+because it runs on every node and must stay small.
 """

@@ -120,15 +120,10 @@ class TrafficMeters:
         now_s: float,
         devices_reread: Mapping[int, DeviceCount] | None = None,
     ) -> None:
-        """Add readings.
+        """Add readings for these limits; other limits are forgotten.
 
-        Args:
-            statuses: the limits to measure; others are forgotten.
-            devices: counters of the pods' own devices, by process.
-            kernel_count: counters of buckets and filters; None if they were not read this time.
-            now_s: monotonic time.
-            devices_reread: the devices' counters, read again after ``kernel_count``, so that traffic in between does not count as
-                excess.
+        ``devices`` are counters of the pods' own devices, by process. ``devices_reread`` were read again after ``kernel_count``, so that
+        traffic in between does not count as excess.
         """
         devices_reread = devices_reread or {}
         meters: dict[Key, _Meter] = {}

@@ -90,6 +90,7 @@ class _Pair:
         self.failure_written_at_s: float | None = None
 
     def entry(self, key: str) -> Entry:
+        """What waits, for the key of the pair's sample."""
         # Until a sample is written, the ConfigMap may have a failure from before the agent's start.
         may_have_failure = self.failure_written_at_s is not None or self.written is None
         is_over = self.failure_is_over or (self.sample is not None and may_have_failure)
@@ -142,8 +143,8 @@ class ResultsQueue:
     def add_failure(self, failure: Failure, test: Test) -> None:
         """Queue a failure; repeated ones are written as rarely as equivalent samples."""
         pair = self._pair_of(failure.origin, failure.destination, test)
-        written_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
-        if failure.in_a_row <= MAX_URGENT_FAILURES or written_s >= refresh_interval_s(self._interval_s):
+        age_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
+        if failure.in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):
             pair.sample, pair.is_urgent, pair.failure, pair.failure_is_over = None, False, failure, False
             self._wake()
 

@@ -193,6 +193,18 @@ class TableState(NamedTuple):
     dropped: int | None = None
     early_dropped: int | None = None
 
+    @property
+    def problem(self) -> str:
+        """Why counts are missing or incomplete, and the fix; empty otherwise."""
+        fix = "set it to 1 with sysctl on the node, and in sysctl.d for the next boot"
+        if self.accounting is None:
+            return "the kernel tracks no connections here (Cilium without kube-proxy does not)"
+        if not self.accounting:
+            return f"the kernel counts no bytes of connections: net.netfilter.nf_conntrack_acct is 0; {fix}"
+        if self.events is False:
+            return f"the kernel does not report ended connections: net.netfilter.nf_conntrack_events is 0; {fix}"
+        return ""
+
 
 def read_table_state(proc: Path) -> TableState:
     """Read the state of the table of this process's network namespace."""

@@ -116,7 +116,7 @@ class EdgeTotals:
         self.reading = Reading(0.0, ())
         self._deleted_at_s: dict[bytes, float] = {}
         self._states: dict[Edge, _EdgeState] = {}
-        self._pending: list[tuple[Edge, int, int]] = []
+        self._pending: list[tuple[Edge, int, int]] = []  # edge, request and response bytes of ended connections
         self._server_names: dict[bytes, str] = {}
         self._is_first_round = True
         self._now_s = self._read_at_s = 0.0

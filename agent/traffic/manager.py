@@ -33,7 +33,6 @@ MAX_READING_AGE_S = 300.0
 """An older reading is not exported, because Prometheus refuses samples with old timestamps."""
 _CLIENT_LABELS = ("client_namespace", "client_kind", "client_workload", "client_zone")
 _SERVER_LABELS = ("server_namespace", "server_kind", "server_workload", "server_zone")
-_FIX = "run sysctl net.netfilter.nf_conntrack_acct=1 on the node, and set it in sysctl.d for the next boot"
 
 
 class TrafficManager:
@@ -74,8 +73,8 @@ class TrafficManager:
             except KernelError as error:
                 log.change("table", str(error), "cannot read connection tracking", error=error)
             else:
-                problem = self.collector.problem
-                log.change("table", problem, problem or "connection tracking is read", how=_FIX if problem else "")
+                problem = self.collector.table.problem
+                log.change("table", problem, problem or "connection tracking is read")
             await asyncio.sleep(traffic_pause_s(self.collector.cost_s))
 
 
@@ -100,6 +99,7 @@ class TrafficCollector:
 
     Attributes:
         edges: the totals.
+        table: state of the kernel's table at the last reading.
         cost_s: processor time that the last round took.
         overflows: how often the kernel dropped events.
     """
@@ -108,7 +108,7 @@ class TrafficCollector:
         self.edges = EdgeTotals()
         self.cost_s, self.overflows = 0.0, 0
         self._zone, self._proc, self._clock = zone, proc, clock
-        self._table = TableState()
+        self.table = TableState()
 
     def add_ended(self, data: bytes) -> None:
         """Add a datagram of events of ended connections."""
@@ -125,7 +125,7 @@ class TrafficCollector:
         Raises:
             KernelError: the table cannot be read.
         """
-        self._table = read_table_state(self._proc)
+        self.table = read_table_state(self._proc)
         self.edges.set_workloads(workloads_by_address, now_s)
         self.edges.begin_round(now_s, read_at_s)
         cost_s = 0.0
@@ -136,17 +136,6 @@ class TrafficCollector:
             cost_s += time.thread_time() - began_s
         self.edges.end_round()
         self.cost_s = cost_s
-
-    @property
-    def problem(self) -> str:
-        """Why counts are missing or incomplete; empty otherwise."""
-        if self._table.accounting is None:
-            return "the kernel tracks no connections here (Cilium without kube-proxy does not)"
-        if not self._table.accounting:
-            return "the kernel counts no bytes of connections: net.netfilter.nf_conntrack_acct is 0"
-        if self._table.events is False:
-            return "the kernel does not report ended connections: net.netfilter.nf_conntrack_events is 0"
-        return ""
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node."""
@@ -167,7 +156,7 @@ class TrafficCollector:
         yield from self._table_metrics()
 
     def _table_metrics(self) -> Iterator[Metric]:
-        table = self._table
+        table = self.table
         yield GaugeMetricFamily(
             "netaware_traffic_counting",
             "1 when the kernel counts bytes of connections that begin now, else 0.",

@@ -32,7 +32,7 @@ async def main() -> None:
                 "totals": totals,
                 "servers": sorted(str(ipaddress.ip_address(address)) for address in collector.edges.servers),
                 "uncounted": collector.edges.uncounted,
-                "problem": collector.problem,
+                "problem": collector.table.problem,
             }
             print(json.dumps(answer), flush=True)
         ends.cancel()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
-from agent.traffic.conntrack import Entry, read_entries, read_table_state
+from agent.traffic.conntrack import Entry, TableState, read_entries, read_table_state
 from agent.traffic.edges import ADDRESS_EXPIRY_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
 from agent.traffic.manager import MAX_READING_AGE_S, TrafficCollector, workloads_by_address
 from kubekit.wire import Pod
@@ -194,6 +194,17 @@ def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
     assert read_table_state(tmp_path) == (False, True, 26, 3)
 
 
+@pytest.mark.parametrize(
+    ("state", "setting"),
+    [
+        (TableState(accounting=False), "nf_conntrack_acct is 0; set it to 1"),
+        (TableState(accounting=True, events=False), "nf_conntrack_events is 0; set it to 1"),
+    ],
+)
+def test_a_problem_names_the_setting_that_causes_it(state: TableState, setting: str) -> None:
+    assert setting in state.problem
+
+
 def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_path: Path) -> None:
     clock, registry = [READ_AT_S], CollectorRegistry()
     collector = TrafficCollector(lambda: "z1", tmp_path, lambda: clock[0])
@@ -215,7 +226,7 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     ]
     server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
-    assert "tracks no connections" in collector.problem
+    assert "tracks no connections" in collector.table.problem
     # Prometheus refuses samples that are much older.
     assert len(scrape(MAX_READING_AGE_S)) == 2
     assert scrape(MAX_READING_AGE_S + 1) == []
