@@ -90,17 +90,19 @@ def narrow_node_affinity(
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
-    if added is not None:
-        terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
-        narrowed = [
-            # An empty term matches nothing, but would match nodes with our requirement.
-            NodeSelectorTerm([*(term.match_expressions or ()), added], term.match_fields)
-            if required is None or _has_requirements(term)
-            else term
-            for term in terms
-        ]
-        required = NodeSelector(narrowed)
+    if added is not None and required is None:
+        required = NodeSelector([NodeSelectorTerm([added])])
+    elif added is not None and required is not None:
+        terms = required.node_selector_terms or [NodeSelectorTerm()]
+        required = NodeSelector([_narrow_term(term, added) for term in terms])
     return NodeAffinity(required, [*(preferred_by_user or ()), *preferred] or None)
+
+
+def _narrow_term(term: NodeSelectorTerm, added: MatchExpression) -> NodeSelectorTerm:
+    """The term with our requirement; an empty term, which matches nothing, would match nodes with it, and is unchanged."""
+    if not _has_requirements(term):
+        return term
+    return NodeSelectorTerm([*(term.match_expressions or ()), added], term.match_fields)
 
 
 def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:

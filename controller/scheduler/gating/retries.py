@@ -27,7 +27,7 @@ RETRY_EVERY_S, _MAX_RETRY_S, _QUICK_TRIES = 1.0, 60.0, 8
 """After the quick tries, a pod is retried with exponential back-off."""
 REPLACE_AFTER_S, _MAX_REPLACE_S = 10.0, 600.0
 """A pod with fixed affinity is replaced after this time without a node; doubles with each replaced pod of its owner."""
-_MAX_REPLACED, _MAX_UNMET = 1000, 10_000
+_MAX_REPLACEMENTS, _MAX_UNMET = 1000, 10_000
 """Numbers of owners that are remembered."""
 
 
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True):
 Action = Retry | Replace | Report
 
 
-class _Pending(msgspec.Struct):
+class _History(msgspec.Struct):
     """History of a pod that found no node.
 
     Attributes:
@@ -84,25 +84,25 @@ class StuckPods:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._pending: dict[str, _Pending] = {}
-        self._replaced: dict[str, tuple[float, int]] = {}
+        self._histories: dict[str, _History] = {}
+        self._replacements: dict[str, tuple[float, int]] = {}
         """Owner -> time of the last replacement, and number of replacements."""
-        self._unmet: dict[str, None] = {}
-        """Owners of pods whose required terms no node met."""
+        self._owners_with_unmet_terms: dict[str, None] = {}
+        """In the order of the first such pod, without values."""
         self.may_delete = True
 
     def forget(self, key: str) -> None:
         """Forget a pod that was deleted or does not wait for a node."""
-        self._pending.pop(key, None)
+        self._histories.pop(key, None)
 
     def may_require_zones(self, pod: GroupPod) -> bool:
         """Whether required terms may name zones: only if the pod can be replaced, and no earlier pod of its owner failed with them."""
-        return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._unmet
+        return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._owners_with_unmet_terms
 
     def on_forbidden(self, pod: GroupPod) -> None:
         """Record that the API server forbade the deletion of this pod."""
-        if pod.metadata.key in self._pending:
-            self._pending[pod.metadata.key].is_forbidden = True
+        if pod.metadata.key in self._histories:
+            self._histories[pod.metadata.key].is_forbidden = True
 
     def decide(
         self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
@@ -122,7 +122,7 @@ class StuckPods:
             if not pod.is_waiting or pod.is_gated or not pod.found_no_node:
                 self.forget(key)
                 continue
-            self._pending.setdefault(key, _Pending(now))
+            self._histories.setdefault(key, _History(now))
             target = plan.targets.get(key) if plan is not None else None
             has_fixed_affinity = placement_of_pod(pod, self._config, state) == "affinity"
             decide = self._decide_replacement if has_fixed_affinity else self._decide_retry
@@ -136,18 +136,18 @@ class StuckPods:
     def _decide_retry(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
-        pending, old_target = self._pending[pod.metadata.key], target_of(pod)
+        history, old_target = self._histories[pod.metadata.key], target_of(pod)
         has_new_target = target is not None and (old_target is None or old_target.node != target.node)
         answer = _hash_of_answer(state, pod)
         scheduled = pod.condition("PodScheduled")
         is_refused_by_us = scheduled is not None and REFUSAL_TEXT in scheduled.message
-        has_new_answer = is_refused_by_us and pending.answer != answer
+        has_new_answer = is_refused_by_us and history.answer != answer
         # So far the filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
-        is_first_retry = old_target is not None and pending.answer is None
+        is_first_retry = old_target is not None and history.answer is None
         if not has_new_target and not has_new_answer and not is_first_retry:
             return None, None
-        wait_s = backoff_s(pending.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _MAX_RETRY_S)
-        left_s = pending.last_try_at + wait_s - now
+        wait_s = backoff_s(history.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _MAX_RETRY_S)
+        left_s = history.last_try_at + wait_s - now
         if left_s > 0:
             return None, left_s
         patch = retry_patch(pod, target if has_new_target else None, f"{now:.3f}")
@@ -155,27 +155,28 @@ class StuckPods:
 
     def on_retried(self, retry: Retry, now: float) -> None:
         """Record a written retry."""
-        pending = self._pending.get(retry.pod.metadata.key)
-        if pending is not None:
-            pending.answer, pending.last_try_at, pending.tries = retry.answer, now, pending.tries + 1
+        history = self._histories.get(retry.pod.metadata.key)
+        if history is not None:
+            history.answer, history.last_try_at, history.tries = retry.answer, now, history.tries + 1
 
     def _decide_replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
-        pending = self._pending[pod.metadata.key]
+        history = self._histories[pod.metadata.key]
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
             # Our affinity excludes no node, and the scheduler retries the pod by itself.
             return None, None
-        left_s = pending.since + REPLACE_AFTER_S - now
+        left_s = history.since + REPLACE_AFTER_S - now
         if left_s > 0:
             return None, left_s
         old_target = target_of(pod)
         has_moved = old_target is not None and target is not None and old_target.location != target.location
         answer = _hash_of_answer(state, pod)
-        pending.answer = answer if pending.answer is None else pending.answer
-        if not self.may_delete or pending.is_forbidden or not is_replaceable(pod):
+        if history.answer is None:
+            history.answer = answer
+        if not self.may_delete or history.is_forbidden or not is_replaceable(pod):
             return self._give_up(pod), None
-        if has_moved or pending.answer != answer:
+        if has_moved or history.answer != answer:
             return self._replace(pod, target, now)
         self._remember_unmet(pod)
         note = "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
@@ -184,14 +185,14 @@ class StuckPods:
     def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
         """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
         owner = owner_key(pod)
-        last_at, count = self._replaced.get(owner, (float("-inf"), 0))
+        last_at, count = self._replacements.get(owner, (float("-inf"), 0))
         left_s = last_at + backoff_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
         if left_s > 0:
             return None, left_s
-        self._replaced.pop(owner, None)
-        self._replaced[owner] = (now, count + 1)
-        if len(self._replaced) > _MAX_REPLACED:
-            self._replaced.pop(next(iter(self._replaced)))
+        self._replacements.pop(owner, None)
+        self._replacements[owner] = (now, count + 1)
+        if len(self._replacements) > _MAX_REPLACEMENTS:
+            self._replacements.pop(next(iter(self._replacements)))
         suffix = f"; zone {target.zone} has a node for it" if target is not None else ""
         note = f"no node is left where its frozen node affinity allows, and costs or the plan have changed{suffix}"
         return Replace(pod, note), None
@@ -199,10 +200,10 @@ class StuckPods:
     def _give_up(self, pod: GroupPod) -> Report | None:
         """Report once that the pod cannot be replaced: we lack the right, or its owner would not replace it without a penalty."""
         self._remember_unmet(pod)
-        pending = self._pending[pod.metadata.key]
-        if pending.is_reported:
+        history = self._histories[pod.metadata.key]
+        if history.is_reported:
             return None
-        pending.is_reported = True
+        history.is_reported = True
         cause = "its owner would not replace it without a penalty"
         if is_replaceable(pod):
             cause = "the controller has no right to delete it"
@@ -210,9 +211,9 @@ class StuckPods:
         return Report(pod, note)
 
     def _remember_unmet(self, pod: GroupPod) -> None:
-        self._unmet[owner_key(pod)] = None
-        if len(self._unmet) > _MAX_UNMET:
-            self._unmet.pop(next(iter(self._unmet)))
+        self._owners_with_unmet_terms[owner_key(pod)] = None
+        if len(self._owners_with_unmet_terms) > _MAX_UNMET:
+            self._owners_with_unmet_terms.pop(next(iter(self._owners_with_unmet_terms)))
 
 
 def owner_key(pod: GroupPod) -> str:
