@@ -75,7 +75,7 @@ class Case:
 
 
 @pytest.mark.parametrize("seed", ONE_AND_MORE)
-def test_money_takes_the_fastest_of_the_cheapest_placements_and_both_weighs_cost_like_time(seed: int) -> None:
+def test_money_is_the_fastest_of_the_cheapest_and_both_weighs_cost_like_time(seed: int) -> None:
     case = Case(seed)
     values, scale = case.all_values(), max(case.ms.values()) / max(case.price.values())
     cheapest = min(money for money, _ in values)
@@ -88,7 +88,7 @@ def test_money_takes_the_fastest_of_the_cheapest_placements_and_both_weighs_cost
     assert money * scale + time == pytest.approx(min(money * scale + time for money, time in values), rel=0.02)
 
 
-def test_without_prices_or_where_every_way_costs_the_same_calls_are_judged_by_time() -> None:
+def test_time_is_the_objective_without_prices_or_with_equal_prices() -> None:
     case = Case(1)
     plan = case.plan("money", None)
     assert [problem.partition(":")[0] for problem in plan.problems] == ["objective money"]

@@ -157,7 +157,7 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
 
 
 @pytest.mark.parametrize(("case", "cpus", "changes", "hosts"), PLANS.values(), ids=PLANS)
-def test_where_a_plan_puts_pods(
+def test_pods_get_these_targets(
     case: groups.Case, cpus: str | dict[str, str], changes: dict[str, Any], hosts: dict[str, str | None]
 ) -> None:
     sizes = cpus if isinstance(cpus, dict) else dict(zip("abc", cpus, strict=False))
@@ -166,7 +166,7 @@ def test_where_a_plan_puts_pods(
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_plan_fits_and_its_figures_are_those_of_its_targets_once_they_are_bound(seed: int, distribution: str) -> None:
+def test_a_plan_fits_and_its_figures_equal_those_of_its_bound_pods(seed: int, distribution: str) -> None:
     case = groups.random_case(random.Random(seed))
     tight = msgspec.structs.replace(case, edges=tuple((a, b, most // 3) for a, b, most in case.edges))
     services = [groups.service(f"w{i}", distribution) for i in range(len(case.replicas))]
@@ -191,7 +191,7 @@ def test_a_pod_group_without_room_for_all_its_pods_gets_no_place() -> None:
     assert (plan.cost, plan.traffic) == (0, 0)
 
 
-def test_a_limit_is_broken_only_where_that_cannot_be_avoided() -> None:
+def test_a_limit_is_violated_only_if_that_is_unavoidable() -> None:
     nodes, pods = nodes_of(a="1", b="1", c="1"), [FIRST, SECOND]
     assert plan_of(line(most=5), nodes, pods=pods).violations == 0
     assert plan_of(line(most=5), [nodes[0], nodes[2]], pods=pods).violations == 1
@@ -203,7 +203,7 @@ def test_latency_is_reported_for_every_objective(objective: str) -> None:
     assert (plan.cost, plan.latency_us) == (5, 5000.0)
 
 
-def test_a_limit_for_each_dependency_costs_a_plan_no_more_than_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_per_dependency_does_not_multiply_the_cost_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group may have thousands of limits, and the other groups wait for its plan."""
     zones, workloads, asked = 12, 16, list[int]()
     check = CostTable.check_limit
@@ -224,7 +224,7 @@ def test_a_limit_for_each_dependency_costs_a_plan_no_more_than_one_for_all(monke
     assert counts[1] < 2 * counts[0]
 
 
-def test_the_same_state_gives_the_same_plan_whatever_the_order_of_its_parts() -> None:
+def test_the_order_of_pods_and_nodes_does_not_change_the_plan() -> None:
     one = groups.snapshot(groups.random_case(random.Random(4)))
     other = msgspec.structs.replace(one, pods=list(reversed(one.pods)), hosts=dict(reversed(list(one.hosts.items()))))
     assert plan_group(one) == plan_group(other)
@@ -239,7 +239,7 @@ def test_the_same_state_gives_the_same_plan_whatever_the_order_of_its_parts() ->
     ],
     ids=["none", "one", "pods of a second namespace that it does not select"],
 )
-def test_the_services_that_select_a_workload_tell_who_answers(services: Any, *, elsewhere: bool, near: bool) -> None:
+def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *, elsewhere: bool, near: bool) -> None:
     """Of several namespaces the Service that keeps least near counts: one that sorts first decides nothing."""
     full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
     pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(line((0, 2)))]
@@ -251,7 +251,7 @@ def test_the_services_that_select_a_workload_tell_who_answers(services: Any, *, 
     assert plan.latency_us < 1000.0 if near else plan.latency_us > 2000.0
 
 
-def test_replicas_that_are_declared_but_not_there_yet_get_their_room() -> None:
+def test_declared_replicas_without_a_pod_get_room() -> None:
     """Two more of w0 are on their way: two of the four call from the other zone, wherever what is there goes."""
     asked = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
     assert plan_group(asked).cost == 0
@@ -261,7 +261,7 @@ def test_replicas_that_are_declared_but_not_there_yet_get_their_room() -> None:
     assert plan.unplaced == ()
 
 
-def test_replicas_to_come_are_like_the_first_of_their_workload_by_name() -> None:
+def test_the_first_pod_by_name_is_the_model_of_missing_replicas() -> None:
     case, nodes = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9)), [node("a", "z0", "4"), node("b", "z1", "2")]
     pods = [waiting_pod("w0-0", "w0", "1"), waiting_pod("w0-1", "w0", "3")]
     asked = snapshot(case, nodes, pods=pods, replicas={"w0": 4})
@@ -270,7 +270,7 @@ def test_replicas_to_come_are_like_the_first_of_their_workload_by_name() -> None
     assert plan_group(msgspec.structs.replace(asked, pods=pods[::-1])) == plan
 
 
-def test_a_dependency_weighs_as_much_as_it_has_callers() -> None:
+def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
     """w1 is called by three of w0, which are 5 or 15 away, and by one of w2, which is 30 or 5 away."""
     cost = ((0, 30, 5, 15), (30, 0, 30, 5), (5, 30, 0, 20), (15, 5, 20, 0))
     case = groups.Case((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
@@ -286,7 +286,7 @@ def test_a_dependency_weighs_as_much_as_it_has_callers() -> None:
     assert placed(2) == {"w1-0": "z3"}
 
 
-def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:
+def test_a_hot_host_is_not_used_unless_it_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
@@ -324,7 +324,7 @@ def test_node_selectors_affinity_and_taints_are_honoured(spec: dict[str, Any], z
     assert plan.unplaced == (() if zone else ("default/w0-0",))
 
 
-def test_replicas_spread_over_zones_when_a_constraint_asks_for_it() -> None:
+def test_replicas_spread_over_zones_by_a_topology_spread_constraint() -> None:
     constraint = {
         "topologyKey": "topology.kubernetes.io/zone",
         "maxSkew": 1,
@@ -354,7 +354,7 @@ def test_anti_affinity_keeps_replicas_on_different_hosts(required: bool) -> None
     assert len(crowded.unplaced) == (1 if required else 0)
 
 
-def test_nothing_to_place_and_nowhere_to_place_are_answered() -> None:
+def test_a_group_without_pods_and_a_cluster_without_nodes_are_planned() -> None:
     nothing = plan_of(line(), [node("a", "z0")], pods=[])
     assert (nothing.targets, nothing.cost, nothing.violations, nothing.latency_us) == ({}, 0, 0, 0.0)
     assert sorted(plan_of(line(), []).unplaced) == ["default/w0-0", "default/w1-0", "default/w2-0"]
@@ -388,7 +388,7 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
         ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}], 4000),
     ],
 )
-def test_a_container_that_is_resized_in_place_holds_the_larger_of_what_it_has_and_what_it_gets(
+def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
     asked: str, allocated: str | None, has: str | None, conditions: list[dict[str, str]], cpu: int
 ) -> None:
     held: dict[str, Any] = {"name": "c"}
@@ -416,9 +416,7 @@ def test_a_container_that_is_resized_in_place_holds_the_larger_of_what_it_has_an
         ("node.kubernetes.io/unreachable", "Unknown", "not Ready"),
     ],
 )
-def test_a_pod_that_tolerates_every_taint_is_not_planned_where_it_could_not_start(
-    taint: str, ready: str, why: str
-) -> None:
+def test_tolerations_of_every_taint_do_not_admit_nodes_that_are_not_ready(taint: str, ready: str, why: str) -> None:
     closed = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
     conditions = [Condition(type="Ready", status=ready)]
     closed = msgspec.structs.replace(closed, status=msgspec.structs.replace(closed.status, conditions=conditions))
@@ -429,8 +427,8 @@ def test_a_pod_that_tolerates_every_taint_is_not_planned_where_it_could_not_star
 
 
 @pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])
-def test_a_sidecar_holds_its_host_port_and_an_init_container_does_not(restarts: str | None, held: bool) -> None:
-    """Whoever asks, the planner or the account of what hosts have: kube-scheduler counts ports of what goes on running."""
+def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(restarts: str | None, held: bool) -> None:
+    """The planner and the node cache count ports of containers that keep running, as kube-scheduler does."""
     first = {"name": "i", "restartPolicy": restarts, "ports": [{"containerPort": 9100, "hostPort": 9100}]}
     spec = {"containers": [{"name": "c"}], "initContainers": [first]}
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
@@ -443,8 +441,8 @@ def test_a_sidecar_holds_its_host_port_and_an_init_container_does_not(restarts: 
     assert len(plan.unplaced) == held
 
 
-def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_gone() -> None:
-    """A resize in place that is under way: what its host counts for the pod is what leaves with it."""
+def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None:
+    """During an in-place resize the pod frees all that its host counts for it."""
     pod = bound_pod("w0-0", "w0", "a")
     kept = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
     pod = msgspec.structs.replace(pod, status=GroupPodStatus(phase="Running", container_statuses=[kept]))
@@ -465,7 +463,7 @@ def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_g
         ("2", "pod affinity, anti-affinity or topology spread constraints"),
     ],
 )
-def test_a_pod_without_a_place_shows_what_its_node_lacks(cpu: str, why: str) -> None:
+def test_the_reason_of_an_unplaced_pod_names_what_its_node_lacks(cpu: str, why: str) -> None:
     """Two replicas of one core each that may not share a host: what fits exactly fits."""
     own = {"matchLabels": {WORKLOAD_LABEL: "w0"}}
     terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
@@ -476,7 +474,7 @@ def test_a_pod_without_a_place_shows_what_its_node_lacks(cpu: str, why: str) -> 
     assert plan.unplaced_reasons["default/w0-1"] == f"0/1 nodes are available: 1 {why}"
 
 
-def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
+def test_an_unmeasured_path_is_expensive_if_other_paths_are_measured() -> None:
     """With a NetworkTopology, as there is one unless somebody says otherwise; without any, zones are taken for near."""
     nodes = [node("a", "z0", "1"), node("b", "z9", "1")]
     unknown = plan_of(line((1, 1)), nodes, objective="time")
@@ -495,10 +493,10 @@ def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
     ],
     ids=["counted", "not counted yet", "alone", "alone, not counted yet"],
 )
-def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_waits(
+def test_a_snapshot_without_a_pod_has_its_room_and_a_waiting_replacement(
     seats: dict[str, str], used: int, promised: int
 ) -> None:
-    """Room for one is left on host a, whoever counted what; the pod on host b stays."""
+    """Host a has room for one pod, whether its pods are counted yet or not; the pod on host b stays."""
     bound = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b")]
     nodes = [node("a", "z0", "2" if promised else "1"), node("b", "z1", "1")]
     others = {"a": {"cpu": promised}} if promised else {}
@@ -520,7 +518,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
     assert start.reserved == others, "whose it is stays as it was"
 
 
-def test_annotations_that_cannot_be_read_are_reported_once_and_the_default_counts() -> None:
+def test_unreadable_annotations_are_reported_once_and_count_as_absent() -> None:
     case = line((1, 1))
     group = groups.group_of(case)
     odd = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
@@ -535,7 +533,7 @@ def test_annotations_that_cannot_be_read_are_reported_once_and_the_default_count
     assert {t.node for t in plan.targets.values()} == {"a"}
 
 
-def test_total_cost_is_of_all_pairs_and_a_host_is_no_distance() -> None:
+def test_total_cost_sums_all_pairs_and_is_0_within_a_host() -> None:
     nodes = [node(name, zone) for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z2"), ("d", "z1"))]
 
     def cost(*at: str) -> tuple[int, int]:
@@ -550,7 +548,7 @@ def test_total_cost_is_of_all_pairs_and_a_host_is_no_distance() -> None:
     assert cost("a", "c", "b") == (10, 2)
 
 
-def test_nodes_without_a_zone_are_not_near_each_other_in_a_cluster_that_has_zones() -> None:
+def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> None:
     """Where none has one, they are: a cluster in one rack."""
     case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
 
@@ -579,7 +577,7 @@ def of_revision(pod: GroupPod, revision: str, minute: int, node: str = "") -> Gr
 
 @pytest.mark.parametrize("workload", ["w1", "w2"])
 @pytest.mark.parametrize("rolls_back", [False, True])
-def test_what_a_rollout_is_about_to_replace_survives_no_zone(workload: str, *, rolls_back: bool) -> None:
+def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, rolls_back: bool) -> None:
     """The caller is in z0, so is one new replica; the old one in z1 is there for calls, and gone in a moment."""
     nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
     base = snapshot(line((0, 0, 0)), nodes, objective="time", spread="zone")

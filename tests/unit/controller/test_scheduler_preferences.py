@@ -48,7 +48,7 @@ def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidth
     assert plan_of(bandwidths, **said).targets["default/w0-0"].zone == zone
 
 
-def test_traffic_that_makes_no_sense_is_left_out_and_told() -> None:
+def test_invalid_traffic_is_left_out_and_reported() -> None:
     problems: list[str] = []
     odd = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
     assert read_weights(odd, "netaware.io/measured-weights", problems) == {("w0", "w2"): 7.5}

@@ -169,7 +169,7 @@ def random_case(chance: random.Random) -> Case:
 @pytest.mark.parametrize(
     "seeds", [range(100), pytest.param(range(100, 2000), marks=pytest.mark.fuzz)], ids=["few", "many"]
 )
-def test_answers_are_those_of_the_contracts_table(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_follow_the_table_of_the_contract(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         case = random_case(random.Random(seed))
         monkeypatch.setattr(encoding, "MAX_REASONS", case.limit)
@@ -218,7 +218,7 @@ def check_against_the_table(case: Case) -> None:
             assert scores == {}
 
 
-def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
+def test_finished_pods_and_pods_on_deleted_nodes_do_not_count() -> None:
     config = SchedulerConfig()
     state = state_with(
         config,
@@ -242,7 +242,7 @@ def test_upstream_parity_counts_finished_pods_and_fails_on_deleted_nodes() -> No
     assert "gone" in ask(extender_of(lost, UPSTREAM), "filter", "P1", ["N1", "N8"])["error"]
 
 
-def test_counts_follow_pods_as_they_come_move_and_go() -> None:
+def test_counts_follow_added_moved_and_deleted_pods() -> None:
     state = state_with(SchedulerConfig(), *SEED_NODES, app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS))
     waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
     state.on_pod_change("default/p2", None, waiting)
@@ -254,7 +254,7 @@ def test_counts_follow_pods_as_they_come_move_and_go() -> None:
     assert state.score("default", "a1", "P1").neutral
 
 
-def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
+def test_a_relabelled_node_is_scored_by_its_new_location() -> None:
     state = state_with(
         SchedulerConfig(),
         *SEED_NODES,
@@ -288,13 +288,15 @@ def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
         ((weight({}, {}, "Other"),), ""),
     ],
 )
-def test_the_weight_asked_for_wins_over_the_measured_one(weights: tuple[dict[str, Any], ...], expected: str) -> None:
+def test_the_configured_weight_wins_over_the_measured_weight(
+    weights: tuple[dict[str, Any], ...], expected: str
+) -> None:
     assert state_with(SchedulerConfig(), topology_of(*weights)).costs("default").weight == expected
     parity = state_with(UPSTREAM, topology_of(*weights)).costs("default").weight
     assert parity == ("UserDefined" if expected == "UserDefined" else "")
 
 
-def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the_groups_word() -> None:
+def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_workloads() -> None:
     config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
     shared = app_group({"P": {}})
     own = app_group({"P": {}}, "shop")
@@ -333,7 +335,7 @@ def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) 
     assert normalise_all(raw) == scores
 
 
-def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing() -> None:
+def test_allocatable_truncates_toward_zero_and_counts_absent_resources_as_0() -> None:
     args = AllocatableArgs(resources=(ResourceWeight(name="a", weight=2), ResourceWeight(name="b", weight=1)))
     assert raw_score({"a": 5}, args) == -3  # -10/3, and not -4
     assert raw_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
@@ -351,7 +353,7 @@ HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2
 @pytest.mark.parametrize(
     "seeds", [range(300), pytest.param(range(300, 3000), marks=pytest.mark.fuzz)], ids=["few", "many"]
 )
-def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
+def test_a_node_is_scored_by_the_replicas_that_answer(seeds: range) -> None:
     """Whatever the Service's traffic distribution, with nodes that have no zone, or nothing at all."""
     for seed in seeds:
         chance = random.Random(seed)

@@ -104,7 +104,7 @@ def test_problems_without_replicas_or_without_hosts_are_solved() -> None:
     assert solve(without_hosts).tolist() == [-1, -1]
 
 
-def test_flexible_replicas_move_to_free_the_only_host_of_a_constrained_one() -> None:
+def test_flexible_replicas_free_the_only_host_of_a_constrained_replica() -> None:
     """Each replica fills a host. The constrained workload fits only host 0, which the first workload would take."""
     allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
     problem = make_problem(
@@ -264,7 +264,7 @@ def test_replicas_without_calls_take_the_emptier_hosts() -> None:
     assert solve(uneven).tolist() == [1]
 
 
-def test_the_rest_of_a_rollout_weighs_colocation_like_the_whole_plan() -> None:
+def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
     """The plan of all pods of eleven workloads uses two of three hosts, and so does the plan of the last two pods."""
     workloads = 11
     calls = [(0, callee, Routing.ZONE) for callee in range(1, workloads)]

@@ -76,7 +76,7 @@ def same(found: Plan, wanted: Plan) -> bool:
     return dict(found.targets) == dict(wanted.targets) and set(found.unplaced) == set(wanted.unplaced)
 
 
-async def test_the_process_answers_as_the_planner_does_and_follows_the_cluster() -> None:
+async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> None:
     cluster = Cluster()
     cluster.add_nodes(600)
     async with process(cluster) as planner:
@@ -95,7 +95,7 @@ async def test_the_process_answers_as_the_planner_does_and_follows_the_cluster()
         assert same(await planner.solve(few), plan_group(few))
 
 
-async def test_a_plan_that_takes_too_long_is_given_up_and_the_next_one_is_made() -> None:
+async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:
@@ -114,7 +114,7 @@ async def test_a_plan_that_takes_too_long_is_given_up_and_the_next_one_is_made()
             os.kill(first, 0)
 
 
-async def test_a_process_that_dies_fails_one_plan_and_no_other() -> None:
+async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:
@@ -151,7 +151,7 @@ def far_apart(rng: random.Random) -> CostTable:
     return CostTable(msgspec.convert(weight_body(between_zones, between_regions), WeightInfo))
 
 
-def test_a_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_them() -> None:
+def test_a_plan_over_forty_zones_rarely_splits_a_group_between_two() -> None:
     """Ten pods that call each other fit many a zone; one long run left 5 of these 15 groups apart."""
     rng = random.Random(1)
     costs = far_apart(rng)
