@@ -239,13 +239,8 @@ static void perturb(State *s, int tries) {
 /* Whether a class fits no host, even without the other movable replicas. */
 static int fits_no_host(const State *s, int32_t class) {
   const Problem *p = s->p;
-  for (int32_t h = 0; h < p->hosts; h++) {
-    if (!is_allowed(p, class, h)) continue;
-    int has_room = 1;
-    for (int64_t a = p->request_start[class]; has_room && a < p->request_start[class + 1]; a++)
-      has_room = p->free[(int64_t)h * p->resources + p->request_resource[a]] >= p->request_amount[a];
-    if (has_room) return 0;
-  }
+  for (int32_t h = 0; h < p->hosts; h++)
+    if (is_allowed(p, class, h) && fits(p, class, p->free + (int64_t)h * p->resources)) return 0;
   return 1;
 }
 
@@ -387,7 +382,8 @@ static double move_with_followers(State *s, int32_t i, int32_t to, double temper
   is_possible = is_possible && state_may_leave(s, class, here) && try_move(&t, i, to);
   for (int k = 0; is_possible && k < n; k++) {
     is_possible = try_move(&t, followers[k], to);
-    for (int turn = 1; !is_possible && turn < MAX_FOLLOWER_TRIES; turn++) is_possible = try_move(&t, followers[k], (int32_t)random_below(s, p->hosts));
+    for (int turn = 1; !is_possible && turn < MAX_FOLLOWER_TRIES; turn++)
+      is_possible = try_move(&t, followers[k], (int32_t)random_below(s, p->hosts));
   }
   return finish_trial(&t, is_possible, temperature);
 }
@@ -406,7 +402,8 @@ static double step(State *s, double temperature) {
   ReplicaList *there = &s->replicas_on[to];
   if (s->host_of[i] < 0) {
     if (may_move(s, i, to)) state_move(s, i, to);
-    else if (there->length && is_allowed(p, class_at(s, i), to)) return replace(s, i, there->item[random_below(s, there->length)], temperature);
+    else if (there->length && is_allowed(p, class_at(s, i), to))
+      return replace(s, i, there->item[random_below(s, there->length)], temperature);
     return 0;
   }
   if (has_rules(p, class_at(s, i)) && random_below(s, 10) == 0) return move_with_followers(s, i, to, temperature);

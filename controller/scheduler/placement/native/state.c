@@ -33,7 +33,7 @@ static inline int64_t same_host_calls(const Problem *p, int64_t e, int64_t calle
 }
 
 /* Change of same_host_calls on a host, if it gains (1) or loses (-1) a replica of the caller or the callee. */
-static int64_t same_host_delta(const State *s, int64_t e, int as_callee, int32_t host, int step) {
+static inline int64_t same_host_delta(const State *s, int64_t e, int as_callee, int32_t host, int step) {
   const Problem *p = s->p;
   int64_t callers = s->on_host[p->caller[e] * p->hosts + host], called = s->on_host[p->callee[e] * p->hosts + host];
   if (!(as_callee ? callers : called)) return 0;
@@ -66,7 +66,7 @@ static double cost_from_zone(const State *s, int64_t e, int64_t z, int64_t calle
 }
 
 /* cost_from_zone of the current placement. */
-static double current_cost_from_zone(const State *s, int64_t e, int64_t z) {
+static inline double current_cost_from_zone(const State *s, int64_t e, int64_t z) {
   const Problem *p = s->p;
   int64_t b = p->callee[e], k = e * p->zones + z;
   return cost_from_zone(s, e, z, s->in_zone[p->caller[e] * p->zones + z], s->in_zone[b * p->zones + z], s->same_host[k], s->to_all[k],
@@ -186,15 +186,6 @@ void state_free(State *s) {
                  s->n_counted, s->n_owners, s->min_counted, s->n_on_host};
   for (unsigned i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
   free(s);
-}
-
-/* Whether the free resources of a host suffice. */
-int state_fits(const State *s, int32_t class, int32_t host) {
-  const Problem *p = s->p;
-  const int64_t *host_free = s->free + (int64_t)host * p->resources;
-  for (int64_t a = p->request_start[class]; a < p->request_start[class + 1]; a++)
-    if (host_free[p->request_resource[a]] < p->request_amount[a]) return 0;
-  return 1;
 }
 
 /* topologySpreadConstraints: a domain exceeds the minimum by at most the skew, also after the replica has left its domain. */

@@ -88,7 +88,6 @@ double state_other_delta(const State *s, int32_t class, int32_t from, int32_t to
 double state_delta(const State *s, int32_t replica, int32_t to);
 double state_cost(const State *s);
 void state_move(State *s, int32_t replica, int32_t to);
-int state_fits(const State *s, int32_t class, int32_t host);
 int state_may_leave(const State *s, int32_t class, int32_t from);
 int state_allows(const State *s, int32_t class, int32_t from, int32_t host);
 
@@ -103,6 +102,15 @@ static inline int64_t random_below(State *s, int64_t n) { return (int64_t)(((ran
 static inline double random_unit(State *s) { return (double)(random_bits(s) >> 11) * 0x1.0p-53; }
 static inline int is_allowed(const Problem *p, int32_t class, int32_t host) {
   return p->allowed[(int64_t)p->row_of[class] * p->hosts + host];
+}
+/* Whether these free resources of a host suffice. */
+static inline int fits(const Problem *p, int32_t class, const int64_t *host_free) {
+  for (int64_t a = p->request_start[class]; a < p->request_start[class + 1]; a++)
+    if (host_free[p->request_resource[a]] < p->request_amount[a]) return 0;
+  return 1;
+}
+static inline int state_fits(const State *s, int32_t class, int32_t host) {
+  return fits(s->p, class, s->free + (int64_t)host * s->p->resources);
 }
 static inline int has_rules(const Problem *p, int32_t class) { return p->role_start[class] < p->role_start[class + 1]; }
 
