@@ -36,10 +36,10 @@ class BackgroundProber:
         self._stream: DatagramStream | None = None
         self._recent_rounds: dict[DatagramTarget, deque[Histogram]] = {}
 
-    def pause(self, *, paused: bool) -> None:
-        """Pause sending during a netperf run, which needs the CPU."""
+    def set_paused(self, *, is_paused: bool) -> None:
+        """Pause or resume sending; paused during a netperf run, which needs the CPU."""
         if self._stream is not None:
-            self._stream.is_paused = paused
+            self._stream.is_paused = is_paused
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
         """A pair's measurement by datagrams since the last call (None if too few), and the number of answers. Opens a new window."""

@@ -36,6 +36,8 @@ _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 
 class _ZonePairState:
+    """The newest sample, counters by test and outcome or flag, and the histogram of medians."""
+
     def __init__(self) -> None:
         self.sample: Sample | None = None
         self.outcomes: dict[tuple[Test, str], int] = {}

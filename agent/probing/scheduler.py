@@ -160,6 +160,7 @@ class ProbeScheduler:
             self._listener(self._conclude(probe, plan.settings.test, failure))
 
     def _until_own_time_s(self, plan: ZonePlan) -> float:
+        """Time until this node's phase of the round, which follows from a hash of the node's name."""
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
         rounds = self._wall_clock() / plan.interval_s - phase
@@ -189,7 +190,7 @@ class ProbeScheduler:
             _log_change(skipped)
             return skipped
         run: Measurement | ProbeFailedError
-        self._background.pause(paused=True)
+        self._background.set_paused(is_paused=True)
         try:
             async with asyncio.timeout(self._timeout_s(scheduled, plan)):
                 run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
@@ -201,11 +202,11 @@ class ProbeScheduler:
         except TimeoutError:
             run = ProbeFailedError("timeout", "the run did not end before the next run", alive=True)
         finally:
-            self._background.pause(paused=False)
+            self._background.set_paused(is_paused=False)
         return self._conclude(probe, test, run)
 
     def _timeout_s(self, scheduled: ScheduledRun, plan: ZonePlan) -> float:
-        """Time limit of a run: until this node's next run must start, at least the planned length."""
+        """Time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
         following = next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:

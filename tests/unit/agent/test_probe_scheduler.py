@@ -101,8 +101,8 @@ class Answers(BackgroundProber):
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
         return self.measurement, self.returned
 
-    def pause(self, *, paused: bool) -> None:
-        self.paused.append(paused)
+    def set_paused(self, *, is_paused: bool) -> None:
+        self.paused.append(is_paused)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         return self.returned > 0
