@@ -39,11 +39,6 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
     return [by_type[t] for t in sorted(by_type)]
 
 
-def changed_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """The conditions of ``new`` that differ from ``old``, with their times; arguments as for `merge_conditions`."""
-    return [c for c in merge_conditions(old, new, now) if c not in (old or ())]
-
-
 def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
     """The condition of that type; None if there is none."""
     return next((c for c in conditions or () if c.type == type_), None)

@@ -108,8 +108,3 @@ class ApiError(KubekitError):
     def is_throttled(self) -> bool:
         """Whether the server was too busy and did nothing; a PodDisruptionBudget's refusal has the same status."""
         return self.status == 429 and "DisruptionBudget" not in self.causes
-
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status in {408, 429, 500, 502, 503, 504}

@@ -63,8 +63,10 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     return host or ALL_ADDRESSES, int(port)
 
 
-def _bind_all_addresses(port: int) -> socket.socket:
-    """A listening socket on all IPv6 and IPv4 addresses of the machine; on IPv4 alone if there is no IPv6."""
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket on an address, or on all IPv6 and IPv4 addresses; on all IPv4 addresses if there is no IPv6."""
+    if host != ALL_ADDRESSES:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server((ALL_ADDRESSES, port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -73,11 +75,6 @@ def _bind_all_addresses(port: int) -> socket.socket:
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
                 raise
     return socket.create_server(("", port))
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
 
 
 class Server:
@@ -125,7 +122,8 @@ class Server:
         await runner.setup()
         try:
             try:
-                await self._site(runner).start()
+                bound = _bind(self._host, self._port)
+                await BoundSite(runner, bound, self.connections, self.handshakes, self._tls).start()
             except OSError as error:
                 raise ConfigError("--listen", f"cannot bind {self._host}:{self._port}: {error.strerror}") from error
             port = runner.addresses[0][1]
@@ -133,10 +131,6 @@ class Server:
             yield f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         finally:
             await runner.cleanup()
-
-    def _site(self, runner: web.AppRunner) -> BoundSite:
-        bound = _bind_all_addresses(self._port) if self._host == ALL_ADDRESSES else _bind(self._host, self._port)
-        return BoundSite(runner, bound, self.connections, self.handshakes, self._tls)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

@@ -121,7 +121,7 @@ def parse_yaml(text: str, flag: str, where: str = "") -> Any:
 
     try:
         return yaml_text.parse(text)
-    except yaml_text.InvalidYamlError as error:
+    except ValueError as error:
         raise ConfigError(flag, f"{where} is not YAML: {error}".lstrip()) from error
 
 

@@ -1,15 +1,12 @@
-"""Waits with timeouts, back-off, and cooperative yielding."""
+"""Waiting: back-off, cooperative yielding, and a timeout."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from kubekit.errors import KubekitError
 
 TIME_SLICE_S = 0.005
 
@@ -66,10 +63,6 @@ class CooperativeYield:
             self._slice_began = self._clock()
 
 
-class WaitTimeoutError(KubekitError):
-    """A condition was not true in time; the message has its description and the timeout."""
-
-
 async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for an event with a timeout; returns whether it was set."""
     try:
@@ -78,37 +71,3 @@ async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-async def poll_until(
-    check: Callable[[], object],
-    description: str | Callable[[], str],
-    timeout_s: float,
-    *,
-    every_s: float = 0.1,
-    on_retry: Callable[[], object] = lambda: None,
-    error: type[KubekitError] = WaitTimeoutError,
-) -> None:
-    """Call ``check`` until its result is true.
-
-    Args:
-        check: called at once, then after each interval; may be asynchronous.
-        description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
-        timeout_s: after this time ``check`` is called for the last time.
-        every_s: time between two checks, seconds.
-        on_retry: called after each check that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
-        error: type of the error for a timeout.
-
-    Raises:
-        WaitTimeoutError: or ``error``: no check was true in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        result = check()
-        if await result if inspect.isawaitable(result) else result:
-            return
-        on_retry()
-        if time.monotonic() > deadline:
-            text = description if isinstance(description, str) else description()
-            raise error(f"timed out after {timeout_s:g} s waiting for {text}")
-        await asyncio.sleep(every_s)

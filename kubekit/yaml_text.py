@@ -7,20 +7,16 @@ from typing import Any
 import yaml
 
 
-class InvalidYamlError(ValueError):
-    """A text is not valid YAML; the message has the line and the problem."""
-
-
 def parse(text: str) -> Any:
     """Parse a YAML text.
 
     Raises:
-        InvalidYamlError: the text is not valid YAML, or repeats a key of a mapping.
+        ValueError: the text is not valid YAML, or repeats a key of a mapping; the message has the line and the problem.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidYamlError(_problem(error)) from error
+        raise ValueError(_problem(error)) from error
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -22,7 +22,6 @@ import msgspec
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.waiting import poll_until
 from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
@@ -30,6 +29,7 @@ from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
 from lab.paths import write_atomically
+from lab.polling import poll_until
 from lab.programs import Programs, pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs

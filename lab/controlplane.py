@@ -25,12 +25,12 @@ from controller.cluster.pods import OUR_SCHEDULER
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.errors import ApiError, UnreachableError
-from kubekit.waiting import poll_until
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from lab import controlplane_commands
 from lab.build import Binaries, find_or_build
 from lab.certificates import CertificateAuthority, KeyPair, generate_signing_key
 from lab.errors import BootError
+from lab.polling import poll_until
 from lab.programs import Program, Programs, run_to_end
 from lab.scheduling import DEFAULT_PROFILE, build_config
 

@@ -34,7 +34,6 @@ from controller.cluster.resources import (
 from controller.topology.weights import written_costs
 from kubekit import conditions, quantity
 from kubekit.client import Client
-from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
@@ -43,6 +42,7 @@ from lab.edges import measure_pairs
 from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
 from lab.netperf_install import find_if_available
+from lab.polling import poll_until
 from lab.programs import run_to_end
 from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE

@@ -21,12 +21,12 @@ import yaml
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, exists, free_ports
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_if_available
+from lab.polling import poll_until
 from lab.programs import Program, Programs, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 
@@ -39,6 +39,8 @@ TOPOLOGY_NAME = "nt-default"
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 180.0
 _POLL_S = 0.1
+_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may succeed later."""
 
 
 CENTRAL = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
@@ -249,7 +251,7 @@ async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry:
         try:
             return await check()
         except ApiError as error:
-            if not error.is_transient:
+            if error.status not in _TRANSIENT_STATUSES:
                 raise
             return False
 

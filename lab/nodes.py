@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from kubekit.client import Client
-from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
 from lab.controlplane import KWOK_NODE_ANNOTATION
 from lab.errors import BootError
 from lab.network import NodeNetwork
+from lab.polling import poll_until
 from lab.realnode.images import ARCHITECTURE
 from lab.topology import LabNode
 from netperf.contract import REGION_LABEL, ZONE_LABEL

@@ -89,15 +89,11 @@ def sample_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> s
     return str(ResultKey(origin.node, destination.node, test))
 
 
-def failure_key(origin: NodeLocation, destination: NodeLocation, test: Test) -> str:
-    """Key of a pair's failure, beside the key of its sample: the last good sample stays."""
-    return str(ResultKey(origin.node, destination.node, test, is_failure=True))
-
-
 def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
-    """The key of a failure, with its value; the writer removes it after a success."""
+    """The key of a failure, beside the key of the pair's sample, with its value. The writer removes the key after a success."""
+    key = ResultKey(failure.origin.node, failure.destination.node, test, is_failure=True)
     value = msgspec.structs.replace(failure, taken_at=round(failure.taken_at, 3))
-    return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
+    return {str(key): msgspec.json.encode(value).decode()}
 
 
 def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:

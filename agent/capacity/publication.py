@@ -162,5 +162,6 @@ def _problem(reason: str, message: str) -> Condition:
 
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
-    changed = conditions.changed_conditions(node.status.conditions, [wanted], now_s)
+    old = node.status.conditions or ()
+    changed = [c for c in conditions.merge_conditions(old, [wanted], now_s) if c not in old]
     return {"status": {"conditions": msgspec.to_builtins(changed)}} if changed else None

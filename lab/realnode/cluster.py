@@ -13,11 +13,11 @@ import psutil
 import yaml
 
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, exists, free_ports
 from lab.errors import BootError
 from lab.network import LabNetwork, pod_ranges
+from lab.polling import poll_until
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
 from lab.realnode.files import PAUSE_IMAGE

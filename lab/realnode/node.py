@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 
 from kubekit import quantity
-from kubekit.waiting import poll_until
 from lab import namespaces
 from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from lab.nodes import topology_labels
+from lab.polling import poll_until
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
 from lab.realnode.programs import NodePrograms

@@ -82,7 +82,8 @@ class Netserver:
             while True:
                 try:
                     await self._check_binary()
-                    with self._listen() as listener:
+                    family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+                    with socket.create_server((self._address, self._port), family=family, backlog=128) as listener:
                         await self._accept(listener)
                 except SubprocessError:
                     self.failure = f"cannot drop privileges for {self._binary}: CAP_SETUID and CAP_SETGID are needed"
@@ -106,10 +107,6 @@ class Netserver:
                 await process.wait()
         finally:
             await child.stop(process)
-
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        return socket.create_server((self._address, self._port), family=family, backlog=128)
 
     async def _accept(self, listener: socket.socket) -> None:
         listener.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 SO_TIMESTAMPNS = 35
@@ -32,10 +33,8 @@ def open_udp(address: str, port: int = 0) -> socket.socket:
     udp = socket.socket(family, socket.SOCK_DGRAM)
     try:
         udp.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
-        try:
+        with suppress(OSError):  # receive() then reads the clock itself
             udp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        except OSError:
-            pass  # receive() then reads the clock itself
         udp.bind((address, port))
     except OSError:
         udp.close()

@@ -23,10 +23,10 @@ from controller.cluster.resources import (
 )
 from controller.topology.weights import written_costs
 from kubekit.client import Client
-from kubekit.waiting import poll_until
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.controlplane import exists
 from lab.installation import MANIFESTS
+from lab.polling import poll_until
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.e2e.labs import installed_lab

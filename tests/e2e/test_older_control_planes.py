@@ -16,10 +16,10 @@ import yaml
 
 from controller.cluster.pods import TARGET_ANNOTATION, Placement
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from kubekit import conditions, waiting
+from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
-from lab import boutique
+from lab import boutique, polling
 from lab.build import Binaries, find_or_build
 from lab.cluster import Lab
 from lab.controlplane import exists
@@ -200,4 +200,4 @@ class Steps:
 
 
 async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    await waiting.poll_until(check, what, DEADLINE_S, every_s=0.3)
+    await polling.poll_until(check, what, DEADLINE_S, every_s=0.3)

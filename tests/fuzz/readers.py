@@ -43,7 +43,7 @@ from netperf.plans import PLAN_KEY, decode_plan
 from netperf.policy import parse_policy
 from netperf.probers.netperf import keys_for, parse_output
 from netperf.probers.prober import ProbeFailedError
-from netperf.results import decode_results, failure_key, sample_key
+from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
 
 Reader = Callable[[str], object]
@@ -159,7 +159,7 @@ def connection() -> str:
 def results(text: str) -> object:
     keys = (
         sample_key(A, B, "TCP_RR"),
-        failure_key(A, B, "TCP_RR"),
+        str(ResultKey(A.node, B.node, "TCP_RR", is_failure=True)),
         "netperf.p50.latency.milliseconds.origin.a1.destination.b1",
     )
     return decode_results(dict.fromkeys(keys, text), PLACES)

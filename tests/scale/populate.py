@@ -12,13 +12,13 @@ import yaml
 from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from kubekit.client import Client
-from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique
 from lab.cluster import Lab
 from lab.controlplane import ControlPlane, exists
 from lab.errors import BootError
 from lab.installation import OVERLAY
+from lab.polling import poll_until
 from lab.progress import Say
 from netperf.contract import AGENT, HOME_NAMESPACE, NAME_LABEL, PART_OF
 from tests.scale.objects import node_body, running_pod

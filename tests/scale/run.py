@@ -15,12 +15,12 @@ import psutil
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.lease import Lease
-from kubekit.waiting import poll_until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, credentials_of, free_ports
 from lab.errors import BootError
 from lab.installation import CENTRAL, MANIFESTS, spawn_central
+from lab.polling import poll_until
 from lab.programs import is_ready
 from lab.progress import Say
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE

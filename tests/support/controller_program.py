@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from kubekit.waiting import poll_until
 from lab.controlplane import ControlPlane, credentials_of, free_ports
+from lab.polling import poll_until
 from lab.programs import Program, is_ready
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.prometheus import PrometheusClient
-from kubekit.waiting import poll_until
 from lab.controlplane import free_ports
+from lab.polling import poll_until
 from lab.programs import is_ready
 
 PAST_S, STEP_S = 3900, 60

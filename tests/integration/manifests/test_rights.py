@@ -21,10 +21,10 @@ import yaml
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.installation import bound_kubeconfig, spawn_central
+from lab.polling import poll_until
 from lab.programs import Program, run_to_end
 from tests.integration.conftest import node_body
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed

@@ -10,8 +10,8 @@ import pytest
 
 from agent.config import AgentConfig, BandwidthMode, TrafficMode
 from agent.program import run_agent
-from kubekit.waiting import poll_until
 from kubekit.wire import Resource
+from lab.polling import poll_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 ALL_PODS = Resource("", "v1", "pods", "Pod", namespaced=False)

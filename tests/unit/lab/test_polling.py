@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubekit.errors import KubekitError
-from kubekit.waiting import WaitTimeoutError, poll_until
+from lab.polling import WaitTimeoutError, poll_until
 
 
 class OwnError(KubekitError):

@@ -1,0 +1,48 @@
+"""Polls until a condition is true."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+
+from kubekit.errors import KubekitError
+
+
+class WaitTimeoutError(KubekitError):
+    """A condition was not true in time; the message has its description and the timeout."""
+
+
+async def poll_until(
+    check: Callable[[], object],
+    description: str | Callable[[], str],
+    timeout_s: float,
+    *,
+    every_s: float = 0.1,
+    on_retry: Callable[[], object] = lambda: None,
+    error: type[KubekitError] = WaitTimeoutError,
+) -> None:
+    """Call ``check`` until its result is true.
+
+    Args:
+        check: called at once, then after each interval; may be asynchronous.
+        description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
+        timeout_s: after this time ``check`` is called for the last time.
+        every_s: time between two checks, seconds.
+        on_retry: called after each check that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
+        error: type of the error for a timeout.
+
+    Raises:
+        WaitTimeoutError: or ``error``: no check was true in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = check()
+        if await result if inspect.isawaitable(result) else result:
+            return
+        on_retry()
+        if time.monotonic() > deadline:
+            text = description if isinstance(description, str) else description()
+            raise error(f"timed out after {timeout_s:g} s waiting for {text}")
+        await asyncio.sleep(every_s)
