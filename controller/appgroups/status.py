@@ -17,11 +17,7 @@ from controller.cluster.costs import NO_LOCATION, SAME_HOST_COST, CostTable, Loc
 from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import (
-    AppGroup,
-    AppGroupStatus,
-    OrderedWorkload,
-)
+from controller.cluster.resources import AppGroup, AppGroupStatus, OrderedWorkload
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
 from kubekit.conditions import find_condition, make_condition, merge_conditions
 from kubekit.text import format_command, join_first
@@ -98,14 +94,9 @@ def gather_facts(
         members[positions[pod.workload]][pod.spec.node_name] += 1
     routings = services.routings_of(placed) if services is not None else {}
     hosts = [_hosts_by_location(nodes, locations) for nodes in members]
+    routing_to = [routings.get(selector, Routing.ANY) for selector in graph.selectors]
     checks = tuple(
-        _check_dependency(
-            edge,
-            hosts[edge.dependant],
-            hosts[edge.dependency],
-            costs,
-            routings.get(graph.selectors[edge.dependency], Routing.ANY),
-        )
+        _check_dependency(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routing_to[edge.dependency])
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)

@@ -82,7 +82,7 @@ async def _measure() -> Figures:
         task.cancel()
     await process.stop()
     placed = len(plan_state.plan.targets) if plan_state.plan is not None else 0
-    refused = world.plans.report(PHANTOMS)
+    refused = world.plans.planned_condition(PHANTOMS)
     stall_ms, said = watch.longest_s * 1000, refused.reason if refused is not None else "nothing"
     return {
         "planning_5000_placed": figure(placed, "pods", WORKLOADS * REPLICAS, at_least=True),

@@ -146,7 +146,7 @@ class GatingController:
 
     async def conditions(self, group: str) -> list[Condition]:
         """Planned and, for groups without waiting pods, RoutedNear and Balanced; other groups keep these as they were."""
-        planned = self.plans.report(group)
+        planned = self.plans.planned_condition(group)
         conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
             return conditions

@@ -112,7 +112,7 @@ class GroupPlans:
         self._requested_at: dict[str, float] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         """Group -> time of its last failure, and how many in a row."""
-        self._reports: dict[str, Condition] = {}
+        self._planned_conditions: dict[str, Condition] = {}
         self._expected = ExpectedReplacements()
         self._rollout_waits = RolloutWaits(self.reservations, config, clock)
 
@@ -186,23 +186,23 @@ class GroupPlans:
         bound = [(p, p.spec.node_name) for p in pods if p.is_bound and not is_counted(p.metadata.key)]
         self.reservations.reserve(group, bound)
         if group not in self._state.groups:
-            self._reports.pop(group, None)
+            self._planned_conditions.pop(group, None)
             self._expected.forget(group)
 
     def groups_with_reservations(self) -> frozenset[str]:
         """Groups that have a plan or reservations."""
         return frozenset((*self._cached, *self.reservations.groups()))
 
-    def report(self, group: str) -> Condition | None:
+    def planned_condition(self, group: str) -> Condition | None:
         """The condition Planned of the group; None without one."""
-        return self._reports.get(group)
+        return self._planned_conditions.get(group)
 
     async def make(self, group: str) -> None:
         """Make a group's plan now."""
         self._requested_at.pop(group, None)
         app_group, pods = self._state.groups.get(group), self._pods_of(group)
         if app_group is None:
-            self._reports.pop(group, None)
+            self._planned_conditions.pop(group, None)
         if app_group is None or not any(pod.is_waiting for pod in pods):
             return
         replicas, left_out = self._inputs.replicas_to_plan(group, pods)
@@ -359,8 +359,8 @@ class GroupPlans:
     def _report(self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
         generation = app_group.metadata.generation
         planned = make_condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
-        if self._reports.get(group) != planned:
-            self._reports[group] = planned
+        if self._planned_conditions.get(group) != planned:
+            self._planned_conditions[group] = planned
             self._notify(group)
 
 

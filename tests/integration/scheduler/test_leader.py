@@ -144,8 +144,8 @@ async def test_room_of_a_deleted_group_is_free_for_others(
         await client.delete(PODS, "theirs", namespace=guest, grace_period_s=0)
         await create_group(client, namespace, ALONE, name="second", members=1)
         await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
-        await until(lambda: controller.plans.report(f"{namespace}/second") is not None)
-        planned = controller.plans.report(f"{namespace}/second")
+        await until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
+        planned = controller.plans.planned_condition(f"{namespace}/second")
         assert planned is not None
         assert planned.reason == "Complete"
 

@@ -171,7 +171,7 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
         world.add_group(group, count)
         world.add_pod(group, name, "P1", 1)
         await world.plans.make(group)
-    report = world.plans.report("d/g1")
+    report = world.plans.planned_condition("d/g1")
     assert report is not None
     if members == 3:
         assert (report.status, report.reason) == ("True", "MoreDeclared")
@@ -187,7 +187,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
     assert world.request("d/g1").is_pending
     await world.plans.make("d/g1")
-    report = world.plans.report("d/g1")
+    report = world.plans.planned_condition("d/g1")
     assert report is not None
     assert (report.status, report.reason) == ("False", "DeadlineExceeded")
     plan_state = world.request("d/g1")
@@ -201,7 +201,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     assert world.request("d/g1").is_pending
     world.failure = None
     await world.plans.make("d/g1")
-    report = world.plans.report("d/g1")
+    report = world.plans.planned_condition("d/g1")
     assert report is not None
     assert report.reason == "Complete"
 
