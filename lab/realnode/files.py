@@ -70,12 +70,7 @@ def cni_config(pod_ranges: Sequence[str]) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": CNI_NETWORK, "plugins": plugins}, indent=1)
 
 
-def kubelet_config(
-    *,
-    dns: str,
-    max_pods: int,
-    reserved: dict[str, str],
-) -> str:
+def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
     """The kubelet's configuration.
 
     Args:

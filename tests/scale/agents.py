@@ -70,13 +70,7 @@ class ZoneAgents:
         plan_bytes: received, once for every agent that would have received them.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        zone: str,
-        agents: int,
-        dead: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, client: Client, zone: str, agents: int, dead: Callable[[str], bool]) -> None:
         self._client, self.zone, self._agents, self._dead = client, zone, agents, dead
         selector = f"metadata.name={plan_object_name(zone)}"
         self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)

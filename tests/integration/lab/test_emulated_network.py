@@ -50,12 +50,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
     assert not [name for name in namespaces.names() if name.startswith(f"netaware-{network.slot}-")]
 
 
-def round_trips_us(
-    wan: Wan,
-    origin: str,
-    destination: str,
-    count: int = 20,
-) -> list[float]:
+def round_trips_us(wan: Wan, origin: str, destination: str, count: int = 20) -> list[float]:
     """Round trips of ``count`` datagrams that the other node sends back, one after the other."""
     with wan.socket_on(origin) as near, wan.socket_on(destination) as far:
 

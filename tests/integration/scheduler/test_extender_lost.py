@@ -17,14 +17,7 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import (
-    Lead,
-    Serve,
-    create_group,
-    create_pod,
-    set_costs,
-    until_bound,
-)
+from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, until_bound
 from tests.support.controller_program import controller_program
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds"), pytest.mark.timeout(600)]

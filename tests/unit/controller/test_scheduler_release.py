@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.release import (
-    DEBOUNCE_S,
-    GroupQueue,
-    ReleaseDecision,
-    plan_release,
-    settles_in_s,
-)
+from controller.scheduler.gating.release import DEBOUNCE_S, GroupQueue, ReleaseDecision, plan_release, settles_in_s
 from kubekit.wire import format_time
 
 CREATED = 1_700_000_000.0

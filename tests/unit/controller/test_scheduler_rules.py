@@ -21,12 +21,7 @@ from controller.scheduler.config import AllocatableArgs, ResourceWeight, Schedul
 from controller.scheduler.extender import encoding
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.rules import (
-    PeerWorkload,
-    normalise_allocatable,
-    raw_score,
-    score_locations,
-)
+from controller.scheduler.rules import PeerWorkload, normalise_allocatable, raw_score, score_locations
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body as weight

@@ -14,23 +14,11 @@ from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
-from controller.topology.bandwidth import (
-    compute_allocations,
-    read_user_capacities,
-    sum_by_regions,
-)
+from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_regions
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
-from tests.unit.controller.objects import (
-    REGION,
-    ZONE,
-    AppGroup,
-    GroupPod,
-    NetworkTopology,
-    WeightInfo,
-    appgroup,
-)
+from tests.unit.controller.objects import REGION, ZONE, AppGroup, GroupPod, NetworkTopology, WeightInfo, appgroup
 from tests.unit.controller.objects import group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}

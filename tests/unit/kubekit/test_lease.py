@@ -145,9 +145,7 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
         assert ("late" in api.objects, holder(api)) == ((True, "") if responds else (False, "r"))
 
 
-async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(
-    api: SimulatedApi,
-) -> None:
+async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api: SimulatedApi) -> None:
     now = [100.0]
     leadership = WriteFence(clock=lambda: now[0])
     leadership.extend(200.0)

@@ -275,9 +275,7 @@ async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None
         )
 
 
-async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(
-    api: SimulatedApi,
-) -> None:
+async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api: SimulatedApi) -> None:
     for name, value in (("kept", "1"), ("unread", "")):
         api.put(name, data={"v": value, "note": "a"})
     changes: list[tuple[str, str | None, str | None]] = []
