@@ -42,8 +42,8 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     Attributes:
         fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: look for an AppGroup in the pod's own namespace before `namespaces`, then in those that the pod's
-            namespace admits; for a NetworkTopology in the group's namespace before `namespaces`, then in netaware's; else use the only one.
+        search_everywhere: search more than `namespaces`. For a pod's AppGroup: first the pod's namespace, last the namespaces
+            that it admits. For the NetworkTopology: first the group's namespace, last netaware's, or the only one there is.
         counts_finished_pods: finished and terminating pods count as placed, as in upstream.
         rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
     """

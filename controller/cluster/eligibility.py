@@ -1,4 +1,4 @@
-"""Which nodes a pod may run on: node selector, required node affinity and taints, by Kubernetes' rules."""
+"""Checks whether a pod may run on a node, by Kubernetes' rules for node selector, node affinity and taints."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def _requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) 
 
 
 def parse_int64(text: str) -> int | None:
-    """Parse as Go's ParseInt(text, 10, 64); None if it fails. Python's ``int`` also accepts ``1_000``, blanks and other scripts' digits."""
+    """Parse as Go's ParseInt(text, 10, 64); None if it fails.
+
+    Python's ``int`` also accepts ``1_000``, blanks and digits of other scripts.
+    """
     number = int(text) if _INTEGER.fullmatch(text) else None
     return number if number is not None and -(2**63) <= number < 2**63 else None
 
@@ -151,7 +154,9 @@ class Constraints:
         *,
         volumes: Iterable[NodeSelector] = (),
     ) -> str:
-        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would. Plans use `Host.refusal`.
+        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would.
+
+        Plans use `Host.refusal`.
 
         Args:
             name: of the node.

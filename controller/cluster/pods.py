@@ -284,7 +284,7 @@ class GroupPod(Object, frozen=True):
 
     @property
     def found_no_node(self) -> bool:
-        """Whether scheduling failed: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
+        """Whether an attempt to schedule it failed (Unschedulable, SchedulerError)."""
         return found_no_node(self.condition("PodScheduled"))
 
 
@@ -309,7 +309,7 @@ class ExtenderPod(Wire, frozen=True):
 
 
 def found_no_node(scheduled: Condition | None) -> bool:
-    """Whether the condition PodScheduled reports a failed attempt; its reason SchedulingGated may remain for a moment after the gate opened."""
+    """Whether the condition PodScheduled reports a failed attempt; SchedulingGated may remain for a moment after a gate opened."""
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 

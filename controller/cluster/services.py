@@ -14,7 +14,7 @@ from controller.cluster.pods import GroupPod
 from kubekit.wire import Object, ObjectMeta, Wire
 
 Node = TypeVar("Node", bound=Hashable)
-"""A node by name or number; likewise `Zone`."""
+"""Type of a node's name or number; likewise `Zone`."""
 Zone = TypeVar("Zone", bound=Hashable)
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
@@ -22,8 +22,8 @@ TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kub
 class Routing(IntEnum):
     """Which replica answers a call, by a Service's ``trafficDistribution``, as in kube-proxy.
 
-    ANY: each with equal probability. ZONE: those in the caller's zone; any if there is none, or if the caller's node or a replica's
-    node has no zone label. NODE: those on the caller's node, else as ZONE. Greater values are more local.
+    ANY: each with equal probability. ZONE: those in the caller's zone; any if there is none, or if the node of the caller or
+    of a replica has no zone label. NODE: those on the caller's node, else as ZONE. Greater values are more local.
     (pkg/proxy/topology.go, CategorizeEndpoints and topologyModeFromHints, Kubernetes 1.36.)
     """
 

@@ -25,7 +25,7 @@ async def write_status(
     client: Client,
     resource: Resource,
     current: StatusResource,
-    wanted: AppGroupStatus | NetworkTopologyStatus,
+    desired: AppGroupStatus | NetworkTopologyStatus,
     *,
     count_field: str,
 ) -> StatusResource | None:
@@ -35,20 +35,20 @@ async def write_status(
         client: fenced by the leadership.
         resource: kind of the object.
         current: the object as it was read; the API server rejects the write if there is a newer version.
-        wanted: the new status.
+        desired: the new status.
         count_field: a counter that the CRD requires, written even if it is 0.
 
     Raises:
         KubekitError: it was not written.
     """
     meta = current.metadata
-    if wanted == current.status:
+    if desired == current.status:
         return None
     metadata = {"name": meta.name, "namespace": meta.namespace, "resourceVersion": meta.resource_version}
     return await client.apply(
         resource,
         meta.name,
-        {**resource.type_meta, "metadata": metadata, "status": {count_field: 0, **msgspec.to_builtins(wanted)}},
+        {**resource.type_meta, "metadata": metadata, "status": {count_field: 0, **msgspec.to_builtins(desired)}},
         type(current),
         field_manager=FIELD_MANAGER,
         namespace=meta.namespace,

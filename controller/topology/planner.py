@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -17,7 +16,6 @@ from controller.topology.results import ObjectName, result_names
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.lease import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
@@ -50,8 +48,8 @@ class ProbePlanner:
         config: TopologyConfig,
         registry: CollectorRegistry,
         *,
-        clock: Callable[[], float] = boot_clock,
-        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
     ) -> None:
         self._client, self._caches, self._config, self._namespace = client, caches, config, caches.home
         self._clock, self._wall = clock, wall
@@ -109,8 +107,8 @@ class ProbePlanner:
         self._expect_keys(keys)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
-        wanted = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
-        for name, zone_plan in wanted.items():
+        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
+        for name, zone_plan in plans.items():
             if name in objects and previous.get(zone_plan.zone) == zone_plan:
                 continue
             try:
@@ -118,7 +116,7 @@ class ProbePlanner:
             except TooLargeError as error:  # Plans of other zones are still written.
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
-        for name in sorted(objects.keys() - wanted.keys()):
+        for name in sorted(objects.keys() - plans.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
         self._plans, self.interval_s = plan.zones, plan.interval_s

@@ -264,7 +264,7 @@ class TopologyController:
     async def _write_status(self, key: str, topology: NetworkTopology, conditions: list[Condition]) -> None:
         """Write the status if it changed; a change of nodeCount alone may wait."""
         before = topology.status
-        wanted = status.build_status(
+        desired = status.build_status(
             before,
             conditions,
             node_count=len(self._caches.nodes),
@@ -273,17 +273,17 @@ class TopologyController:
             now=self._wall(),
         )
         since_last_write_s = self._clock() - self._status_written_at.get(key, float("-inf"))
-        if not status.needs_write(before, wanted, since_last_write_s=since_last_write_s):
+        if not status.needs_write(before, desired, since_last_write_s=since_last_write_s):
             self._unwritten_change.discard(key)
             return
-        written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, wanted, count_field="nodeCount")
+        written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, desired, count_field="nodeCount")
         if written is not None:
             self._status_written_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         about = reference_to(NETWORK_TOPOLOGIES, topology.metadata)
         report_conditions(
-            self._recorder, about, before.conditions, wanted.conditions, is_bad=status.is_bad, action="Measure"
+            self._recorder, about, before.conditions, desired.conditions, is_bad=status.is_bad, action="Measure"
         )
 
 

@@ -53,7 +53,7 @@ class InputFaults(msgspec.Struct, frozen=True):
 
 
 PairsByBasis = Mapping[str, Sequence[ZonePair]]
-"""Basis of a cost (measured, stale, inferred, absent, unreachable) -> directed zone pairs, worst first; mirrored ones are measured."""
+"""Basis of a cost -> directed zone pairs, worst first. The key absent is for pairs without a cost; mirrored counts as measured."""
 
 
 def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
@@ -217,15 +217,15 @@ def build_status(
     )
 
 
-def needs_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatus, *, since_last_write_s: float) -> bool:
+def needs_write(before: NetworkTopologyStatus, desired: NetworkTopologyStatus, *, since_last_write_s: float) -> bool:
     """Whether to write a status.
 
-    A change of nodeCount alone waits: the API server compares the whole object and sends it to every watcher. With 100 zones that is
-    0.6 MB, and in a cluster of that size nodes are created and deleted all the time.
+    A change of nodeCount alone waits, because nodes of large clusters come and go all the time, and the API server compares
+    the whole object and sends it to every watcher.
     """
     if since_last_write_s < NODE_COUNT_WRITE_S:
-        before = msgspec.structs.replace(before, node_count=wanted.node_count)
-    return wanted != before
+        before = msgspec.structs.replace(before, node_count=desired.node_count)
+    return desired != before
 
 
 def is_bad(reported: Condition) -> bool:

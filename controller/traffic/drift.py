@@ -18,8 +18,9 @@ DriftKind = Literal["new", "gone", "grown"]
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """A difference between traffic and an AppGroup: an undeclared edge (new), a declared edge without traffic (gone), or one with ten
-    times its ``minBandwidth`` (grown). ``client`` and ``server`` are ``namespace/name``.
+    """A difference between traffic and an AppGroup; ``client`` and ``server`` are ``namespace/name``.
+
+    new: an undeclared edge. gone: a declared edge without traffic. grown: traffic of ten times ``minBandwidth``.
     """
 
     kind: DriftKind
@@ -30,8 +31,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def local_workloads(group: AppGroup) -> dict[str, str]:
-    """Selector -> ``namespace/name`` of workloads in the group's namespace. Others are omitted, because the author of the AppGroup may
-    not be allowed to see their traffic.
+    """Selector -> ``namespace/name`` of workloads in the group's namespace.
+
+    Others are omitted, because the author of the AppGroup may not be allowed to see their traffic.
     """
     namespace = group.metadata.namespace
     workloads = build_graph(group.spec).workloads

@@ -51,7 +51,7 @@ KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The result of one reading: the cost of all traffic, and drift and measured weights by ``namespace/name`` of AppGroups."""
+    """The result of one reading: the cost of all traffic; drift and measured weights by ``namespace/name`` of AppGroups."""
 
     cost: TrafficCost
     drift: Mapping[str, Sequence[Drift]]
@@ -172,7 +172,7 @@ class TrafficController:
                 await self._write_weights(group, comparison.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
-        """Count a failed reading; after `MAX_FAILURES` in a row the conditions become Unknown. A restart of Prometheus takes fewer."""
+        """Count a failed reading; `MAX_FAILURES` in a row, longer than a restart of Prometheus, make conditions Unknown."""
         self._failures += 1
         if self._failures == MAX_FAILURES:
             self._has_result, self._comparison = True, None

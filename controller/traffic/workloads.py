@@ -49,7 +49,7 @@ class Workloads:
         return Location(self.regions.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows between existing workloads, with kinds, which meshes lack; and ends that do not exist -> bytes per second of their flows."""
+        """Flows between existing workloads, with the kinds that meshes lack; and missing ends -> bytes per second of their flows."""
         by_name: dict[str, WorkloadId] = {}
         for workload in sorted(self.replicas):
             by_name.setdefault(workload.key, workload)
