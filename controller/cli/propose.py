@@ -136,7 +136,7 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     templates = {selector: controllers[key] for key, selector in selectors.items() if key in controllers}
     inputs, _ = await read_inputs(session, snapshot)
     nodes_now = defaultdict[str, list[str]](list)
-    for pod in inputs.node_cache.bound_pods:
+    for pod in inputs.node_cache.pods.values():
         if pod.workload in selectors:
             nodes_now[selectors[pod.workload]].append(pod.node)
     inputs.node_cache.drop(lambda pod: pod.workload in selectors)

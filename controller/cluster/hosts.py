@@ -87,6 +87,7 @@ class NodeCache:
 
     Attributes:
         hosts: node name -> host.
+        pods: pods whose requests are counted, by key.
         used: node name -> sum of its pods' requests, including "pods" and host ports.
         version: counts changes of ``hosts`` and ``hot``, not of ``used``.
         freed: counts how often a pod freed resources.
@@ -99,7 +100,7 @@ class NodeCache:
         self.used: dict[str, Amounts] = {}
         self.version = self.freed = 0
         self.hot: frozenset[str] = frozenset()
-        self._pods: dict[str, PodInfo] = {}
+        self.pods: dict[str, PodInfo] = {}
         self.templates: dict[TemplateKey, PodTemplate] = {}
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
@@ -126,10 +127,10 @@ class NodeCache:
 
     def on_pod_change(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """Update a pod. Its requests count while it occupies a node and is not finished."""
-        before = self._pods.pop(key, None)
+        before = self.pods.pop(key, None)
         after = new if new is not None and new.occupied_node and not new.is_finished else None
         if after is not None:
-            self._pods[key] = after
+            self.pods[key] = after
         if before is after:
             return
         uses = [(pod.occupied_node, pod.host_requests) if pod is not None else None for pod in (before, after)]
@@ -147,7 +148,7 @@ class NodeCache:
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Remove the pods that match."""
-        for pod in [pod for pod in self._pods.values() if matches(pod)]:
+        for pod in [pod for pod in self.pods.values() if matches(pod)]:
             self.on_pod_change(pod.key, pod, None)
 
     def _count(self, pod: PodInfo, change: int) -> None:
@@ -161,18 +162,9 @@ class NodeCache:
             if not template.nodes:
                 del self.templates[key]
 
-    @property
-    def bound_pods(self) -> Iterable[PodInfo]:
-        """Pods whose requests are counted."""
-        return self._pods.values()
-
-    def bound_pod(self, pod_key: str) -> PodInfo | None:
-        """A pod by key; None if its requests are not counted."""
-        return self._pods.get(pod_key)
-
     def assigned_node(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty if they are not."""
-        return self._pods[pod_key].occupied_node if pod_key in self._pods else ""
+        return self.pods[pod_key].occupied_node if pod_key in self.pods else ""
 
 
 def host_of(node: Node) -> Host:

@@ -96,30 +96,23 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
 
 
 class TopologyMetrics(Collector):
-    """Gauges of all NetworkTopologies, and a counter of writes by ``what``: weights, status."""
+    """Gauges from decisions about NetworkTopologies, and a counter of writes.
+
+    Attributes:
+        decisions: ``namespace/name`` -> last decision; empty on replicas that do not lead.
+        writes: by ``what``: weights, status.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._decisions: dict[str, TopologyDecision] = {}
+        self.decisions: dict[str, TopologyDecision] = {}
         self.writes = Counter(
             "netaware_topology_writes", "Writes to NetworkTopologies: weights, status.", ["what"], registry=registry
         )
         registry.register(self)
 
-    def show(self, key: str, decision: TopologyDecision) -> None:
-        """Set the values of the NetworkTopology ``namespace/name``."""
-        self._decisions[key] = decision
-
-    def drop(self, key: str) -> None:
-        """Remove the values of the NetworkTopology ``namespace/name``."""
-        self._decisions.pop(key, None)
-
-    def clear(self) -> None:
-        """Remove all values; only the leader has any."""
-        self._decisions.clear()
-
     def collect(self) -> Iterator[Metric]:
         """The metric families of all topologies."""
-        decisions = tuple(self._decisions.items())  # A copy, because metrics are collected in a thread.
+        decisions = tuple(self.decisions.items())  # A copy, because metrics are collected in a thread.
         for name, help_text, label_names, values_of in _FAMILIES:
             family = GaugeMetricFamily(name, help_text, labels=["topology", *label_names])
             for key, decision in decisions:

@@ -125,7 +125,7 @@ class TopologyController:
         self._earlier_states |= self._states
         self._states.clear()
         self._unwritten_change.clear()
-        self._metrics.clear()
+        self._metrics.decisions.clear()
         self._queue.add(ALL)
         try:
             await supervise(
@@ -135,7 +135,7 @@ class TopologyController:
                 }
             )
         finally:
-            self._metrics.clear()
+            self._metrics.decisions.clear()
 
     async def _reconcile(self, key: str) -> float | None:
         if key == ALL:
@@ -186,7 +186,7 @@ class TopologyController:
         self._earlier_states.pop(key, None)
         self._status_written_at.pop(key, None)
         self._unwritten_change.discard(key)
-        self._metrics.drop(key)
+        self._metrics.decisions.pop(key, None)
 
     async def _read_results(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap; None if it cannot be read. A store has only those of netaware's namespace."""
@@ -255,7 +255,7 @@ class TopologyController:
             self._unwritten_change.add(key)
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
-        self._metrics.show(key, decision)
+        self._metrics.decisions[key] = decision
         conditions = status.conditions_of(
             decision.counts, decision.table, decision.faults, topology.metadata.generation
         )

@@ -65,7 +65,7 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[
     """Template -> node -> how many of these pods are there."""
     counts: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        info = node_cache.bound_pod(pod.metadata.key)
+        info = node_cache.pods.get(pod.metadata.key)
         if info is not None:
             counts[template_key_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
     return counts

@@ -120,7 +120,7 @@ class PlanInputs(NamedTuple):
         requests: dict[str, Amounts] = {}
         if below is not None:
             keys = {pod.metadata.key for pod in pods}
-            for info in self.node_cache.bound_pods:
+            for info in self.node_cache.pods.values():
                 if info.priority < below and info.key not in keys:
                     add_amounts(requests.setdefault(info.occupied_node, {}), info.host_requests)
         return requests
@@ -129,7 +129,7 @@ class PlanInputs(NamedTuple):
         """Node -> requests of pods that a rollout is about to replace there."""
         requests: dict[str, Amounts] = {}
         for key in find_outdated_pods(pod.metadata for pod in pods if pod.is_active):
-            info = self.node_cache.bound_pod(key)
+            info = self.node_cache.pods.get(key)
             if info is not None:
                 add_amounts(requests.setdefault(info.node, {}), info.host_requests)
         return requests
