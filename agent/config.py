@@ -41,7 +41,7 @@ class CapacityRule(msgspec.Struct, frozen=True):
     """The capacity of nodes that match a label selector, and the selector's text."""
 
     selector: selectors.Selector
-    text: str
+    selector_text: str
     rate_bps: int
 
 

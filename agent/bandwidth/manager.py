@@ -23,7 +23,7 @@ from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.rules import Policy, plan_limits, with_excess_or_dispute
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Action, BandwidthPlan, Key, LimitEgress, LimitIngress, LimitStatus
+from agent.bandwidth.state import Action, BandwidthPlan, LimitEgress, LimitIngress, LimitKey, LimitStatus
 from agent.bandwidth.tc_writer import execute
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -63,13 +63,13 @@ class BandwidthManager:
         self._pods.subscribe(self._on_pod_change)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
-        self._last_statuses: dict[Key, LimitStatus] = {}
+        self._last_statuses: dict[LimitKey, LimitStatus] = {}
         self._has_reported = False
         self._mismatches: dict[str, str] = {}
         self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
         self._meters = TrafficMeters()
-        self._excesses: Mapping[Key, str] = {}
+        self._excesses: Mapping[LimitKey, str] = {}
         self._disputes: Mapping[RepairKey, str] = {}
         self._plan, self._pod_specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.bandwidth.state import CounterSource, Key, LimitStatus
+from agent.bandwidth.state import CounterSource, LimitKey, LimitStatus
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
@@ -94,9 +94,9 @@ class TrafficMeters:
     """
 
     def __init__(self) -> None:
-        self._meters: dict[Key, _Meter] = {}
-        self.traffic: dict[Key, MeasuredTraffic] = {}
-        self.excesses: dict[Key, str] = {}
+        self._meters: dict[LimitKey, _Meter] = {}
+        self.traffic: dict[LimitKey, MeasuredTraffic] = {}
+        self.excesses: dict[LimitKey, str] = {}
 
     def busy_devices(
         self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float
@@ -126,8 +126,8 @@ class TrafficMeters:
         traffic in between does not count as excess.
         """
         devices_reread = devices_reread or {}
-        meters: dict[Key, _Meter] = {}
-        traffic_by_key: dict[Key, MeasuredTraffic] = {}
+        meters: dict[LimitKey, _Meter] = {}
+        traffic_by_key: dict[LimitKey, MeasuredTraffic] = {}
         for status in statuses:
             source, wanted_bps, key = status.counter_source, status.wanted_bps, status.key
             counters = devices.get(source.pid) if source is not None else None

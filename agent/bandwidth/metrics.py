@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent.bandwidth.meters import MeasuredTraffic
-from agent.bandwidth.state import Key, LimitStatus, Verdict
+from agent.bandwidth.state import LimitKey, LimitStatus, Verdict
 
 MAX_LIMITS = 2000
 """Limits beyond this number are not exported."""
@@ -22,15 +22,15 @@ class BandwidthMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._statuses: Sequence[LimitStatus] = ()
-        self._traffic: Mapping[Key, MeasuredTraffic] = {}
+        self._traffic: Mapping[LimitKey, MeasuredTraffic] = {}
         registry.register(self)
 
-    def set_statuses(self, statuses: Sequence[LimitStatus], traffic: Mapping[Key, MeasuredTraffic]) -> None:
+    def set_statuses(self, statuses: Sequence[LimitStatus], traffic: Mapping[LimitKey, MeasuredTraffic]) -> None:
         """Set the statuses to export."""
         self._statuses = statuses[:MAX_LIMITS]
         self.set_traffic(traffic)
 
-    def set_traffic(self, traffic: Mapping[Key, MeasuredTraffic]) -> None:
+    def set_traffic(self, traffic: Mapping[LimitKey, MeasuredTraffic]) -> None:
         """Set the measured traffic to export."""
         self._traffic = traffic
 

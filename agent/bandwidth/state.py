@@ -28,7 +28,7 @@ ALIAS_PREFIX = "netaware:"
 INGRESS_QDISC_SUFFIX = "/ingress"
 """Suffix of the alias if we also created the ``ingress`` qdisc on the pod's device, and may remove it."""
 
-Key = tuple[str, Direction]
+LimitKey = tuple[str, Direction]
 """Pod uid and direction."""
 Hook = Literal["ingress", "egress"]
 """Which packets a filter on a device sees: those received (ingress) or those to be sent (egress)."""
@@ -196,7 +196,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_measurable: bool = False
 
     @property
-    def key(self) -> Key:
+    def key(self) -> LimitKey:
         """Pod uid and direction."""
         return self.pod.uid, self.direction
 

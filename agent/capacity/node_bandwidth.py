@@ -66,9 +66,9 @@ def choose_bandwidth(
     """Choose by precedence and subtract the reserve.
 
     Args:
-        node: the own node; None if unknown, as on the command line without a cluster.
+        node: the agent's node; None if unknown, as on the command line without a cluster.
         config: flags and file.
-        hardware: result of `agent.capacity.rules`.
+        hardware: from `agent.capacity.rules.find_capacity`.
         measured_bps: highest throughput of stream probes; None if there is none or the option is off.
         firmware_type: instance type from the firmware, for nodes without the label.
     """
@@ -110,21 +110,21 @@ def _find_configured(
 
     Adds to ``warnings`` if the annotation is invalid.
     """
-    annotated_bps = _read_annotation(node, warnings)
+    annotated_bps = _read_capacity_annotation(node, warnings)
     if annotated_bps is not None:
         return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"
     if config.capacity_bps is not None:
         return config.capacity_bps, "flag", "--capacity"
     for rule in config.capacity_rules:
         if node is not None and rule.selector.matches(node.metadata.labels):
-            return rule.rate_bps, "node-label", f"configured for nodes with {rule.text}"
+            return rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}"
     if instance_type in config.capacity_by_type:
         return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"
     listed = find_instance(instance_type) if instance_type else None
     return (listed.rate_bps, "instance-type", listed.explanation) if listed is not None else None
 
 
-def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
+def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
     text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
     if not text:
         return None
