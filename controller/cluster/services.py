@@ -66,7 +66,6 @@ class ServiceSpec(Wire, frozen=True):
     """A Service's selector and routing fields."""
 
     selector: dict[str, str] | None = None
-    type: str = "ClusterIP"
     cluster_ip: str = msgspec.field(default="", name="clusterIP")
     traffic_distribution: str = ""
     internal_traffic_policy: str = "Cluster"

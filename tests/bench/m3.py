@@ -69,7 +69,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         free=capacity,
         capacity=capacity,
         zone_of=zone_of,
-        zoned=np.ones(zones, np.bool_),
+        has_zone_label=np.ones(zones, np.bool_),
         workload_of=np.arange(len(services)),
         requests=np.array([[_whole(s["RequestCPU"]), _whole(s["RequestMem"])] for s in services], np.int64),
         row_of=np.zeros(len(services), np.int64),
@@ -103,7 +103,7 @@ def scores(problem: Problem, at: Ints) -> Scores:
     assert (used <= problem.free).all(), "more than a machine has"
     on = np.zeros((problem.workloads, len(problem.free)))
     np.add.at(on, (problem.workload_of[problem.class_of[placed]], at[placed]), 1.0)
-    in_zone = np.stack([on[:, problem.zone_of == z].sum(axis=1) for z in range(len(problem.zoned))], axis=1)
+    in_zone = np.stack([on[:, problem.zone_of == z].sum(axis=1) for z in range(len(problem.has_zone_label))], axis=1)
     replicas = np.maximum(on.sum(axis=1, keepdims=True), 1)
     share, zone_share = on / replicas, in_zone / replicas
     traffic = sum(edge.weight for edge in problem.edges)

@@ -70,7 +70,7 @@ def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
 
 def endpoints_of(problem: Problem, routing: Routing, called: Iterable[int]) -> Endpoints[int, int]:
     """The endpoints of a Service with this routing whose replicas are on these hosts."""
-    return Endpoints(routing, {host: int(problem.zone_of[host]) for host in called}, problem.zoned.__getitem__)
+    return Endpoints(routing, {host: int(problem.zone_of[host]) for host in called}, problem.has_zone_label.__getitem__)
 
 
 def _evaluate_edge(
@@ -82,7 +82,7 @@ def _evaluate_edge(
     table, hosts = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
     calling = np.array([callers.get(host, 0) for host in hosts.tolist()], np.float64)
     replicas_at = np.array([called.get(host, 0) for host in hosts.tolist()], np.float64)
-    zone, zones = problem.zone_of[hosts], len(problem.zoned)
+    zone, zones = problem.zone_of[hosts], len(problem.has_zone_label)
     zone_replicas = np.bincount(zone, replicas_at, zones)
     replicas_in_zone, replicas = zone_replicas[zone], float(replicas_at.sum())
     # All arrays are by host.

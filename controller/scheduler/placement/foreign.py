@@ -23,12 +23,12 @@ class ForeignPods(msgspec.Struct, frozen=True):
     Attributes:
         pod: its namespace, labels and constraints.
         nodes: node -> how many of them are there.
-        required: whether a required rule counts them; otherwise only preferences do.
+        is_required: whether a required rule counts them; otherwise only preferences do.
     """
 
     pod: GroupPod
     nodes: Counter[str]
-    required: bool
+    is_required: bool
 
 
 def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
@@ -41,7 +41,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
     active = [pod for pod in pods if pod.is_active]
     models = list({_template_id(pod): pod for pod in active}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
-    found = []
+    foreign = []
     group_pods: dict[TemplateKey, Counter[str]] | None = None
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, models)
@@ -51,8 +51,9 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
             group_pods = _count_by_template(node_cache, active)
         nodes = template.nodes - group_pods.get(key, Counter())
         if nodes:
-            found.append(ForeignPods(template.sample.planning_pod, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
-    return tuple(found)
+            is_required = bool(kinds - {RuleKind.PREFERENCE})
+            foreign.append(ForeignPods(template.sample.planning_pod, nodes, is_required))
+    return tuple(foreign)
 
 
 def _template_id(pod: GroupPod) -> tuple[str, str, bool]:

@@ -87,7 +87,7 @@ class PlanInputs(NamedTuple):
             frozenset(p.metadata.key for p in planned if p.is_waiting or p.metadata.key not in outdated),
             replicas,
             self.volume_selectors(pods, replicas),
-            tuple(foreign for foreign in foreign_pods(self.node_cache, pods) if foreign.required),
+            tuple(foreign for foreign in foreign_pods(self.node_cache, pods) if foreign.is_required),
         )
 
     def plan(self, snapshot: GroupSnapshot) -> Plan:
@@ -170,9 +170,9 @@ class PlanInputs(NamedTuple):
         """See `GroupSnapshot.volumes`."""
         active = [pod for pod in pods if pod.is_active]
         with_volumes = [pod for pod in active if pod.spec.volumes]
-        found = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}
+        selectors = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}
         counts = Counter(pod.workload for pod in active)
         for workload, model in {pod.workload: pod for pod in with_volumes}.items():
             if counts[workload] < replicas.get(workload, 0):
-                found[workload] = self.volumes.node_selectors_of_next_replica(model)
-        return {key: selectors for key, selectors in found.items() if selectors}
+                selectors[workload] = self.volumes.node_selectors_of_next_replica(model)
+        return {key: of_key for key, of_key in selectors.items() if of_key}

@@ -23,7 +23,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "free": (np.int64, "hosts resources"),
     "inverse_capacity": (np.float64, "hosts resources"),
     "zone_of": (np.int32, "hosts"),
-    "zoned": (np.uint8, "zones"),
+    "has_zone_label": (np.uint8, "zones"),
     "host_price": (np.float64, "hosts"),
     "workload_of": (np.int32, "classes"),
     "row_of": (np.int32, "classes"),
@@ -170,7 +170,7 @@ def _counts(problem: Problem, costs: _Costs) -> dict[str, int]:
     return {
         "hosts": hosts,
         "resources": resources,
-        "zones": len(problem.zoned),
+        "zones": len(problem.has_zone_label),
         "classes": len(problem.requests),
         "workloads": problem.workloads,
         "replicas": len(problem.class_of),
@@ -245,7 +245,7 @@ def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "free": problem.free,
         "inverse_capacity": inverse,
         "zone_of": problem.zone_of,
-        "zoned": problem.zoned,
+        "has_zone_label": problem.has_zone_label,
         "host_price": problem.host_price * costs.per_replica,
     }
 

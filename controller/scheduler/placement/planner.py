@@ -190,7 +190,7 @@ class _GroupPlanner:
             ],
             edges=call_edges(snapshot.group, self.graph, counts, routings, problems),
             extra_requests=self._extra_requests,
-            objective=objective_of(snapshot.group, problems, priced=snapshot.prices is not None),
+            objective=objective_of(snapshot.group, problems, has_prices=snapshot.prices is not None),
         )
 
     def plan(self, deadline_s: float) -> Plan:

@@ -37,12 +37,12 @@ def _choice(text: str, annotation: str, choices: object, problems: list[str]) ->
     return value
 
 
-def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objective:
+def objective_of(group: AppGroup, problems: list[str], *, has_prices: bool) -> Objective:
     """The group's objective; ``time`` by default, and instead of money without prices."""
     objective = (
         _choice(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, problems) or "time"
     )
-    if objective in PRICED and not priced:
+    if objective in PRICED and not has_prices:
         problems.append(f"objective {objective}: there are no prices (traffic.prices), so calls are judged by time")
         return "time"
     return cast("Objective", objective)

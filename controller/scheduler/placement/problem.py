@@ -103,7 +103,7 @@ class Problem(msgspec.Struct, frozen=True):
         free: [host, resource] free amount; below 0 on an overcommitted host.
         capacity: [host, resource] allocatable.
         zone_of: [host] its zone.
-        zoned: [zone] whether nodes there carry the zone label.
+        has_zone_label: [zone] whether nodes there carry the zone label.
         workload_of: [class] its workload.
         requests: [class, resource].
         row_of: [class] its row of ``allowed``.
@@ -127,7 +127,7 @@ class Problem(msgspec.Struct, frozen=True):
     free: Ints
     capacity: Ints
     zone_of: Ints
-    zoned: Bools
+    has_zone_label: Bools
     workload_of: Ints
     requests: Ints
     row_of: Ints

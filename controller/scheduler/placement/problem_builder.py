@@ -176,7 +176,7 @@ class _Compiler:
             free=self._free(),
             capacity=self._by_resource(lambda host, resource: capacity_of(resource, host.allocatable)),
             zone_of=self._location_of,
-            zoned=np.array([bool(location.zone) for location in self._locations], np.bool_),
+            has_zone_label=np.array([bool(location.zone) for location in self._locations], np.bool_),
             workload_of=np.array([class_.workload for class_ in self._classes], np.int64),
             requests=np.array(requests, np.int64).reshape(len(self._classes), len(self._resources)),
             row_of=np.array([class_.row for class_ in self._classes], np.int64),

@@ -96,7 +96,7 @@ def solve(
 def _zones_by_free_capacity(problem: Problem) -> list[int]:
     """Zones by decreasing free capacity. A chain of workloads that only moves as a whole stays in the zone where it starts."""
     shares = np.maximum(problem.free, 0) / np.maximum(problem.free.max(axis=0, initial=1), 1)
-    free = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.zoned))
+    free = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.has_zone_label))
     return [int(zone) for zone in np.argsort(-free, kind="stable")]
 
 

@@ -38,7 +38,7 @@ def make_problem(
         free=np.full((hosts, 1), free_cpu, np.int64),
         capacity=np.full((hosts, 1), free_cpu, np.int64),
         zone_of=np.array(zone_of, np.int64),
-        zoned=np.ones(zones, np.bool_),
+        has_zone_label=np.ones(zones, np.bool_),
         workload_of=np.arange(len(replicas)),
         requests=np.ones((len(replicas), 1), np.int64),
         row_of=np.zeros(len(replicas), np.int64),
@@ -98,7 +98,7 @@ def test_problems_without_replicas_or_without_hosts_are_solved() -> None:
         free=np.zeros((0, 1), np.int64),
         capacity=np.zeros((0, 1), np.int64),
         zone_of=np.zeros(0, np.int64),
-        zoned=np.zeros(0, np.bool_),
+        has_zone_label=np.zeros(0, np.bool_),
         allowed=np.zeros((1, 0), np.bool_),
     )
     assert solve(without_hosts).tolist() == [-1, -1]
@@ -148,8 +148,8 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
 def test_calls_are_routed_as_by_kube_proxy(
     routing: Routing, at: tuple[int, ...], latency: float, max_load_ratio: float
 ) -> None:
-    zoned = np.array([True, True, False])
-    problem = make_problem([0, 0, 1, 1, 2], [2, len(at) - 2], (0, 1, routing), zoned=zoned)
+    has_zone_label = np.array([True, True, False])
+    problem = make_problem([0, 0, 1, 1, 2], [2, len(at) - 2], (0, 1, routing), has_zone_label=has_zone_label)
     found = evaluate(problem, on_hosts(*at))
     assert (found.latency, found.max_load_ratio) == pytest.approx((latency, max_load_ratio))
 
@@ -309,7 +309,7 @@ def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(s
         [2, 2, 1],
         *edges,
         free_cpu=rng.randint(2, 3),
-        zoned=np.array([True, True, False]),
+        has_zone_label=np.array([True, True, False]),
         fixed=((), (rng.randrange(4),) if seed % 2 else (), ()),
         overload_price=0.0,
         balance_price=1e-9,

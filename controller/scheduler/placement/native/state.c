@@ -53,7 +53,7 @@ static double cost_from_zone(const State *s, int64_t e, int64_t z, int64_t calle
   const Problem *p = s->p;
   int64_t t = p->table[e], of_caller = p->total[p->caller[e]], of_callee = p->total[p->callee[e]];
   double in_zone = latency(p, t, z, z), host_gain = in_zone - p->host_latency[t], caller_weight = s->pair_weight[e] * (double)of_callee;
-  int is_by_zone = p->routing[e] != ROUTE_ANY && p->zoned[z] && called && !n_unzoned;
+  int is_by_zone = p->routing[e] != ROUTE_ANY && p->has_zone_label[z] && called && !n_unzoned;
   if (!is_by_zone && p->routing[e] != ROUTE_NODE)
     return (double)callers * to_all - (double)same_host * (s->pair_weight[e] * host_gain + (violates(p, t, z, z) ? p->limit_price : 0));
   double staying = p->routing[e] == ROUTE_NODE ? (double)same_host / (double)of_callee : 0;
@@ -165,7 +165,7 @@ State *state_new(const Problem *p, uint64_t seed) {
       s->on_host[w * p->hosts + p->fixed_host[f]]++;
       s->n_on_host[p->fixed_host[f]]++;
       s->in_zone[w * p->zones + p->zone_of[p->fixed_host[f]]]++;
-      if (!p->zoned[p->zone_of[p->fixed_host[f]]]) s->n_unzoned[w]++;
+      if (!p->has_zone_label[p->zone_of[p->fixed_host[f]]]) s->n_unzoned[w]++;
     }
   index_workloads(s);
   init_edge_costs(s);
@@ -279,12 +279,12 @@ static double delta_as_callee(const State *s, int64_t e, int32_t from, int32_t t
   int64_t a = p->caller[e], b = p->callee[e], zones = p->zones, z1 = zone_at(p, from), z2 = zone_at(p, to);
   int64_t lost = from >= 0 ? same_host_delta(s, e, 1, from, -1) : 0, won = to >= 0 ? same_host_delta(s, e, 1, to, 1) : 0;
   double sum = 0;
-  int64_t before = s->n_unzoned[b], after = before + (z2 >= 0 && !p->zoned[z2]) - (z1 >= 0 && !p->zoned[z1]);
+  int64_t before = s->n_unzoned[b], after = before + (z2 >= 0 && !p->has_zone_label[z2]) - (z1 >= 0 && !p->has_zone_label[z1]);
   int has_zone_hints = p->routing[e] != ROUTE_ANY && !before && !after;
   for (int64_t z = 0; z < zones; z++) {
     int64_t callers = s->in_zone[a * zones + z], called = s->in_zone[b * zones + z], k = e * zones + z;
     if (!callers) continue;
-    if (z != z1 && z != z2 && (z1 == z2 || (called && p->zoned[z] && has_zone_hints))) continue;
+    if (z != z1 && z != z2 && (z1 == z2 || (called && p->has_zone_label[z] && has_zone_hints))) continue;
     double to_all = s->to_all[k];
     if (z1 != z2) to_all += to_all_delta(s, e, z, z1, z2);
     called += (z == z2) - (z == z1);
@@ -431,7 +431,7 @@ static void change_host(State *s, int32_t replica, int32_t host, int step) {
   s->on_host[w * p->hosts + host] += step;
   s->n_on_host[host] += step;
   s->in_zone[w * p->zones + zone] += step;
-  if (!p->zoned[zone]) s->n_unzoned[w] += step;
+  if (!p->has_zone_label[zone]) s->n_unzoned[w] += step;
   s->n_placed += step;
   update_rule_counts(s, class, host, step);
   ReplicaList *list = &s->replicas_on[host];

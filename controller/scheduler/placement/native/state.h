@@ -18,7 +18,7 @@ typedef struct {
   const int64_t *free;          /* [host][resource] */
   const double *inverse_capacity; /* [host][resource] 1 / capacity, 0 without capacity */
   const int32_t *zone_of;       /* [host] */
-  const uint8_t *zoned;         /* [zone] whether its nodes carry the zone label */
+  const uint8_t *has_zone_label; /* [zone] whether its nodes carry the zone label */
   const double *host_price;     /* [host] cost of each replica on it */
   const int32_t *workload_of;   /* [class] */
   const int32_t *row_of;        /* [class] row of `allowed` */
