@@ -105,12 +105,7 @@ class Client:
         return decode_response(await self.request("GET", resource.path(namespace, name)), type_)
 
     async def list_pages(
-        self,
-        resource: Resource,
-        *,
-        limit: int = PAGE_SIZE,
-        from_cache: bool = False,
-        **scope: Unpack[Scope],
+        self, resource: Resource, *, limit: int = PAGE_SIZE, from_cache: bool = False, **scope: Unpack[Scope]
     ) -> AsyncIterator[RawPage]:
         """List in pages. A watch that follows starts from the last page's resourceVersion.
 

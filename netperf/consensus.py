@@ -166,7 +166,9 @@ def _find_suspects(by_link: Mapping[Link, list[NodePairLatency]]) -> list[NodePa
         # The partners of a bad node are contradicted too, but only in the pair with this node.
         partners = {s.destination if s.origin == node else s.origin for s in suspects}
         if all(severity(node) > severity(partner) for partner in partners):
-            return [s for s in suspects if s.origin == node or not _all_involve(node, by_link[s.link])]
+            # If the node is one end of every latency of a link, nothing else shows which end is at fault.
+            undecided = {s.link for s in suspects if all(node in (n.origin, n.destination) for n in by_link[s.link])}
+            return [s for s in suspects if s.origin == node or s.link not in undecided]
     for latencies in by_link.values():
         if len(latencies) >= 3:
             median_us = statistics.median(latency.latency_us for latency in latencies)
@@ -181,11 +183,6 @@ def _is_one_against_one(suspects: Iterable[NodePairLatency], by_link: Mapping[Li
     """Whether only two reporters of one link contradict each other."""
     links = {latency.link for latency in suspects}
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
-
-
-def _all_involve(node: str, latencies: Iterable[NodePairLatency]) -> bool:
-    """Whether the node is one end of every latency of a link; then nothing else shows which end is at fault."""
-    return all(node in (latency.origin, latency.destination) for latency in latencies)
 
 
 def _resolve_disputes(

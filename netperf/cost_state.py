@@ -89,7 +89,7 @@ def restore_state(
     for pair, cost in written.items():
         if cost < MIN_ZONE_COST:
             continue
-        latency_us, error_us = latencies.latency_us(*pair), latencies.error_us(*pair) or 0
+        latency_us, error_us = latencies.latency_us(*pair), latencies.errors_us.get(pair, 0)
         is_inferred = latency_us is not None and error_us >= INFERRED_ERROR * latency_us
         restored = ZonePairState(
             cost=cost,
@@ -101,7 +101,7 @@ def restore_state(
             has_full_window=not is_inferred,
         )
         # A reachable pair may cost as much as an unreachable one, but then it has a latency.
-        if latencies.is_unreachable(*pair) or (cost >= policy.unreachable_cost and latency_us is None):
+        if pair in latencies.unreachable or (cost >= policy.unreachable_cost and latency_us is None):
             restored = msgspec.structs.replace(restored, cost=None, last_good_us=None, is_unreachable=True)
         state[pair] = restored
     return state

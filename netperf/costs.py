@@ -81,10 +81,6 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     outliers_us: dict[str, float] = {}
     disputed: frozenset[Link] = frozenset()
 
-    def count(self, basis: Basis) -> int:
-        """Number of zone pairs with this basis."""
-        return sum(entry.basis == basis for entry in self.zones.values())
-
     def latencies(self) -> Latencies:
         """The latencies of the costs, in whole microseconds."""
         reachable = {pair: entry for pair, entry in self.zones.items() if entry.basis != "unreachable"}

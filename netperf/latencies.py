@@ -64,14 +64,6 @@ class Latencies:
         """Latency between two zones; None if unknown or unreachable."""
         return self.us.get((origin, destination))
 
-    def error_us(self, origin: str, destination: str) -> int | None:
-        """Error bar of a latency; None if unknown."""
-        return self.errors_us.get((origin, destination))
-
-    def is_unreachable(self, origin: str, destination: str) -> bool:
-        """Whether the destination cannot be reached from the origin."""
-        return (origin, destination) in self.unreachable
-
     def __bool__(self) -> bool:
         """Whether there is a latency or an unreachable pair."""
         return bool(self.us or self.unreachable)

@@ -137,10 +137,7 @@ class _PairNodes(msgspec.Struct, frozen=True):
 
 
 def plan_pairs(
-    nodes: Iterable[ProbeNode],
-    options: PlanOptions,
-    previous: Mapping[str, ZonePlan] | None,
-    now_s: float,
+    nodes: Iterable[ProbeNode], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
 ) -> PairPlan:
     """Plan all probes.
 

@@ -203,10 +203,7 @@ class DecodedPlan(msgspec.Struct, frozen=True):
 
 
 def decode_plan(
-    data: Mapping[str, str] | None,
-    *,
-    zone: str | None = None,
-    current: ZonePlan | None = None,
+    data: Mapping[str, str] | None, *, zone: str | None = None, current: ZonePlan | None = None
 ) -> DecodedPlan:
     """Decode a plan object; invalid probes are left out and refused by name.
 

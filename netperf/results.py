@@ -148,11 +148,6 @@ def merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | Non
     return {"data": dict(data)}
 
 
-def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
-    """A merge patch that removes keys."""
-    return merge_patch(dict.fromkeys(sorted(keys)))
-
-
 def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
     """Keys of samples and failures that agents should write -> probe."""
     return {

@@ -40,10 +40,7 @@ def upstream_key(origin_node: str, destination_node: str, percentile: Percentile
 
 
 def add_value(
-    key: str,
-    value: str,
-    locations: Mapping[str, NodeLocation],
-    values: dict[NodePair, UpstreamValues],
+    key: str, value: str, locations: Mapping[str, NodeLocation], values: dict[NodePair, UpstreamValues]
 ) -> Refusal | None:
     """Add the number of a key to ``values``; returns a refusal if the key is invalid. Ignores keys of other formats."""
     match = _KEY.fullmatch(key)

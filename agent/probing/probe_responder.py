@@ -48,8 +48,8 @@ class ProbeResponder:
     def problem(self) -> str:
         """Why this node cannot be probed; empty otherwise."""
         if self._netserver is not None:
-            return "" if self._netserver.is_listening else f"netserver: {self._netserver.failure or 'starting'}"
-        is_ready = self._datagrams is not None and self._datagrams.is_listening
+            return "" if self._netserver.listening.is_set() else f"netserver: {self._netserver.failure or 'starting'}"
+        is_ready = self._datagrams is not None and self._datagrams.listening.is_set()
         return "" if is_ready else "the datagram responder is not listening"
 
     @property

@@ -22,7 +22,7 @@ from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import keys_to_remove, planned_keys, removal_patch
+from netperf.results import keys_to_remove, merge_patch, planned_keys
 
 log = logs.get("controller.topology.planner")
 
@@ -199,7 +199,7 @@ class ProbePlanner:
                 await self._client.patch(
                     CONFIGMAPS,
                     name.name,
-                    removal_patch(obsolete),
+                    merge_patch(dict.fromkeys(sorted(obsolete))),
                     Object,
                     kind=MERGE_PATCH,
                     namespace=name.namespace,

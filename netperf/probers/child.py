@@ -11,7 +11,6 @@ import stat
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,13 @@ NOBODY = 65534
 """UID and GID of the user nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 """Options of prctl(2), linux/prctl.h."""
+_LIMITS = {
+    resource.RLIMIT_AS: 128 << 20,
+    resource.RLIMIT_CPU: 120,
+    resource.RLIMIT_NOFILE: 32,
+    resource.RLIMIT_CORE: 0,
+}
+"""Resource limits of a confined child; CPU time in seconds."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,20 +41,12 @@ class CompletedRun(NamedTuple):
     run_queue_us: float | None
 
 
-class ChildLimits(NamedTuple):
-    """Resource limits of a child that serves other hosts."""
-
-    memory_bytes: int
-    cpu_s: int
-    open_files: int
-
-
 def die_with_parent() -> None:
     """Have the kernel kill this child when the agent's main thread ends, even by SIGKILL. Called between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _confine(limits: ChildLimits) -> None:
+def _confine() -> None:
     """Drop privileges and set limits of this child. Called between fork and exec; if it raises, the child is not started."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
     if os.geteuid() == 0:  # as root, netserver overwrites and deletes other users' files
@@ -58,12 +56,7 @@ def _confine(limits: ChildLimits) -> None:
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     die_with_parent()  # a change of user resets it
     # Last: until exec this is a copy of the agent, which is larger.
-    for kind, maximum in (
-        (resource.RLIMIT_AS, limits.memory_bytes),
-        (resource.RLIMIT_CPU, limits.cpu_s),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    for kind, maximum in _LIMITS.items():
         resource.setrlimit(kind, (maximum, maximum))
 
 
@@ -79,8 +72,8 @@ def child_environment() -> dict[str, str]:
     return {**inherited, "LC_ALL": "C"}  # its messages are parsed
 
 
-async def start_confined(program: str, *arguments: str, stdin: int, limits: ChildLimits) -> Process:
-    """Start an unprivileged child within limits, for requests of another host; see `die_with_parent`.
+async def start_confined(program: str, *arguments: str, stdin: int) -> Process:
+    """Start an unprivileged child within resource limits, for requests of other hosts; see `die_with_parent`.
 
     Raises:
         OSError: the program cannot be started.
@@ -100,7 +93,7 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
             stderr=DEVNULL,
             cwd="/",
             env=child_environment(),
-            preexec_fn=partial(_confine, limits),
+            preexec_fn=_confine,
         )
     finally:
         os.close(descriptor)

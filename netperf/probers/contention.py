@@ -63,7 +63,7 @@ def read_throttled_us(cpu_stat: Path | None) -> float | None:
     return None
 
 
-def read_run_queue_us(pid: int | str = "self") -> float | None:
+def read_run_queue_us(pid: int | str) -> float | None:
     """Microseconds for which a process's main thread waited for a CPU: the second number of ``/proc/<pid>/schedstat``, in ns."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1000

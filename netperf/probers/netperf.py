@@ -224,11 +224,7 @@ class NetperfProber:
             raise await _diagnose(completed, address, settings, took_s)
         measurement = parse_output(completed.stdout, settings.test)
         throttled_us = elapsed_us(read_throttled_us(self._cpu_stat), throttled_before)
-        return msgspec.structs.replace(
-            measurement,
-            throttled_us=throttled_us,
-            run_queue_us=completed.run_queue_us,
-        )
+        return msgspec.structs.replace(measurement, throttled_us=throttled_us, run_queue_us=completed.run_queue_us)
 
 
 async def tcp_ping(address: str, port: int) -> float:

@@ -34,7 +34,6 @@ MAX_RUNS = 8
 """More than the one run at a time that a plan allows, because clocks may differ."""
 MAX_RUN_S = 120.0
 """More than the 60 s that a plan allows."""
-RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(MAX_RUN_S), open_files=32)
 
 
 class Netserver:
@@ -48,7 +47,8 @@ class Netserver:
         wall_clock: seconds since 1970, for the passphrase's epoch.
 
     Attributes:
-        failure: reason why it does not listen; empty if it listens.
+        listening: set while connections are accepted.
+        failure: reason why connections are not accepted; empty while they are.
     """
 
     def __init__(
@@ -62,19 +62,10 @@ class Netserver:
     ) -> None:
         self._binary, self._address, self._port, self._secret = binary, address, port, secret
         self._wall_clock, self._backoff = wall_clock, Backoff()
-        self._ready = asyncio.Event()
+        self.listening = asyncio.Event()
         self._pending: dict[asyncio.Task[None], str] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self.failure = "not started"
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether connections are accepted."""
-        return self._ready.is_set()
-
-    async def wait_ready(self) -> None:
-        """Wait until connections are accepted, without a timeout."""
-        await self._ready.wait()
 
     async def run(self) -> None:
         """Serve until cancelled; then stop the runs in progress. If serving fails, try again with a back-off."""
@@ -90,7 +81,7 @@ class Netserver:
                 except OSError as error:
                     self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror or 'netserver -V does not end'}"
                 finally:
-                    self._ready.clear()
+                    self.listening.clear()
                 log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
                 await asyncio.sleep(self._backoff.next())
         finally:
@@ -101,7 +92,7 @@ class Netserver:
 
     async def _check_binary(self) -> None:
         """Run ``netserver -V``, so that `failure` names a broken binary before the first run."""
-        process = await child.start_confined(self._binary, "-V", stdin=DEVNULL, limits=RUN_LIMITS)
+        process = await child.start_confined(self._binary, "-V", stdin=DEVNULL)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await process.wait()
@@ -110,7 +101,7 @@ class Netserver:
 
     async def _accept(self, listener: socket.socket) -> None:
         listener.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
-        self._ready.set()
+        self.listening.set()
         self._backoff.reset()
         self.failure = ""
         log.change(f"netserver/{self._address}", "", "netserver serves again", port=self._port)
@@ -160,7 +151,7 @@ class Netserver:
     async def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                process = await child.start_confined(self._binary, "-N", stdin=connection.fileno(), limits=RUN_LIMITS)
+                process = await child.start_confined(self._binary, "-N", stdin=connection.fileno())
         except (OSError, SubprocessError) as error:
             log.change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
             return

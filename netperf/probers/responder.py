@@ -26,21 +26,15 @@ class DatagramResponder:
         address: the node's own address, a literal.
         port: UDP port; 0 for a free port, which is then in ``port``.
         secret: the probing secret, which the other agents share.
+
+    Attributes:
+        listening: set while the socket is open.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         self._address, self.port, self._key = address, port, derive_key(secret)
-        self._ready = asyncio.Event()
+        self.listening = asyncio.Event()
         self._rejected: set[str] = set()
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether the socket is open."""
-        return self._ready.is_set()
-
-    async def wait_ready(self) -> None:
-        """Wait until the socket is open, without a timeout."""
-        await self._ready.wait()
 
     async def run(self) -> None:
         """Answer until cancelled.
@@ -53,10 +47,10 @@ class DatagramResponder:
             self.port = udp.getsockname()[1]
             loop.add_reader(udp, self._answer, udp)
             try:
-                self._ready.set()
+                self.listening.set()
                 await loop.create_future()
             finally:
-                self._ready.clear()
+                self.listening.clear()
                 loop.remove_reader(udp)
 
     def _log_rejected(self, host: str) -> None:

@@ -25,7 +25,7 @@ from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import LimitEgress, LimitIngress, RemoveLimit
 from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.tc_reader import read_tc_state
-from netperf.probers.child import ChildLimits, start_confined
+from netperf.probers.child import start_confined
 
 async def main(pid, name):
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
@@ -45,9 +45,8 @@ async def main(pid, name):
     await execute(RemoveLimit(device.index, name, "ingress"))
     ours = tuple(f.priority for f in after.filters if f.device_index == device.index)
     await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_ingress_qdisc=True))
-    limits = ChildLimits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
     try:
-        await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL, limits=limits)).wait()
+        await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL)).wait()
     except subprocess.SubprocessError as error:
         sys.exit(f"not permitted: {error}")
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from netperf.results import encode_samples, merge_patch, removal_patch, sample_key
+from netperf.results import encode_samples, merge_patch, sample_key
 from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, Schemas, changeable, dry_run
@@ -212,20 +212,20 @@ async def test_an_agent_writes_replaces_and_removes_the_results_of_its_own_probe
     await written(agent, merge_patch(first))
     second = encode_samples([sample("node-a", "node-b", sequence=1), sample("node-a", "node-c")])
     assert set(first) | set(second) == set(await written(agent, merge_patch(second)))
-    assert set(await written(agent, removal_patch(first))) == set(second) - set(first)
-    await written(agent, removal_patch(second))
+    assert set(await written(agent, merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
+    await written(agent, merge_patch(dict.fromkeys(second)))
     mine = encode_samples([sample("node-a", "node-b")], ["p90"])
     for squatted in ("{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""):
         await written(admin, merge_patch(dict.fromkeys(mine, squatted)))
         assert await written(agent, merge_patch(mine)) == mine
-        await written(agent, removal_patch(mine))
+        await written(agent, merge_patch(dict.fromkeys(mine)))
     # 990 pairs in both formats, the most a shard holds: the policy stays within the API server's cost limit.
     full: dict[str, str | None] = {}
     for index in range(990):
         full |= encode_samples([sample("node-b", f"node-{index}")], ["p50", "p90", "p99"])
     await written(admin, merge_patch(full))
     assert len(await written(agent, merge_patch(mine))) == len(full) + 2
-    await written(admin, removal_patch([*full, *mine]))
+    await written(admin, merge_patch(dict.fromkeys([*full, *mine])))
 
 
 async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_values_say(
@@ -236,7 +236,7 @@ async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_val
     await written(admin, merge_patch(others))
     patches: list[Any] = [merge_patch(encode_samples([sample("node-b", "node-c")], ["p90"]))]
     for key in others:
-        patches += [removal_patch([key]), merge_patch({key: "7"})]
+        patches += [merge_patch(dict.fromkeys([key])), merge_patch({key: "7"})]
     for origin, value in (
         ("node-b", '{"origin":{"node":"node-a","node":"node-b","zone":"zone-b"}}'),
         ("node-b", '{"origin":{"node":"node-a","zone":"zone-a"}}'),

@@ -35,7 +35,7 @@ async def running(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(START_DEADLINE_S):
-            await server.wait_ready()
+            await server.listening.wait()
         yield
     finally:
         task.cancel()

@@ -139,9 +139,9 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
         task = asyncio.create_task(netserver.run())
         while "cannot serve" not in netserver.failure:
             await asyncio.sleep(0.02)
-        assert not netserver.is_listening
+        assert not netserver.listening.is_set()
     async with asyncio.timeout(20):
-        await netserver.wait_ready()
+        await netserver.listening.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -151,7 +151,7 @@ async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettin
     task = asyncio.create_task(server.run())
     while "No such file" not in server.failure:
         await asyncio.sleep(0.02)
-    assert not server.is_listening
+    assert not server.listening.is_set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -189,7 +189,7 @@ async def test_netserver_does_not_outlive_an_agent_that_was_killed(netperf_progr
         async def main():
             server = Netserver({str(netperf_programs.netserver)!r}, {ADDRESS!r}, {port}, {SECRET!r})
             task = asyncio.create_task(server.run())
-            await server.wait_ready()
+            await server.listening.wait()
             print("ready", flush=True)
             settings = ProbeSettings(duration_s=60, port={port}, data_port={free_port()})
             await NetperfProber({str(netperf_programs.netperf)!r}, {SECRET!r}).probe({ADDRESS!r}, settings)

@@ -244,7 +244,7 @@ def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> No
 async def test_each_rejected_sender_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     responder = DatagramResponder("127.0.0.1", 0, b"secret" * 8)
     serving = asyncio.create_task(responder.run())
-    await responder.wait_ready()
+    await responder.listening.wait()
     for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1"):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.bind((host, 0))
