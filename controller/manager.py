@@ -81,47 +81,33 @@ class Manager:
 
     def _make_controllers(self, leader_client: Client) -> None:
         """Create the controllers. Stores call handlers in the order of creation, and the others read the scheduler's indexes."""
-        config, reporting = self._config, (self._recorder, self._registry)
-        self._scheduling = GatingController(
-            leader_client,
-            self.caches,
-            config.scheduler,
-            *reporting,
-            notify=self._enqueue,
-            prices=config.traffic.prices.resolve(),
+        config, caches, reporting = self._config, self.caches, (self._recorder, self._registry)
+        prices = config.traffic.prices.resolve()
+        scheduling = GatingController(
+            leader_client, caches, config.scheduler, *reporting, notify=self._enqueue, prices=prices
         )
-        state = self._scheduling.state
+        self._scheduling, state = scheduling, scheduling.state
         self._topology = TopologyController(
-            leader_client, self.caches, config.topology, *reporting, membership=state.membership
+            leader_client, caches, config.topology, *reporting, membership=state.membership
         )
         self._app_group = AppGroupController(
             leader_client,
-            self.caches,
+            caches,
             config.app_group,
             *reporting,
             indexes=GroupIndexes(
                 state.membership, state.cost_index, None if config.scheduler.is_parity else state.services
             ),
-            pods_of=self._scheduling.pods_of,
+            pods_of=scheduling.pods_of,
             extra_conditions=self._extra_conditions,
         )
         self._descheduler = Descheduler(
-            leader_client,
-            self.caches,
-            config.descheduler,
-            *reporting,
-            inputs=self._scheduling.inputs,
-            planner=self._scheduling.plans,
+            leader_client, caches, config.descheduler, *reporting, inputs=scheduling.inputs, planner=scheduling.plans
         )
         self._traffic = TrafficController(
-            leader_client,
-            self.caches,
-            config.traffic,
-            self._registry,
-            membership=state.membership,
-            notify=self._enqueue,
+            leader_client, caches, config.traffic, self._registry, membership=state.membership, notify=self._enqueue
         )
-        self._bootstrap = Bootstrap(leader_client, self.caches.topologies, config.bootstrap, namespace=config.namespace)
+        self._bootstrap = Bootstrap(leader_client, caches.topologies, config.bootstrap, namespace=config.namespace)
 
     def _make_diagnosis(self, client: Client) -> None:
         config = self._config

@@ -85,29 +85,21 @@ def decide(
         wall_s: wall clock, seconds since 1970.
         earlier: the state of an earlier leadership of this process, by the same clock; used without ``state``.
     """
-    topology, zones = snapshot.topology, snapshot.zone_map.zones
+    topology, interval_s = snapshot.topology, snapshot.interval_s
     policy, policy_fault = read_policy(topology, defaults)
     data = {key: value for shard in snapshot.results.values() for key, value in shard.items()}
     results = decode_results(data, snapshot.zone_map.locations, snapshot.expected, now_s=wall_s)
-    weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
-        state = restore_state(written_costs(weight), policy, now_s, written)
+        state = restore_state(written_costs(topology.weight(NETPERF_COSTS)), policy, now_s, written)
         state = resume_state(earlier, state) if earlier is not None else state
-    state = update_state(
-        results.samples.values(),
-        state,
-        policy,
-        now_s,
-        wall_s,
-        failures=results.failures.values(),
-        interval_s=snapshot.interval_s,
-    )
-    table, state = compute_costs(state, zones, policy, now_s, interval_s=snapshot.interval_s)
+    samples, failures = results.samples.values(), results.failures.values()
+    state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)
+    table, state = compute_costs(state, snapshot.zone_map.zones, policy, now_s, interval_s=interval_s)
     return TopologyDecision(
         latencies=apply_hysteresis(written, table.latencies()),
         table=table,
-        counts=status.group_pairs(table, policy, snapshot.interval_s),
+        counts=status.group_pairs(table, policy, interval_s),
         state=state,
         policy=policy,
         results=results,

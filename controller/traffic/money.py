@@ -88,6 +88,10 @@ def compute_cost(
     graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]
 ) -> TrafficCost:
     """The cost of a graph; ``groups`` maps workloads to their AppGroups, both as ``namespace/name``."""
+
+    def month_of(rate: float, client: Location, server: Location) -> float | None:
+        return prices.per_month(rate, client, server) if prices else None
+
     costs: list[DependencyCost] = []
     pairs: dict[tuple[Location, Location], float] = defaultdict(float)
     by_group: dict[str, float] = defaultdict(float)
@@ -96,7 +100,7 @@ def compute_cost(
         for client, server, rate in spread_over_zones(dependency, workloads):
             pairs[client, server] += rate
             crossing += rate if client != server else 0.0
-            month += prices.per_month(rate, client, server) if prices else 0.0
+            month += month_of(rate, client, server) or 0.0
         client_key, server_key = dependency.client.key, dependency.server.key
         group = groups.get(client_key, "")
         if prices is not None:
@@ -106,15 +110,10 @@ def compute_cost(
             DependencyCost(client_key, server_key, group, total, crossing, month if prices else None, measured)
         )
     zone_pairs = [
-        ZonePairCost(
-            client.zone,
-            server.zone,
-            distance_between(client, server),
-            rate,
-            prices.per_month(rate, client, server) if prices else None,
-        )
+        ZonePairCost(client.zone, server.zone, distance_between(client, server), rate, month_of(rate, client, server))
         for (client, server), rate in pairs.items()
     ]
+    zone_pairs.sort(key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
     return TrafficCost(
         currency=prices.currency if prices else "",
         source=prices.source if prices else "",
@@ -122,8 +121,6 @@ def compute_cost(
         bytes_per_s=graph.bytes_per_s,
         crossing_bytes_per_s=sum(cost.crossing_bytes_per_s for cost in costs),
         dependencies=tuple(sorted(costs, key=lambda c: (-(c.month or 0.0), -c.bytes_per_s, c.client, c.server))),
-        zone_pairs=tuple(
-            sorted(zone_pairs, key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
-        ),
+        zone_pairs=tuple(zone_pairs),
         groups=dict(sorted(by_group.items(), key=lambda item: -item[1])),
     )
