@@ -34,8 +34,6 @@ from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_A
 
 log = logs.get("agent")
 
-Tasks = dict[str, Coroutine[Any, Any, None]]
-"""Tasks to run, by name."""
 TLS_BUFFER_BYTES = 32 << 10
 """Read buffer of a TLS connection, of which each watch has one. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
 
@@ -104,9 +102,9 @@ def _pod_tasks(
     *,
     kernel: KernelEvents,
     registry: CollectorRegistry,
-) -> Tasks:
+) -> dict[str, Coroutine[Any, Any, None]]:
     """Tasks that need the node's pods: bandwidth limits and traffic. Imports their packages only if enabled, to save memory."""
-    tasks: Tasks = {}
+    tasks: dict[str, Coroutine[Any, Any, None]] = {}
     if config.bandwidth != "off":
         from agent.bandwidth.manager import BandwidthManager
 

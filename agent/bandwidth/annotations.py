@@ -14,7 +14,6 @@ from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 from netperf.limits import read_limit
 
 Direction = Literal["ingress", "egress"]
-DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
 
 

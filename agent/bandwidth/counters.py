@@ -49,14 +49,12 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
     for pid in pids:
         try:
             descriptor = os.open(f"{proc}/{pid}/net/dev", os.O_RDONLY)
+            try:
+                text = os.read(descriptor, _MAX_BYTES)
+            finally:
+                os.close(descriptor)
         except OSError:
             continue
-        try:
-            text = os.read(descriptor, _MAX_BYTES)
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
         count = parse_device_count(text)
         if count is not None:
             counts[pid] = count

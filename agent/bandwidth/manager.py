@@ -153,7 +153,7 @@ class BandwidthManager:
             if (self._meters.excesses, self._backoff.disputes(loop.time())) != (self._excesses, self._disputes):
                 self._report()
             else:
-                self._metrics.set_traffic(self._meters.traffic)
+                self._metrics.traffic = self._meters.traffic
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class BandwidthManager:
             )
             for status in self._plan.statuses
         )
-        self._metrics.set_statuses(statuses, self._meters.traffic)
+        self._metrics.statuses, self._metrics.traffic = statuses, self._meters.traffic
         current = {status.key: status for status in statuses}
         for key, status in current.items():
             self._report_status(status, self._last_statuses.get(key))

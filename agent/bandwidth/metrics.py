@@ -13,26 +13,16 @@ from agent.bandwidth.meters import MeasuredTraffic
 from agent.bandwidth.state import LimitKey, LimitStatus, Verdict
 
 MAX_LIMITS = 2000
-"""Limits beyond this number are not exported."""
 _LABELS = ("namespace", "pod", "direction")
 
 
 class BandwidthMetrics:
-    """A collector over the latest statuses."""
+    """A collector over the latest statuses and measured traffic, of `MAX_LIMITS` limits at most."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._statuses: Sequence[LimitStatus] = ()
-        self._traffic: Mapping[LimitKey, MeasuredTraffic] = {}
+        self.statuses: Sequence[LimitStatus] = ()
+        self.traffic: Mapping[LimitKey, MeasuredTraffic] = {}
         registry.register(self)
-
-    def set_statuses(self, statuses: Sequence[LimitStatus], traffic: Mapping[LimitKey, MeasuredTraffic]) -> None:
-        """Set the statuses to export."""
-        self._statuses = statuses[:MAX_LIMITS]
-        self.set_traffic(traffic)
-
-    def set_traffic(self, traffic: Mapping[LimitKey, MeasuredTraffic]) -> None:
-        """Set the measured traffic to export."""
-        self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node."""
@@ -49,10 +39,10 @@ class BandwidthMetrics:
             "netaware_pod_bandwidth_queue_seconds", "Longest time that a packet can wait in the limit's queue."
         )
         used = _limit_gauge("netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
-        for status in self._statuses:
+        for status in self.statuses[:MAX_LIMITS]:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)
-            traffic = self._traffic.get(status.key)
+            traffic = self.traffic.get(status.key)
             for family, value in (
                 (rate, status.rate_bytes_per_s),
                 (queue, status.queue_s),

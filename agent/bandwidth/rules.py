@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec
+from agent.bandwidth.annotations import Direction, PodBandwidthSpec
 from agent.bandwidth.foreign import describe_cilium, find_foreign
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
@@ -55,7 +55,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     repairable = _REPAIRABLE | _WRONG_BURST if policy.repair_burst else _REPAIRABLE
     for pod in snapshot.pods:
         sandbox = snapshot.sandboxes.get(pod.uid)
-        for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
+        for direction in pod.limits:
             assessment = _assess(pod, direction, sandbox, tc)
             if isinstance(assessment, str):
                 unlocated[pod.key] = assessment
