@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_server_token_and_namespace(folder: Path) -> None:
+def test_a_credentials_directory_has_server_token_and_namespace(folder: Path) -> None:
     config = load_cluster(folder)
     assert (config.server, config.namespace) == ("https://127.0.0.1:6443", "shop")
     assert config.token is not None
@@ -31,7 +31,7 @@ def test_server_token_and_namespace(folder: Path) -> None:
     assert "abc" not in repr(config)
 
 
-def test_a_pods_own_directory_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_account_directory_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "server").unlink()
     monkeypatch.setattr(config_module, "SERVICE_ACCOUNT_DIR", folder)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -81,12 +81,12 @@ def test_only_the_strict_flag_is_cleared() -> None:
     assert ours.verify_flags == shipped.verify_flags & ~ssl.VERIFY_X509_STRICT
 
 
-def test_authorities_come_as_a_bundle_with_comments_in_any_language(tmp_path: Path) -> None:
+def test_a_bundle_of_authorities_may_have_comments_in_any_language(tmp_path: Path) -> None:
     parts = [CertificateAuthority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
     assert len(client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
 
 
 @pytest.mark.parametrize("content", [b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])
-def test_authorities_that_cannot_be_read_are_refused(content: bytes) -> None:
+def test_unreadable_authorities_are_refused(content: bytes) -> None:
     with pytest.raises(ssl.SSLError):
         client_context(content)

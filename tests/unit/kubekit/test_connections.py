@@ -16,7 +16,7 @@ from kubekit.wire import NODES, Object
 from tests.unit.kubekit.simulated_api import connected
 
 
-async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() -> None:
+async def test_lease_requests_do_not_wait_for_watches_lists_or_writes() -> None:
     peers: set[object] = set()
     busy, enough = 0, asyncio.Event()
 
@@ -52,7 +52,7 @@ async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_server_that_thousands_ask_at_once_may_take_as_long_for_a_streamed_list_as_for_a_list() -> None:
+async def test_a_streamed_list_has_the_timeout_of_a_list() -> None:
     """A thousand agents on a starved server gave up after 15 s and queued anew: after four minutes 81 had their stores."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def test_a_server_that_thousands_ask_at_once_may_take_as_long_for_a_stream
 
 
 @pytest.mark.parametrize(("first", "other", "most"), [("GET", "PATCH", 2), ("PATCH", "GET", 4)])
-async def test_what_reads_do_not_use_writes_may_but_for_one(first: str, other: str, most: int) -> None:
+async def test_writes_use_all_shared_connections_but_one(first: str, other: str, most: int) -> None:
     seen: dict[str, int] = {"GET": 0, "PATCH": 0}
     enough = asyncio.Event()
 
@@ -130,7 +130,7 @@ async def test_a_throttled_request_is_sent_again_after_its_retry_after() -> None
 
 
 @pytest.mark.parametrize(("wait_s", "causes"), [(3600, []), (1, [{"reason": "DisruptionBudget"}])])
-async def test_a_long_wait_or_a_disruption_budget_is_the_callers_business(
+async def test_a_long_retry_after_and_a_refused_eviction_are_not_retried(
     wait_s: int, causes: list[dict[str, str]]
 ) -> None:
     asked = 0

@@ -34,7 +34,7 @@ async def recording(api: SimulatedApi) -> AsyncIterator[tuple[EventRecorder, lis
         task.cancel()
 
 
-async def test_an_event_and_its_repetition(api: SimulatedApi) -> None:
+async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, now, _):
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await until(lambda: api.objects)
@@ -58,7 +58,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
     assert not any(".." in name for name in api.objects)
 
 
-async def test_an_event_that_the_server_has_expired_is_created_anew_at_once(api: SimulatedApi) -> None:
+async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, now, _):
         for _ in range(3):
             recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
@@ -67,7 +67,7 @@ async def test_an_event_that_the_server_has_expired_is_created_anew_at_once(api:
             now[0] += 7200
 
 
-async def test_losses_are_counted_from_zero_and_the_next_event_is_sent(api: SimulatedApi) -> None:
+async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, _, registry):
 
         def lost(cause: str) -> float | None:

@@ -90,7 +90,7 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
     )
 
 
-async def test_a_step_that_holds_the_loop_is_in_its_figures() -> None:
+async def test_a_callback_that_blocks_the_event_loop_is_measured() -> None:
     registry = CollectorRegistry()
     watch = asyncio.create_task(EventLoopMonitor(registry).run())
     await asyncio.sleep(0)

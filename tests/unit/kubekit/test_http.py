@@ -50,7 +50,7 @@ async def test_an_address_in_use_is_a_configuration_error() -> None:
                 pass
 
 
-async def test_without_a_host_every_address_of_both_families_is_served() -> None:
+async def test_without_a_host_all_ipv4_and_ipv6_addresses_are_served() -> None:
     server = Server(":0", registry=CollectorRegistry())
     async with server.running() as address, aiohttp.ClientSession() as session:
         port = address.rpartition(":")[2]
@@ -69,7 +69,7 @@ async def test_without_a_host_every_address_of_both_families_is_served() -> None
         *((wrong, None) for wrong in ("", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000")),
     ],
 )
-def test_listen_addresses_are_read_and_wrong_ones_name_the_flag(text: str, expected: tuple[str, int] | None) -> None:
+def test_listen_addresses_are_parsed_and_errors_name_the_flag(text: str, expected: tuple[str, int] | None) -> None:
     if expected is not None:
         assert parse_listen(text) == expected
         return

@@ -67,7 +67,7 @@ async def status_of(address: str, path: str = "/healthz", **headers: str) -> int
         return answer.status
 
 
-async def test_half_open_connections_are_few_and_keep_no_request_out() -> None:
+async def test_half_open_connections_are_limited_and_block_no_request() -> None:
     server = serving()
     async with server.running() as address:
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as kept:
@@ -93,7 +93,7 @@ async def hold(address: str, peer: str, count: int, path: str) -> list[asyncio.S
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/slow"])
-async def test_two_peers_that_hold_every_connection_keep_no_probe_out(path: str) -> None:
+async def test_two_peers_with_all_connections_block_no_probe(path: str) -> None:
     server = serving()
     asked = asyncio.Semaphore(0)
 
@@ -144,7 +144,7 @@ async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pyte
             await until(lambda: len(server.connections) == 0)
 
 
-async def test_half_open_tls_handshakes_are_few_and_keep_no_request_out(
+async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
     authority: CertificateAuthority, server_tls: ssl.SSLContext
 ) -> None:
     client = ssl.create_default_context(cafile=str(authority.certificate))
@@ -165,7 +165,7 @@ async def test_half_open_tls_handshakes_are_few_and_keep_no_request_out(
 
 
 @pytest.mark.parametrize("limit", ["HANDSHAKE_TIMEOUT_S", "HEAD_TIMEOUT_S"])
-async def test_a_tls_handshake_or_a_head_that_does_not_arrive_ends(
+async def test_a_tls_handshake_and_a_request_head_have_timeouts(
     server_tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(http_limits, limit, 0.2)
@@ -176,7 +176,7 @@ async def test_a_tls_handshake_or_a_head_that_does_not_arrive_ends(
         assert len(server.handshakes) == 0
 
 
-async def test_a_body_that_does_not_come_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "BODY_TIMEOUT_S", 0.2)
     async with serving().running() as address:
         reader, writer = await connect(address)
@@ -199,7 +199,7 @@ async def test_a_body_that_does_not_come_is_answered_408(monkeypatch: pytest.Mon
         ("127.0.0.1.attacker.example:9850", 421),
     ],
 )
-async def test_a_page_is_not_served_under_public_names_of_others(host: str, status: int) -> None:
+async def test_requests_for_unknown_public_host_names_are_refused(host: str, status: int) -> None:
     async with serving(hosts=["page.example.com"]).running() as address:
         assert await status_of(address, Host=host) == status
     async with serving().running() as address:

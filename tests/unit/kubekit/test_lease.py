@@ -72,7 +72,7 @@ def api() -> SimulatedApi:
     return SimulatedApi(LEASES)
 
 
-async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
+async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi) -> None:
     async with replicas(api, 3, PATIENT) as found:
         for replica in found:
             replica.start()
@@ -163,7 +163,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
 
 
 @pytest.mark.parametrize(("status", "is_released"), [(409, True), (422, True), (500, False), (504, False)])
-async def test_a_refused_write_has_no_effect_and_that_of_a_failed_one_is_unknown(
+async def test_only_a_write_without_a_response_delays_the_next_leader(
     api: SimulatedApi, status: int, *, is_released: bool
 ) -> None:
     leadership = WriteFence()
@@ -242,7 +242,7 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
         assert holder(api) == "r1"
 
 
-async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
+async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     timing = LeaderElectionConfig(10.0, 7.0, 2.0)
     elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0)
@@ -255,7 +255,7 @@ async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
         fence.check()
 
 
-async def test_a_leader_that_is_cut_off_loses_the_lease_after_the_duration_and_may_lead_again(
+async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_lead_again(
     api: SimulatedApi,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -315,9 +315,7 @@ class SuspendedAfterCheck(WriteFence):
 
 
 @pytest.mark.parametrize("number", range(5))
-async def test_a_process_that_was_frozen_between_permission_and_sending_does_not_send(
-    api: SimulatedApi, number: int
-) -> None:
+async def test_a_process_suspended_between_check_and_sending_does_not_send(api: SimulatedApi, number: int) -> None:
     leadership = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
@@ -360,7 +358,7 @@ async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
         await until(lambda: waiting.leads)
 
 
-async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get_it(api: SimulatedApi) -> None:
+async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: SimulatedApi) -> None:
     api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
     async with replicas(api, 2) as found:
         for _ in range(20):
@@ -371,7 +369,7 @@ async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get
                 replica.elector.leadership.end()
 
 
-async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> None:
+async def test_the_election_fails_if_the_leaders_work_returns(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client:
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=FAST)
 
@@ -385,6 +383,6 @@ async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> 
 
 # With 10, 7 and 5 s a leader could hardly write: it renews every 5 s, and no write starts in the last 5 of its 7 s.
 @pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0), (10, 7, 5), (10, 4, 2)])
-def test_times_that_do_not_fit_together_are_refused(times: tuple[float, float, float]) -> None:
+def test_inconsistent_times_are_refused(times: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="do not fit together"):
         LeaderElectionConfig(*times)

@@ -15,7 +15,7 @@ def stream() -> io.StringIO:
     return io.StringIO()
 
 
-def test_text_lines_quote_what_would_be_ambiguous(stream: io.StringIO) -> None:
+def test_text_lines_quote_ambiguous_values(stream: io.StringIO) -> None:
     logs.set_up(stream=stream)
     logs.get("agent.capacity").info("capacity published", rate_bps=10**9, why="two words", empty="", share=0.5)
     line = stream.getvalue()
@@ -23,7 +23,7 @@ def test_text_lines_quote_what_would_be_ambiguous(stream: io.StringIO) -> None:
     assert " info " in line
 
 
-def test_json_lines_carry_fields_and_traces(stream: io.StringIO) -> None:
+def test_json_lines_have_fields_and_traces(stream: io.StringIO) -> None:
     logs.set_up(format_="json", stream=stream)
     try:
         raise ValueError("boom")

@@ -7,7 +7,7 @@ from kubekit.owners import find_outdated_pods
 from kubekit.wire import ObjectMeta, OwnerReference
 
 
-def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> None:
+def test_transition_times_change_only_with_the_status_and_other_conditions_stay() -> None:
     foreign = merge_conditions(None, [make_condition("Foreign", holds=None, reason="Theirs")], 0)
     first = merge_conditions(foreign, [make_condition("A", holds=True, reason="R")], 0)
     again = merge_conditions(first, [make_condition("A", holds=True, reason="R", message="new words")], 60)
@@ -19,7 +19,7 @@ def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> No
     assert find_condition(changed, "Absent") is None
 
 
-def test_of_two_rollouts_within_a_second_the_template_seen_last_is_the_present_one() -> None:
+def test_the_last_template_is_current_if_two_rollouts_start_within_a_second() -> None:
     pods = [
         ObjectMeta(
             name=name,

@@ -36,7 +36,7 @@ def test_millis_round_up_like_milli_value(text: str, milli: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10 M", "1KB", "1e", "--1", "0x10", "1e99999", "Mi", "NaN", "1ki"])
-def test_other_texts_are_refused_with_the_text_in_the_error(text: str) -> None:
+def test_errors_of_invalid_quantities_have_the_text(text: str) -> None:
     with pytest.raises(QuantityError, match="quantity") as caught:
         quantity.parse(text)
     assert repr(text) in str(caught.value)
@@ -47,7 +47,7 @@ def test_values_beyond_64_bits_are_refused() -> None:
         quantity.parse_int("1e30")
 
 
-def test_every_unit_is_read_and_parts_are_added_up() -> None:
+def test_durations_have_units_and_several_parts() -> None:
     texts = ("90s", "5m", "1m30s", "1.5h", "2d", "2w", "14ms", "0.5s", "250us", ".5s", " 90s ")
     assert [parse_duration(text, "f") for text in texts] == [
         90, 300, 90, 5400, 172_800, 1_209_600, 0.014, 0.5, 0.00025, 0.5, 90,
@@ -58,19 +58,19 @@ def test_every_unit_is_read_and_parts_are_added_up() -> None:
 @pytest.mark.parametrize(
     "wrong", ["15", "1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"]
 )
-def test_what_is_no_duration_is_reported_with_its_field(wrong: str | float) -> None:
+def test_errors_of_invalid_durations_name_the_field(wrong: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^f: "):
         parse_duration(wrong, "f")
 
 
-def test_the_limits_are_reported() -> None:
+def test_errors_of_durations_out_of_range_have_the_limits() -> None:
     assert parse_duration("1m", "f", minimum_s=60, maximum_s=60) == 60
     for text in ("59s", "61s"):
         with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 1m, at most 1m\)"):
             parse_duration(text, "f", minimum_s=60, maximum_s=60)
 
 
-def test_a_time_has_an_offset() -> None:
+def test_a_time_without_an_offset_is_refused() -> None:
     assert parse_time("1970-01-01T01:00:00+01:00") == parse_time("1970-01-01T00:00:00Z") == 0
     for wrong in ("1970-01-01", "1970-01-01T00:00:00", "now"):
         with pytest.raises(ValueError, match=wrong):

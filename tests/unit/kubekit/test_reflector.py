@@ -70,9 +70,7 @@ async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> No
 
 
 @pytest.mark.parametrize("in_the_watch", [False, True])
-async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanwhile(
-    api: SimulatedApi, in_the_watch: bool
-) -> None:
+async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, in_the_watch: bool) -> None:
     for name in ("keeps", "changes", "goes"):
         api.put(name, data={"v": "1"})
     async with reflecting(api) as store:
@@ -92,7 +90,7 @@ async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanw
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_lists_are_streamed_if_the_server_can_and_one_malformed_object_fails_alone(
+async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_out(
     api: SimulatedApi, streams: bool
 ) -> None:
     api.streams_lists = streams
@@ -133,7 +131,7 @@ async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
 
 
 @pytest.mark.parametrize(("event", "left"), [("MODIFIED", {"a": "1"}), ("DELETED", {})])
-async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_malformed_no_longer(
+async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malformed(
     api: SimulatedApi, event: str, left: dict[str, str]
 ) -> None:
     api.put("a", data=7)
@@ -191,7 +189,7 @@ async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -
         assert api.count("limit=") == 1, "no second list"
 
 
-async def test_failures_back_off_and_do_not_hammer_the_server(api: SimulatedApi) -> None:
+async def test_failed_lists_back_off(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
     async with reflecting(api) as store:
         await until(lambda: api.count("GET") >= 1)
@@ -200,7 +198,7 @@ async def test_failures_back_off_and_do_not_hammer_the_server(api: SimulatedApi)
         assert api.count("GET") <= 4
 
 
-async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedApi) -> None:
+async def test_watches_that_end_at_once_back_off(api: SimulatedApi) -> None:
     async with reflecting(api):
         for _ in range(100):
             api.end_watches()
@@ -208,7 +206,7 @@ async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedA
         assert api.count("watch=true") <= 5
 
 
-async def test_a_resource_that_is_not_installed_is_ready_and_listed_once_it_is(api: SimulatedApi) -> None:
+async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_created(api: SimulatedApi) -> None:
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
@@ -219,7 +217,7 @@ async def test_a_resource_that_is_not_installed_is_ready_and_listed_once_it_is(a
         assert store.data == {"a": "1"}
 
 
-async def test_a_deleted_resource_empties_the_store(api: SimulatedApi) -> None:
+async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
@@ -256,7 +254,7 @@ async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
         await until(lambda: store.data == {"a": "1"})
 
 
-async def test_half_a_line_breaks_the_watch_and_not_the_store(api: SimulatedApi) -> None:
+async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')

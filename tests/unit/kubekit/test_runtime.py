@@ -26,7 +26,7 @@ async def fails(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_clean_stop(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_stops_the_program_with_exit_code_0(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
         await supervise({"work": forever()})
@@ -35,7 +35,7 @@ def test_a_signal_is_a_clean_stop(number: signal.Signals, caplog: pytest.LogCapt
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_configuration_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_error_gives_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         await supervise({"a": forever(), "b": fails(ConfigError("--reserve", "is 110%", "write 0% to 100%"))})
 
@@ -43,7 +43,7 @@ def test_a_configuration_error_is_one_line_and_exit_code_2(capsys: pytest.Captur
     assert capsys.readouterr().err == "error: --reserve: is 110% (write 0% to 100%)\n"
 
 
-def test_a_lost_cluster_or_a_defect_is_exit_code_1() -> None:
+def test_an_unreachable_cluster_or_a_defect_gives_exit_code_1() -> None:
     assert run_program(lambda: fails(UnreachableError("gone"))) == 1
     assert run_program(lambda: fails(ZeroDivisionError("defect"))) == 1
 

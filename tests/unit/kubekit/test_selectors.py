@@ -29,7 +29,7 @@ from kubekit.wire import split_key
         ("example.com/x=1", {"example.com/x": "1"}, True),
     ],
 )
-def test_text_selectors(text: str, labels: dict[str, str], expected: bool) -> None:
+def test_selectors_in_text_are_parsed_and_matched(text: str, labels: dict[str, str], expected: bool) -> None:
     assert selectors.parse_selector(text).matches(labels) is expected
 
 

@@ -49,7 +49,7 @@ def test_an_invalid_field_is_named_as_in_the_file(document: object, error: str) 
     assert str(caught.value) == error
 
 
-def test_limits_are_included_and_what_is_absent_has_none() -> None:
+def test_limits_are_inclusive_and_absent_values_have_none() -> None:
     convert({"inner": {"waitS": 60, "most": 5}, "parts": [{"waitS": 0, "most": 1}]}, Outer).validate()
     Outer().validate()
 

@@ -56,7 +56,7 @@ async def test_a_key_added_many_times_is_reconciled_once() -> None:
     assert done == ["a", "b"]
 
 
-async def test_a_key_added_while_it_is_worked_on_is_reconciled_again_and_never_by_two() -> None:
+async def test_a_key_added_while_it_is_reconciled_is_reconciled_again_afterwards() -> None:
     queue, begun, go = WorkQueue(), list[str](), asyncio.Event()
 
     async def reconcile(key: str) -> None:
@@ -80,9 +80,7 @@ async def test_a_key_added_while_it_is_worked_on_is_reconciled_again_and_never_b
 @pytest.mark.parametrize(
     ("delays_s", "least_s"), [((600.0, 0.05, 900.0), 0.045), ((600.0, None), 0.0)], ids=["earlier", "now"]
 )
-async def test_a_delay_is_cut_short_by_an_earlier_one_and_not_put_off_by_a_later_one(
-    delays_s: tuple[float | None, ...], least_s: float
-) -> None:
+async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, ...], least_s: float) -> None:
     queue, loop = WorkQueue(), asyncio.get_running_loop()
     times, started = list[float](), loop.time()
 
@@ -102,7 +100,7 @@ async def test_a_delay_is_cut_short_by_an_earlier_one_and_not_put_off_by_a_later
     assert times[0] >= least_s
 
 
-async def test_a_reconcile_can_ask_to_be_called_again() -> None:
+async def test_a_reconcile_can_request_to_be_called_again() -> None:
     queue, calls = WorkQueue(), list[str]()
 
     async def reconcile(key: str) -> float | None:
@@ -114,7 +112,7 @@ async def test_a_reconcile_can_ask_to_be_called_again() -> None:
         await until(lambda: len(calls) == 4)
 
 
-async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
+async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() -> None:
     queue, pauses_s, order = WorkQueue(), list[float](), list[str]()
     add_after = queue.add_after
 
@@ -140,7 +138,7 @@ async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_o
     assert 0.01 <= pauses_s[1] < 0.3 <= pauses_s[2], "at least Retry-After"
 
 
-async def test_a_worker_that_is_cancelled_gives_its_key_back() -> None:
+async def test_a_cancelled_worker_releases_its_key() -> None:
     queue, begun, done = WorkQueue(), asyncio.Event(), list[str]()
 
     async def slow(_: str) -> None:

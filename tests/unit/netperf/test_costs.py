@@ -155,7 +155,7 @@ def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[s
     assert all(inferred[pair] == pytest.approx(us) for pair, us in expected.items())
 
 
-def test_a_value_ages_from_measured_to_stale_to_absent() -> None:
+def test_a_latency_becomes_stale_and_then_absent() -> None:
     samples = [run("a", "b", 5000)]
     table, state = step(samples, now_s=0)
     assert table.zones["a", "b"].basis == "measured"
@@ -225,7 +225,7 @@ def test_a_sample_with_loss_is_used_for_the_cost() -> None:
     assert table.zones["a", "b"].cost == pytest.approx(210, abs=5)
 
 
-def test_a_percentile_of_too_few_datagrams_is_netperfs() -> None:
+def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
     paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
     policy = CostPolicy(percentile="p99")
     netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, cost_source="datagrams")
@@ -287,7 +287,7 @@ def test_external_numbers_do_not_age_by_default_and_a_change_is_a_new_sample() -
     assert table.zones["a", "b"].basis == "stale"
 
 
-def test_pairs_of_zones_that_are_gone_are_forgotten() -> None:
+def test_pairs_of_deleted_zones_are_forgotten() -> None:
     _, state = step([run("a", "b", 5000)])
     table, state = compute_costs(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
     assert set(state) == {("a", "c"), ("c", "a")}
@@ -312,7 +312,7 @@ def test_region_costs_are_the_median_of_the_costs_between_their_zones() -> None:
     assert region_costs(table.zones, {"a": "", "c": "r2"}) == {}
 
 
-def test_a_policy_is_read_over_the_defaults() -> None:
+def test_fields_of_a_policy_override_the_defaults() -> None:
     defaults = CostPolicy(unit_us=100)
     assert parse_policy({"percentile": "p50"}, defaults) == CostPolicy(percentile="p50", unit_us=100)
     assert parse_policy(None) == CostPolicy()
@@ -329,12 +329,12 @@ def test_a_policy_is_read_over_the_defaults() -> None:
         ({"unitUs": float("nan")}, "unitUs"),
     ],
 )
-def test_an_invalid_policy_is_refused_by_field(fields: dict[str, object], named: str) -> None:
+def test_errors_of_an_invalid_policy_name_the_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_policy(fields)
 
 
-def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restart() -> None:
+def test_a_slow_path_with_the_unreachable_cost_is_reachable_after_a_restart() -> None:
     policy = CostPolicy(unreachable_cost=100)
     table, _ = step([run("a", "b", 150_000.0)], policy=policy)
     state = restore_state({pair: entry.cost for pair, entry in table.zones.items()}, policy, 10.0, table.latencies())
@@ -371,7 +371,7 @@ def test_ignored_latencies_are_no_last_good_value() -> None:
         assert set(table.outliers_us) == {"a1"}
 
 
-def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it() -> None:
+def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
     state, told = None, []
     for turn, back_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0]):
         rounds = []

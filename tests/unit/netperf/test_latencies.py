@@ -30,7 +30,7 @@ def latencies(draw: st.DrawFn) -> Latencies:
 
 
 @given(latencies())
-def test_what_is_written_is_read(found: Latencies) -> None:
+def test_encoded_latencies_are_decoded_unchanged(found: Latencies) -> None:
     assert decode_latencies(encode_latencies(found)) == found
 
 
@@ -56,7 +56,7 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     assert 10_000 < len(encode_latencies(found)) < LIMIT_BYTES * 3 // 4
 
 
-def test_small_changes_cause_no_write_but_are_part_of_one() -> None:
+def test_small_changes_are_written_only_together_with_a_large_one() -> None:
     written = Latencies({("a", "b"): 1000, ("b", "a"): 1000, ("a", "c"): 100_000})
     near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
     assert apply_hysteresis(written, near) is written

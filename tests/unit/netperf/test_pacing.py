@@ -61,7 +61,7 @@ def test_jitter_differs_from_round_to_round() -> None:
     ("past", "allowed"),
     [([], True), ([StreamRun(990, 7.4e8)], True), ([StreamRun(990, 7.6e8)], False), ([StreamRun(300, 7.6e8)], True)],
 )
-def test_streams_stop_when_their_share_of_the_network_is_spent(past: list[StreamRun], allowed: bool) -> None:
+def test_streams_stop_at_their_mean_bandwidth(past: list[StreamRun], allowed: bool) -> None:
     assert may_stream(past, 1000.0, 10e6) is allowed
 
 

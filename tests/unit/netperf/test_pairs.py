@@ -97,7 +97,7 @@ def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) 
 
 
 @given(sizes)
-def test_no_node_carries_more_than_its_share(sizes: list[int]) -> None:
+def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
     plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
     load = Counter(node for p in of_all_pairs(plan) for node in (p.origin.node, p.destination.node))
     for z, size in enumerate(sizes):
@@ -106,14 +106,14 @@ def test_no_node_carries_more_than_its_share(sizes: list[int]) -> None:
         assert all(load[f"n{z}-{i}"] <= math.ceil(pairs / size) + len(sizes) for i in range(size))
 
 
-def test_a_hot_node_is_relieved_when_its_zone_grows() -> None:
+def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
     small = plan_pairs(cluster([1] * 20), PlanOptions(), None, NOW_S)
     grown = plan_pairs(cluster([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
     load = Counter(node for p in of_all_pairs(grown) for node in (p.origin.node, p.destination.node))
     assert max(load.values()) <= 2 * math.ceil(3 * 19 / 10)
 
 
-def test_nodes_rotate_slowly_one_rank_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
+def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
     options = PlanOptions()
     nodes = cluster([8] * 10)
     plan = plan_pairs(nodes, options, None, NOW_S)
@@ -170,9 +170,7 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
         ({"address": ""}, "bad-address"),
     ],
 )
-def test_nodes_that_cannot_probe_and_zones_without_others_are_left_out_and_named(
-    fields: dict[str, object], reason: str
-) -> None:
+def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, object], reason: str) -> None:
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
     odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
     lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", ready=False)
@@ -219,7 +217,7 @@ def test_the_agents_role_names_every_results_object(zones: int) -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_shards_hold_a_bounded_number_of_zones_and_zones_stay_where_there_is_room(before: int, after: int) -> None:
+def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_possible(before: int, after: int) -> None:
     old = plan_pairs(cluster([1] * before), PlanOptions(), None, NOW_S)
     new = plan_pairs(cluster([1] * after), PlanOptions(), old.zones, NOW_S)
     sizes = Counter(zone.results for zone in new.zones.values())
@@ -247,6 +245,6 @@ def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
         (PlanOptions(extra_tests=("TCP_RR",)), "extraTests"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_field(options: PlanOptions, field: str) -> None:
+def test_errors_of_invalid_options_name_the_field(options: PlanOptions, field: str) -> None:
     with pytest.raises(ConfigError, match=rf"plan\.{field}"):
         options.validate("plan")

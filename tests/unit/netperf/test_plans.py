@@ -26,7 +26,7 @@ def peer_with(**fields: object) -> object:
     return msgspec.structs.replace(PLAN.probes[0].destination, **fields)
 
 
-def test_a_plan_is_read_as_it_was_written() -> None:
+def test_an_encoded_plan_is_decoded_unchanged() -> None:
     for plan in PLANS.values():
         decoded = decode_plan(encode_plan(plan), zone=plan.zone, current=plan)
         assert decoded.plan == plan
@@ -50,7 +50,7 @@ def test_a_plan_is_read_as_it_was_written() -> None:
         (encode_plan(msgspec.structs.replace(PLAN, epoch=PLAN.epoch - 1)), "past-epoch"),
     ],
 )
-def test_a_plan_that_cannot_be_used_is_refused_by_name(data: dict[str, str] | None, reason: str) -> None:
+def test_an_invalid_plan_is_refused_with_a_reason(data: dict[str, str] | None, reason: str) -> None:
     with pytest.raises(PlanRefusedError) as caught:
         decode_plan(data, zone=PLAN.zone, current=PLAN)
     assert caught.value.reason == reason
@@ -72,7 +72,7 @@ def test_a_plan_that_cannot_be_used_is_refused_by_name(data: dict[str, str] | No
         ({"slot": 99}, "bad-slot"),
     ],
 )
-def test_one_bad_probe_is_left_out_by_name_and_the_others_stay(fields: dict[str, object], reason: str) -> None:
+def test_an_invalid_probe_is_left_out_and_the_others_stay(fields: dict[str, object], reason: str) -> None:
     decoded = decode_plan(damaged(**fields))
     assert [r.reason for r in decoded.refusals] == [reason]
     assert decoded.refusals[0].key == "probes[0]"

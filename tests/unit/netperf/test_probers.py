@@ -43,7 +43,7 @@ def with_values(**values: str) -> str:
     return "\n".join(f"{key}={value}" for key, value in {**lines, **values}.items())
 
 
-def test_the_output_of_a_healthy_run_is_read() -> None:
+def test_the_output_of_a_complete_run_is_parsed() -> None:
     assert parse_output(TCP_RR, "TCP_RR") == Measurement(
         prober="netperf",
         test="TCP_RR",
@@ -61,7 +61,7 @@ def test_the_output_of_a_healthy_run_is_read() -> None:
 
 
 @pytest.mark.parametrize("key", [line.split("=")[0] for line in TCP_RR.splitlines()])
-def test_a_key_that_did_not_come_back_is_noticed(key: str) -> None:
+def test_a_missing_selector_in_the_output_is_an_error(key: str) -> None:
     text = "\n".join(line for line in TCP_RR.splitlines() if not line.startswith(f"{key}="))
     with pytest.raises(ProbeFailedError, match=key) as caught:
         parse_output(text, "TCP_RR")
@@ -75,7 +75,7 @@ def test_percentiles_of_zero_are_too_few_samples() -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "-nan", "inf", "-1", "-1.00", "", "12ms", "1e300"])
-def test_values_without_meaning_are_missing_and_not_zero(value: str) -> None:
+def test_invalid_values_are_missing_and_not_zero(value: str) -> None:
     measurement = parse_output(with_values(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
     assert (measurement.p99_us, measurement.min_us) == (None, None)
     assert measurement.p50_us == 17
@@ -100,7 +100,7 @@ def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_la
     assert measurement.p50_us is None
 
 
-def test_the_command_line_carries_what_each_test_needs() -> None:
+def test_the_command_line_has_the_options_of_each_test() -> None:
     settings = {test: ProbeSettings(test=test, duration_s=1.5) for test in TESTS}
     tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "secret", 40) for test in TESTS)
     assert tcp[tcp.index("-l") + 1] == udp[udp.index("-l") + 1] == "-40"
@@ -123,7 +123,7 @@ def test_a_run_makes_enough_round_trips_for_a_p90_however_slow_the_path(
     assert transactions_for(duration_s, rtt_s) == transactions
 
 
-def test_percentiles_are_held_within_minimum_and_maximum() -> None:
+def test_percentiles_are_clamped_to_minimum_and_maximum() -> None:
     # As netperf 2.7.0 prints it for a constant 100.5 ms: its histogram has steps of 10 ms there.
     text = with_values(
         MIN_LATENCY="100512", MAX_LATENCY="100600", P50_LATENCY="105000", P90_LATENCY="108999", P99_LATENCY="109900"
@@ -140,7 +140,7 @@ def test_passphrases_differ_by_epoch_and_secret_and_do_not_show_the_secret() -> 
 
 
 @given(st.floats(0, 4e9), st.floats(-1700, 1700))
-def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_find_each_other(now_s: float, skew_s: float) -> None:
+def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_a_passphrase(now_s: float, skew_s: float) -> None:
     theirs = epoch_at(max(0.0, now_s + skew_s))
     assert theirs in epochs_to_try(now_s)
 
@@ -178,7 +178,7 @@ def test_throttling_is_read_from_either_cgroup_version_or_unknown(
     assert read_throttled_us(stat) == throttled_us
 
 
-def test_unknown_stays_unknown_and_is_not_zero(tmp_path: Path) -> None:
+def test_an_unknown_reading_gives_no_difference(tmp_path: Path) -> None:
     assert read_throttled_us(tmp_path / "absent") is None
     assert read_throttled_us(None) is None
     assert read_run_queue_us("no-such-process") is None
@@ -198,7 +198,9 @@ def test_unknown_stays_unknown_and_is_not_zero(tmp_path: Path) -> None:
         ("3:cpu:/seen/from/the/host\n", "cpu/cpu.stat"),
     ],
 )
-def test_the_groups_file_is_found_in_containers_and_out_of_them(tmp_path: Path, membership: str, where: str) -> None:
+def test_the_cgroups_cpu_stat_is_found_inside_and_outside_containers(
+    tmp_path: Path, membership: str, where: str
+) -> None:
     stat = tmp_path / "cgroup" / where
     stat.parent.mkdir(parents=True)
     stat.write_text("throttled_usec 1\n")
@@ -210,7 +212,7 @@ KEY = derive_key(b"0123456789abcdef")
 
 
 @given(st.binary(min_size=8, max_size=8), st.integers(0, 2**64 - 1))
-def test_a_datagram_is_read_only_as_the_side_that_sent_it(session: bytes, number: int) -> None:
+def test_a_datagram_is_decoded_only_for_the_side_that_encoded_it(session: bytes, number: int) -> None:
     data = encode_datagram(KEY, b"client", Datagram(session, number))
     assert len(data) == DATAGRAM_BYTES
     assert decode_datagram(KEY, b"client", data) == Datagram(session, number)
@@ -226,7 +228,7 @@ def test_a_datagram_that_is_cut_or_has_any_bit_changed_is_ignored(bit: int) -> N
     assert decode_datagram(KEY, b"client", bytes(data)) is None
 
 
-def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> None:
+def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:
     rounds: list[Histogram] = []
     for number in range(3):
         window = Window(0.0)

@@ -76,7 +76,7 @@ samples = st.builds(
 
 
 @given(samples)
-def test_what_is_written_is_what_is_read(original: Sample) -> None:
+def test_encoded_samples_are_decoded_unchanged(original: Sample) -> None:
     results = decode_results(written(original), LOCATIONS)
     assert list(results.samples.values()) == [original]
     assert results.refused == {}
@@ -96,7 +96,7 @@ def test_keys_are_legal_for_all_names_of_nodes_and_zones(n1: str, n2: str) -> No
 
 
 @given(st.text(alphabet="ab.1-", min_size=1, max_size=30), st.text(alphabet="ab.1-", min_size=1, max_size=30))
-def test_upstreams_keys_are_read_back_though_names_hold_dots(one: str, other: str) -> None:
+def test_upstreams_keys_of_names_with_dots_are_decoded(one: str, other: str) -> None:
     if one == other:
         return
     locations = {one: NodeLocation(one, "z1"), other: NodeLocation(other, "z2")}
@@ -107,7 +107,7 @@ def test_upstreams_keys_are_read_back_though_names_hold_dots(one: str, other: st
     assert found.measurement.p90_us == 7000
 
 
-def test_both_of_upstreams_spellings_are_read_and_microseconds_win() -> None:
+def test_both_spellings_of_upstream_are_decoded_and_microseconds_have_precedence() -> None:
     data = {
         "netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com": "7",
         "netperf_p90_latency_microseconds.origin.a1.destination.b1.example.com": "6543",
@@ -141,7 +141,7 @@ def test_upstreams_format_has_milliseconds_and_no_flagged_or_missing_numbers() -
         ("d1", "e1", False),  # nobody of ours measures there
     ],
 )
-def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
+def test_unplanned_keys_in_upstreams_format_are_refused_in_zones_that_agents_measure(
     origin: str, destination: str, refused: bool
 ) -> None:
     locations = LOCATIONS | {name: NodeLocation(name, f"z-{name[0]}", "r") for name in ("d1", "e1")}
@@ -160,7 +160,7 @@ def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
     ["12ms", "-1", "1e9", "nan", "NaN", "inf", "", " ", "0", "0.0", "１２", "1_000", "0x10", "+5", "9" * 12, "9" * 40],
 )
 @pytest.mark.parametrize("kind", ["netperf.p90.latency.milliseconds", "netperf_p90_latency_microseconds"])
-def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -> None:
+def test_invalid_numbers_are_refused_with_a_reason(kind: str, value: str) -> None:
     key = f"{kind}.origin.a1.destination.c1"
     results = decode_results({key: value}, LOCATIONS)
     assert results.samples == {}
@@ -181,13 +181,13 @@ def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -
         ("with space", "illegal-key"),
     ],
 )
-def test_keys_that_make_no_sense_are_refused_by_name(key: str, reason: str) -> None:
+def test_invalid_keys_are_refused_with_a_reason(key: str, reason: str) -> None:
     results = decode_results({key: "5"[: 0 if key.startswith("netaware") else 1] or "{"}, LOCATIONS)
     assert [r.reason for r in results.refusals] == [reason]
     assert len(results.refusals[0].key) <= 80
 
 
-def test_two_readings_of_one_key_are_refused_as_ambiguous() -> None:
+def test_ambiguous_keys_are_refused() -> None:
     names = ("a", "b.destination.c", "a.destination.b", "c")
     locations = {name: NodeLocation(name, f"z{i}") for i, name in enumerate(names)}
     key = "netperf.p90.latency.milliseconds.origin.a.destination.b.destination.c"
@@ -212,7 +212,7 @@ def test_two_readings_of_one_key_are_refused_as_ambiguous() -> None:
         (lambda _: "", "half-written"),
     ],
 )
-def test_a_damaged_sample_is_refused_by_name(change: object, reason: str) -> None:
+def test_a_damaged_sample_is_refused_with_a_reason(change: object, reason: str) -> None:
     ((key, text),) = written(sample()).items()
     assert callable(change)
     damaged = change(text)
@@ -230,13 +230,13 @@ def test_a_damaged_sample_is_refused_by_name(change: object, reason: str) -> Non
         (sample(), {**LOCATIONS, "a1": NodeLocation("a1", "z-new", "r")}, "moved-node"),
     ],
 )
-def test_a_sample_without_a_number_or_of_a_node_that_is_gone_or_moved_is_refused(
+def test_a_sample_without_a_number_or_of_a_deleted_or_moved_node_is_refused(
     found: Sample, locations: dict[str, NodeLocation], reason: str
 ) -> None:
     assert decode_results(written(found), locations).refused == {reason: 1}
 
 
-def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
+def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> None:
     noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
     results = decode_results({**noise, **written(sample())}, LOCATIONS)
     assert len(results.samples) == 1
@@ -246,7 +246,7 @@ def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
         check_growth("netperf-metrics", {}, {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
 
 
-def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alone() -> None:
+def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay() -> None:
     plans = plan_of((p.node, p.zone) for p in LOCATIONS.values() if p.node != "a2").zones.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
@@ -257,7 +257,7 @@ def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alo
     assert keys_to_remove({**data, key: "{half"}, planned) >= {key}, "what is refused goes as well"
 
 
-def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
+def test_keys_of_an_unplanned_test_are_removed() -> None:
     with_streams = planned_keys(plan_of(one_each(2), extra_tests=("TCP_STREAM",)).zones.values())
     without = planned_keys(plan_of(one_each(2)).zones.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}

@@ -50,7 +50,7 @@ def taken(sequence: int, taken_at: float) -> Sample:
 
 @pytest.mark.parametrize("field", ["min_us", "mean_us", "max_us", "p50_us", "p90_us", "p99_us"])
 @pytest.mark.parametrize("value", ["0", "-1", "1e12", "1e999", "NaN", '"12ms"', "true"])
-def test_a_latency_of_zero_or_of_no_sense_cannot_be_decoded(field: str, value: str) -> None:
+def test_a_latency_of_zero_or_beyond_the_limits_cannot_be_decoded(field: str, value: str) -> None:
     text = f'{{"prober":"netperf","test":"TCP_RR","{field}":{value}}}'
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(text, type=Measurement)
@@ -86,11 +86,13 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
         (changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None), ()),
     ],
 )
-def test_quality_flags(measurement: Measurement, quality_flags: tuple[str, ...]) -> None:
+def test_each_fault_of_a_measurement_has_a_quality_flag(
+    measurement: Measurement, quality_flags: tuple[str, ...]
+) -> None:
     assert find_quality_flags(measurement) == quality_flags
 
 
-def test_a_peer_that_holds_requests_for_long_starves_netperf_as_well() -> None:
+def test_a_high_responder_delay_flags_netperfs_run() -> None:
     starved = changed(prober="datagrams", responder_delay_us=30_000.0)
     assert find_quality_flags(HEALTHY, starved) == ("starved-peer",)
     assert find_quality_flags(HEALTHY, changed(prober="datagrams", responder_delay_us=300.0)) == ()
