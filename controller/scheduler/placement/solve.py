@@ -34,13 +34,7 @@ _DESCENTS, _DESCENT_ROOM_TURNS = 4, 200
 """Runs without annealing that start in each zone, for small problems: they take less than a millisecond, and are sometimes better."""
 
 
-def solve(
-    problem: Problem,
-    hints: Ints | None = None,
-    *,
-    seed: int = 0,
-    deadline_s: float = 60.0,
-) -> Ints:
+def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadline_s: float = 60.0) -> Ints:
     """The best placement found: [replica] host, -1 for a replica without a place.
 
     Args:
@@ -54,23 +48,12 @@ def solve(
     if not replicas or not len(problem.free):
         return nowhere
     compiled, ends_at = CompiledProblem(problem), time.monotonic() + deadline_s
-    runs = 1
-    if replicas <= _MEDIUM_REPLICAS:
-        runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
-    wanted_steps = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
-    max_steps = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
-    steps = min(max(wanted_steps, _MIN_STEPS), max_steps)
+    runs, steps = _runs_and_steps(problem)
 
     def run(number: int, hot: float, start: Ints, *, steps: int, seconds: float, home: int = -1) -> SearchResult:
+        room_turns, run_seed = _ROOM_TURNS if steps else _DESCENT_ROOM_TURNS, seed * 1000 + number
         return compiled.search(
-            start,
-            seed=seed * 1000 + number,
-            steps=steps,
-            room_turns=_ROOM_TURNS if steps else _DESCENT_ROOM_TURNS,
-            hot=hot,
-            cold=_COLD,
-            deadline_s=seconds,
-            home=home,
+            start, seed=run_seed, steps=steps, room_turns=room_turns, hot=hot, cold=_COLD, deadline_s=seconds, home=home
         )
 
     def run_each(first: int, hot: float, homes: Sequence[int], steps: int = steps) -> list[SearchResult]:
@@ -91,6 +74,16 @@ def solve(
         if _unplaced(kept) <= _unplaced(best) and kept.cost <= best.cost + _TOLERANCE * abs(best.cost):
             best = kept
     return best.host_of
+
+
+def _runs_and_steps(problem: Problem) -> tuple[int, int]:
+    """Number of runs, and of steps of each run."""
+    replicas, runs = len(problem.class_of), 1
+    if replicas <= _MEDIUM_REPLICAS:
+        runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
+    wanted = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
+    most = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
+    return runs, min(max(wanted, _MIN_STEPS), most)
 
 
 def _zones_by_free_capacity(problem: Problem) -> list[int]:
