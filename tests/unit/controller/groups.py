@@ -14,7 +14,7 @@ from controller.cluster.costs import CostTable
 from controller.cluster.graph import build_graph
 from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
+from controller.cluster.resources import WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.planner import Plan, plan_group
@@ -23,6 +23,7 @@ from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.support.bodies import appgroup_spec, weight_body
+from tests.unit.controller import scheduling
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -171,16 +172,8 @@ def pods_of(case: Case, **spec: Any) -> list[GroupPod]:
 
 def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> GroupPod:
     """A gated pod."""
-    body = {
-        "metadata": {"name": name, "namespace": "default", "labels": {APPGROUP_LABEL: "g", WORKLOAD_LABEL: workload}},
-        "spec": {
-            "schedulingGates": [{"name": "netaware.io/topological-order"}],
-            "containers": [{"resources": {"requests": {"cpu": cpu}}}],
-            **spec,
-        },
-        "status": {"phase": "Pending"},
-    }
-    return msgspec.convert(body, GroupPod)
+    requested = [{"resources": {"requests": {"cpu": cpu}}}]
+    return scheduling.gated(workload, name=name, group="g", **{"containers": requested, **spec})
 
 
 def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> GroupPod:

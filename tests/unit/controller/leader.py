@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, target_of
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
+from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target, target_of
+from controller.cluster.resources import AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
@@ -24,6 +24,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from tests.support.bodies import appgroup_spec
+from tests.unit.controller import scheduling
 
 
 class Declarations:
@@ -83,22 +84,10 @@ class World:
 
     def add_pod(self, group: str, name: str, workload: str, cpu: int) -> GroupPod:
         namespace, _, label = group.partition("/")
-        body = {
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "uid": name,
-                "resourceVersion": "1",
-                "labels": {APPGROUP_LABEL: label, WORKLOAD_LABEL: workload},
-                "ownerReferences": [{"kind": "ReplicaSet", "uid": f"{group}-{workload}", "controller": True}],
-            },
-            "spec": {
-                "schedulingGates": [{"name": GATE}],
-                "containers": [{"resources": {"requests": {"cpu": str(cpu)}}}],
-            },
-            "status": {"phase": "Pending"},
-        }
-        pod = msgspec.convert(body, GroupPod)
+        owner = {"kind": "ReplicaSet", "uid": f"{group}-{workload}", "controller": True}
+        metadata = {"namespace": namespace, "uid": name, "resourceVersion": "1", "ownerReferences": [owner]}
+        requested = [{"resources": {"requests": {"cpu": str(cpu)}}}]
+        pod = scheduling.gated(workload, name=name, group=label, metadata=metadata, containers=requested)
         self.pods[pod.metadata.key] = pod
         return pod
 

@@ -1,4 +1,7 @@
-"""Objects as the API server would send them: AppGroups, their pods, and weights of a NetworkTopology."""
+"""Objects as the API server would send them: AppGroups, their pods, and weights of a NetworkTopology.
+
+Tests import the product's names from here too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import msgspec
 
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import (
-    APPGROUP_LABEL,
     WORKLOAD_LABEL,
     AppGroup,
     AppGroupStatus,
@@ -18,20 +20,7 @@ from controller.cluster.resources import (
 )
 from controller.cluster.services import Service
 from tests.support.bodies import REGION, ZONE, appgroup_spec
-
-__all__ = [
-    "REGION",
-    "WORKLOAD_LABEL",
-    "ZONE",
-    "AppGroup",
-    "AppGroupStatus",
-    "GroupPod",
-    "NetworkTopology",
-    "WeightInfo",
-    "appgroup",
-    "group_pod",
-    "service",
-]
+from tests.unit.controller import scheduling
 
 
 def appgroup(
@@ -62,15 +51,9 @@ def group_pod(
     leaving: bool = False,
 ) -> GroupPod:
     """A pod of an AppGroup's workload on a node."""
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {APPGROUP_LABEL: of, WORKLOAD_LABEL: workload},
-        "creationTimestamp": created,
-    }
-    if leaving:
-        metadata["deletionTimestamp"] = "2026-01-02T00:00:00Z"
-    return msgspec.convert({"metadata": metadata, "spec": {"nodeName": on}, "status": {"phase": phase}}, GroupPod)
+    times = {"creationTimestamp": created} | ({"deletionTimestamp": "2026-01-02T00:00:00Z"} if leaving else {})
+    metadata = {"namespace": namespace, **times}
+    return scheduling.pod(workload, on, name=name, group=of, metadata=metadata, status={"phase": phase})
 
 
 def service(

@@ -51,8 +51,8 @@ def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", *
     return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, GroupPod)
 
 
-def gated(**fields: Any) -> GroupPod:
-    return pod("P1", schedulingGates=[{"name": GATE}], **fields)
+def gated(workload: str = "P1", **fields: Any) -> GroupPod:
+    return pod(workload, **{"schedulingGates": [{"name": GATE}], **fields})
 
 
 def state_with(config: SchedulerConfig, *objects: Object) -> State:

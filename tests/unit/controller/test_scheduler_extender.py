@@ -83,31 +83,20 @@ async def test_filter_and_prioritize_follow_the_rule() -> None:
         assert await service.scores(asked_pod(), ["n3", "n2", "n1"]) == {"n1": 100, "n2": 95, "n3": 0}
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
-        {"metadata": {"name": "bare", "namespace": "default"}, "spec": {}},
-        {"metadata": {"name": "bare", "namespace": "default", "labels": None}, "spec": {}},
-        {},
-        asked_pod(labels={GROUP: "unknown", WORKLOAD: "P1"}),
-        asked_pod(labels={GROUP: "a1"}),
-        asked_pod(labels={GROUP: "a1", WORKLOAD: "no-such-workload"}),
-        asked_pod(namespace="elsewhere", labels={GROUP: "a2", WORKLOAD: "P1"}),
-        asked_pod(scheduler="default-scheduler"),
-        asked_pod(labels={GROUP: "a1", WORKLOAD: "P1", "netaware.io/placement": "affinity"}),
-    ],
-    ids=[
-        "no-labels",
-        "null-labels",
-        "nothing",
-        "no-group",
-        "no-workload",
-        "other-workload",
-        "elsewhere",
-        "not-ours",
-        "affinity",
-    ],
-)
+FOREIGN: dict[str, dict[str, Any]] = {
+    "no-labels": {"metadata": {"name": "bare", "namespace": "default"}, "spec": {}},
+    "null-labels": {"metadata": {"name": "bare", "namespace": "default", "labels": None}, "spec": {}},
+    "nothing": {},
+    "no-group": asked_pod(labels={GROUP: "unknown", WORKLOAD: "P1"}),
+    "no-workload": asked_pod(labels={GROUP: "a1"}),
+    "other-workload": asked_pod(labels={GROUP: "a1", WORKLOAD: "no-such-workload"}),
+    "elsewhere": asked_pod(namespace="elsewhere", labels={GROUP: "a2", WORKLOAD: "P1"}),
+    "not-ours": asked_pod(scheduler="default-scheduler"),
+    "affinity": asked_pod(labels={GROUP: "a1", WORKLOAD: "P1", "netaware.io/placement": "affinity"}),
+}
+
+
+@pytest.mark.parametrize("pod", FOREIGN.values(), ids=FOREIGN)
 async def test_foreign_pods_get_every_node_and_equal_scores(pod: dict[str, Any]) -> None:
     async with serving() as service:
         answer = await service.ask("filter", pod, ALL)
@@ -227,8 +216,7 @@ async def test_refused_nodes_beyond_the_limit_share_a_reason_per_zone(
 
 
 async def test_the_planned_host_scores_highest_then_its_zone_then_others() -> None:
-    target = msgspec.json.encode({"zone": "z2", "region": "r", "node": "n4"}).decode()
-    planned = asked_pod(annotations={"netaware.io/target": target})
+    planned = planned_pod("n4", "z2")
     async with serving() as service:
         scores = await service.scores(planned, ALL)
         assert sorted(scores, key=lambda n: -scores[n]) == ["n4", "n3", "n1", "n2"]

@@ -10,27 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.pods import GATE, GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.release import DEBOUNCE_S, GroupQueue, ReleaseDecision, plan_release, settles_in_s
 from kubekit.wire import format_time
+from tests.unit.controller import scheduling
 
 CREATED = 1_700_000_000.0
 CONFIG = GatesConfig(max_wait_s=100, missing_workload_timeout_s=20)
 
 
 def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: float = 0, **status: Any) -> GroupPod:
-    body = {
-        "metadata": {
-            "name": name,
-            "namespace": "d",
-            "labels": {APPGROUP_LABEL: "g", WORKLOAD_LABEL: workload},
-            "creationTimestamp": format_time(CREATED - age_s),
-        },
-        "spec": {"nodeName": node, "schedulingGates": [{"name": GATE}] if gated and not node else None},
-        "status": {"phase": "Running" if node else "Pending", **status},
-    }
-    return msgspec.convert(body, GroupPod)
+    metadata = {"namespace": "d", "creationTimestamp": format_time(CREATED - age_s)}
+    gates = [{"name": GATE}] if gated and not node else None
+    return scheduling.pod(workload, node, name=name, group="g", metadata=metadata, status=status, schedulingGates=gates)
 
 
 def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> GroupPod:
