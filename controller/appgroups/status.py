@@ -96,7 +96,7 @@ def gather_facts(
     hosts = [_hosts_by_location(nodes, locations) for nodes in members]
     routing_to = [routings.get(selector, Routing.ANY) for selector in graph.selectors]
     checks = tuple(
-        _check_dependency(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routing_to[edge.dependency])
+        _check_dependency(edge, hosts[edge.dependent], hosts[edge.dependency], costs, routing_to[edge.dependency])
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
@@ -224,7 +224,7 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     if not placed:
         return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
     head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
-    in_spec_order = sorted(facts.checks, key=lambda check: (check.edge.dependant, check.edge.dependency))
+    in_spec_order = sorted(facts.checks, key=lambda check: (check.edge.dependent, check.edge.dependency))
     worst_first = sorted(in_spec_order, key=_severity, reverse=True)
     unmet = [check for check in worst_first if check.verdict in {"violated", "unknown"}]
     if not unmet:
@@ -236,7 +236,7 @@ def _costs_met(facts: GroupFacts) -> _Statement:
 
 def _describe(check: DependencyCheck, graph: Graph) -> str:
     names = graph.selectors
-    arrow = f"{names[check.edge.dependant]} to {names[check.edge.dependency]}"
+    arrow = f"{names[check.edge.dependent]} to {names[check.edge.dependency]}"
     path = f"{_format_location(check.origin)} to {_format_location(check.destination)}"
     if check.verdict == "unknown":
         return f"{arrow} cost unknown ({path})"

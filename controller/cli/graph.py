@@ -79,7 +79,7 @@ def _table(group: GroupView) -> RenderableType:
     table = grid("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
     edges_of: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
-        edges_of[edge.dependant].append(edge)
+        edges_of[edge.dependent].append(edge)
     for workload in group.workloads:
         name = Text.assemble((workload.selector, STRONG))
         if workload.name != workload.selector:

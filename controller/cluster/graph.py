@@ -40,12 +40,12 @@ class Edge(msgspec.Struct, frozen=True):
     """A resolved dependency, by position in `Graph.workloads`.
 
     Attributes:
-        dependant, dependency: positions of the caller and the callee.
+        dependent, dependency: positions of the caller and the callee.
         min_bandwidth_bps: bits per second; 0 if not set.
         max_network_cost: highest allowed cost.
     """
 
-    dependant: int
+    dependent: int
     dependency: int
     min_bandwidth_bps: int = 0
     max_network_cost: int = 0
@@ -69,7 +69,7 @@ class Graph(msgspec.Struct, frozen=True):
         """Positions of each workload's dependencies, in spec order."""
         children: list[list[int]] = [[] for _ in self.workloads]
         for edge in self.edges:
-            children[edge.dependant].append(edge.dependency)
+            children[edge.dependent].append(edge.dependency)
         return children
 
     @property
@@ -156,7 +156,7 @@ def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
     return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
 
 
-def _edge(dependant: int, dependency: int, declared: Dependency, name: str, faults: list[Fault]) -> Edge:
+def _edge(dependent: int, dependency: int, declared: Dependency, name: str, faults: list[Fault]) -> Edge:
     """The edge of a declared dependency of workload ``name``; appends invalid values to ``faults`` and corrects them."""
     cost = declared.max_network_cost
     target = _name(declared.workload)
@@ -173,7 +173,7 @@ def _edge(dependant: int, dependency: int, declared: Dependency, name: str, faul
     if rate_bps < 0:
         faults.append(Fault("BadBandwidth", f"{name}: minBandwidth for {target} is negative"))
         rate_bps = 0
-    return Edge(dependant, dependency, rate_bps, cost)
+    return Edge(dependent, dependency, rate_bps, cost)
 
 
 def _name(workload: WorkloadRef) -> str:

@@ -200,7 +200,7 @@ def _routed_near(placed: PlacedGroup) -> Condition:
     by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item.gain_us, item.text))
     if by_gain:
         holds, reason, message = False, by_gain[0].reason, join_first([item.text for item in by_gain], MAX_SHOWN, "; ")
-    elif any(placed.members[edge.dependant] and placed.members[edge.dependency] for edge in placed.graph.edges):
+    elif any(placed.members[edge.dependent] and placed.members[edge.dependency] for edge in placed.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
         holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"

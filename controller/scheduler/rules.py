@@ -77,7 +77,7 @@ class ScoreTable(msgspec.Struct, frozen=True):
 
 def score_locations(
     dependencies: Iterable[PeerWorkload],
-    dependants: Iterable[PeerWorkload],
+    dependents: Iterable[PeerWorkload],
     locations: Sequence[Location],
     location_index: Mapping[str, int],
     costs: CostTable,
@@ -86,13 +86,13 @@ def score_locations(
 
     Args:
         dependencies: workloads that the pod depends on; for filter and score.
-        dependants: workloads that depend on the pod; for the score alone. Empty in upstream parity.
+        dependents: workloads that depend on the pod; for the score alone. Empty in upstream parity.
         locations: all locations, `controller.cluster.costs.NO_LOCATION` included if a node may be there.
         location_index: node name -> index in ``locations``.
         costs: costs between locations.
     """
     tables = [_dependency_table(peer, locations, location_index, costs.check_limit) for peer in dependencies]
-    tables += [_dependant_table(peer, locations, location_index, costs) for peer in dependants]
+    tables += [_dependent_table(peer, locations, location_index, costs) for peer in dependents]
     by_peer = zip(*(table.by_location for table in tables), strict=True)
     by_location = [NodeScore(*map(sum, zip(*scores, strict=True))) for scores in by_peer]
     by_node: dict[str, NodeScore] = {}
@@ -167,10 +167,10 @@ def _score_by_all(
     return NodeScore(satisfied, violated, total_cost, unknown)
 
 
-def _dependant_table(
+def _dependent_table(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable
 ) -> ScoreTable:
-    """The scores by one dependant: only costs, from each of its pods."""
+    """The scores by one dependent: only costs, from each of its pods."""
     table = _dependency_table(
         peer._replace(routing=Routing.ANY),
         locations,

@@ -313,14 +313,14 @@ class State(Index):
         dependencies: list[PeerWorkload] = []
         dependents: list[PeerWorkload] = []
         for edge in graph.edges:
-            dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
-            if dependant.selector == workload:
+            dependent, dependency = graph.workloads[edge.dependent], graph.workloads[edge.dependency]
+            if dependent.selector == workload:
                 pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
                 routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
             elif dependency.selector == workload and self._rules.score_dependents:
-                pods = self._on_existing_nodes(members.get(dependant.selector, {}), may_block=False)
-                dependents.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))
+                pods = self._on_existing_nodes(members.get(dependent.selector, {}), may_block=False)
+                dependents.append(PeerWorkload(dependent.selector, edge.max_network_cost, pods))
         return dependencies, dependents
 
     def _on_existing_nodes(self, pods: Mapping[str, int], *, may_block: bool) -> Mapping[str, int]:

@@ -44,7 +44,7 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     """Differences between traffic and the group, for workloads in its namespace."""
     declared, local = build_graph(group.spec), local_workloads(group)
     members, names = set(local.values()), [local.get(selector) for selector in declared.selectors]
-    ends = ((names[edge.dependant], names[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
+    ends = ((names[edge.dependent], names[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
     min_bandwidths = {(client, server): rate_bps for client, server, rate_bps in ends if client and server}
     observed = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
     drifts = []

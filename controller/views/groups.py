@@ -114,7 +114,7 @@ def _build_pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
 def _build_edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
     edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), facts.graph.selectors
     return EdgeView(
-        dependant=selectors[edge.dependant],
+        dependent=selectors[edge.dependent],
         dependency=selectors[edge.dependency],
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,

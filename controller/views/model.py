@@ -40,14 +40,14 @@ class EdgeView(View, frozen=True):
     """A dependency and its state now, by the worst pair of its placed pods.
 
     Attributes:
-        dependant, dependency: selectors of the workloads.
+        dependent, dependency: selectors of the workloads.
         state: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
         cost: of that pair; 1 within a zone, null if unknown.
         origin, destination: zones of that pair; empty if idle.
         p50_us: round trip between these zones; null within a zone or if unknown.
     """
 
-    dependant: str
+    dependent: str
     dependency: str
     max_cost: int
     min_bandwidth_bps: int

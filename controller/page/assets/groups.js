@@ -67,7 +67,7 @@ function layOutColumns(group) {
   for (let round = 0; round < group.workloads.length; round++) {
     let moved = false;
     for (const edge of group.edges) {
-      const next = Math.min(depth.get(edge.dependant) + 1, group.workloads.length - 1);
+      const next = Math.min(depth.get(edge.dependent) + 1, group.workloads.length - 1);
       if (depth.get(edge.dependency) < next && round < group.workloads.length - 1) {
         depth.set(edge.dependency, next);
         moved = true;
@@ -84,7 +84,7 @@ function layOutColumns(group) {
       if (c === 0) return;
       const meanRow = (workload) => {
         const calls = group.edges.filter((edge) => edge.dependency === workload.selector);
-        const rows = calls.map((edge) => row.get(edge.dependant));
+        const rows = calls.map((edge) => row.get(edge.dependent));
         return rows.length ? rows.reduce((a, b) => a + b, 0) / rows.length : row.get(workload.selector);
       };
       column.sort((a, b) => meanRow(a) - meanRow(b) || row.get(a.selector) - row.get(b.selector));
@@ -120,14 +120,14 @@ function drawGraph(group) {
 
 // The line of a dependency, and the text of its cost, which is drawn over the boxes.
 function drawEdge(group, edge, positionOf) {
-  const caller = positionOf.get(edge.dependant), callee = positionOf.get(edge.dependency);
+  const caller = positionOf.get(edge.dependent), callee = positionOf.get(edge.dependency);
   const isBackward = callee.x <= caller.x;
   const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
   const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
   const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
   const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
   const measured = edge.p50Us === null ? "" : `${milliseconds(edge.p50Us)}, ${edge.origin} to ${edge.destination}; `;
-  const title = `${edge.dependant} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state].text}`;
+  const title = `${edge.dependent} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state].text}`;
   const line = svg("path", { class: edge.state, d: path }, svg("title", {}, title));
   if (edge.cost === null) return { line, cost: null };
   // Costs of the callers of one dependency are stacked next to its box.
@@ -189,7 +189,7 @@ function edgeRow(edge) {
   const { sign, style, text } = EDGE_STATES[edge.state];
   const zones = edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`;
   return h("tr", {},
-    h("td", {}, edge.dependant),
+    h("td", {}, edge.dependent),
     h("td", {}, edge.dependency),
     h("td", {}, zones),
     h("td", { class: "n" }, number(edge.cost)),

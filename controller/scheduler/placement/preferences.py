@@ -66,9 +66,9 @@ def call_edges(
     weights = _weights(group, graph, problems)
     return [
         CallEdge(
-            caller=edge.dependant,
+            caller=edge.dependent,
             callee=edge.dependency,
-            weight=weights[i] if weights else float(max(replicas.get(edge.dependant, 0), 1)),
+            weight=weights[i] if weights else float(max(replicas.get(edge.dependent, 0), 1)),
             routing=routings[edge.dependency],
             max_cost=edge.max_network_cost,
         )
@@ -79,7 +79,7 @@ def call_edges(
 def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     """[edge] its weight; empty if no source has any."""
     selectors = graph.selectors
-    ends = [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
+    ends = [(selectors[edge.dependent], selectors[edge.dependency]) for edge in graph.edges]
     bandwidths = {
         pair: float(edge.min_bandwidth_bps)
         for pair, edge in zip(ends, graph.edges, strict=True)

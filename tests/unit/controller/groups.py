@@ -31,7 +31,7 @@ class Case(msgspec.Struct, frozen=True):
 
     Attributes:
         replicas: per workload.
-        edges: dependant, dependency, maxNetworkCost.
+        edges: dependent, dependency, maxNetworkCost.
         cost: between zones; towards itself 0, since a zone is one node.
         slots: pods that fit into each zone.
     """

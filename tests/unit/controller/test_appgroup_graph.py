@@ -74,7 +74,7 @@ def test_dependencies_become_edges_and_faults_are_reported(
 ) -> None:
     found = graph(*workloads)
     assert (list(found.edges), [fault.problem for fault in found.faults]) == (edges, problems)
-    assert found.children == [[e.dependency for e in found.edges if e.dependant == i] for i in range(len(workloads))]
+    assert found.children == [[e.dependency for e in found.edges if e.dependent == i] for i in range(len(workloads))]
     assert all(fault.detail for fault in found.faults)
 
 

@@ -43,7 +43,7 @@ def test_reverse_and_alternate_are_made_of_the_plain_order(base: str) -> None:
 
 
 @given(st.integers(0, 25), st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=80))
-def test_dependants_come_first_unless_a_cycle_is_reported(count: int, edges: list[tuple[int, int]]) -> None:
+def test_dependents_come_first_unless_a_cycle_is_reported(count: int, edges: list[tuple[int, int]]) -> None:
     children: list[list[int]] = [[] for _ in range(count)]
     for a, b in dict.fromkeys(edges):
         if a < count and b < count and a != b:

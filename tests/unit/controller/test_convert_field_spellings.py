@@ -109,7 +109,7 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
     graph = build_graph(msgspec.convert(found, AppGroup).spec)
     assert graph.faults == ()
     names = graph.selectors
-    return [(names[e.dependant], names[e.dependency], e.max_network_cost) for e in graph.edges]
+    return [(names[e.dependent], names[e.dependency], e.max_network_cost) for e in graph.edges]
 
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])

@@ -93,7 +93,7 @@ def expected_score(
     name: str,
     where: Mapping[str, Location],
     dependencies: list[PeerWorkload],
-    dependants: list[PeerWorkload],
+    dependents: list[PeerWorkload],
     costs: Costs,
 ) -> tuple[int, int, int, int]:
     """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
@@ -114,7 +114,7 @@ def expected_score(
                 verdict, cost = ("satisfied", 0) if node == name else costs.check(me, where[node], peer.max_cost)
                 satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
                 total, unknown = total + cost, unknown + (verdict == "unknown")
-    for peer in dependants:
+    for peer in dependents:
         for node, count in peer.pods.items():
             verdict, cost = ("satisfied", 0) if node == name else costs.check(where[node], me, peer.max_cost)
             total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
@@ -364,11 +364,11 @@ def test_a_node_is_scored_by_the_replicas_that_answer(seeds: range) -> None:
             return PeerWorkload("w", chance.randint(0, 40), pods, chance.choice(list(Routing)))
 
         dependencies = [peer() for _ in range(chance.randint(0, 2))]
-        dependants = [peer() for _ in range(chance.randint(0, 2))]
+        dependents = [peer() for _ in range(chance.randint(0, 2))]
         location_index = {name: HERE.index(place) for name, place in where.items()}
-        found = score_locations(dependencies, dependants, HERE, location_index, costs)
+        found = score_locations(dependencies, dependents, HERE, location_index, costs)
         for name, index in location_index.items():
-            wanted = expected_score(name, where, dependencies, dependants, Costs(zones, regions))
+            wanted = expected_score(name, where, dependencies, dependents, Costs(zones, regions))
             assert found.node_score(name, index) == wanted, (seed, name)
-        assert set(found.by_node) <= {n for peer in (*dependencies, *dependants) for n in peer.pods}
+        assert set(found.by_node) <= {n for peer in (*dependencies, *dependents) for n in peer.pods}
         assert found.neutral == ""

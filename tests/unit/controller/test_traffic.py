@@ -220,7 +220,7 @@ def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() ->
     spec = boutique(found.manifest["spec"]).spec
     read = build_graph(spec)
     assert read.faults == ()
-    edges = {(read.selectors[e.dependant], read.selectors[e.dependency]): e for e in read.edges}
+    edges = {(read.selectors[e.dependent], read.selectors[e.dependency]): e for e in read.edges}
     assert set(edges) == {(a, b) for a, b, _ in SHOP}
     assert edges["frontend", "cart"].min_bandwidth_bps == 44_000
     assert edges["frontend", "cart"].max_network_cost == 7

@@ -120,7 +120,7 @@ def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_depen
     assert len(group.edges) == 15
     zones = {w.selector: w.pods[0].zone for w in group.workloads}
     for edge in group.edges:
-        assert (edge.origin, edge.destination) == (zones[edge.dependant], zones[edge.dependency])
+        assert (edge.origin, edge.destination) == (zones[edge.dependent], zones[edge.dependency])
         assert edge.cost is not None
         within = edge.cost <= edge.max_cost or edge.origin == edge.destination
         assert edge.state == ("met" if within else "violated")
