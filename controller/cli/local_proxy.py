@@ -55,7 +55,7 @@ class LocalProxy:
         finally:
             await runner.cleanup()
 
-    async def refusal(self) -> str:
+    async def fetch_token_error(self) -> str:
         """The page's message if the page refuses the token, else an empty text."""
         async with self._session.get("/", headers=self._headers) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""

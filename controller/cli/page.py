@@ -56,7 +56,7 @@ class PageCommand(Command):
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
         proxy = LocalProxy(await enter_context(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
         try:
-            refusal = await proxy.refusal()
+            refusal = await proxy.fetch_token_error()
         except (aiohttp.ClientError, OSError) as error:
             raise KubectlError(str(error) or type(error).__name__) from error
         if refusal:

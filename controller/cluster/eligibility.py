@@ -146,7 +146,7 @@ class Constraints:
             or bool(affinity and affinity.required_during_scheduling_ignored_during_execution)
         )
 
-    def refusal(
+    def unschedulable_reason(
         self,
         name: str,
         labels: Mapping[str, str],
@@ -156,7 +156,7 @@ class Constraints:
     ) -> str:
         """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would.
 
-        Plans use `Host.refusal`.
+        Plans use `Host.unschedulable_reason`.
 
         Args:
             name: of the node.

@@ -51,12 +51,15 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
         return self.schedulable and not self.unavailable_reason
 
-    def refusal(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
+    def unschedulable_reason(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
         """Why a plan does not place a pod there, regardless of other pods; empty if it may.
 
         kube-scheduler checks taints only: it places a pod that tolerates all of them on a node that is not Ready.
         """
-        return constraints.refusal(self.name, self.labels, self.taints, volumes=volumes) or self.unavailable_reason
+        return (
+            constraints.unschedulable_reason(self.name, self.labels, self.taints, volumes=volumes)
+            or self.unavailable_reason
+        )
 
 
 TemplateKey = tuple[str, int, int, bool]

@@ -188,7 +188,7 @@ POD_CONDITIONS = (
 """Conditions on the pod itself, checked for all pods of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
-              lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
+              lambda r, c: r.breaker.stop_reason(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.",
               lambda r, _: _limit_refusal(r, ("round", ""), r.config.limits.per_round, "round"), scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.",
@@ -206,7 +206,7 @@ MOVE_CONDITIONS = (
               _workload_limit_refusal),
     MoveCondition("unavailable-limit", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable_refusal),
     MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
-              lambda r, c: r.budgets.refusal(c.pod)),
+              lambda r, c: r.budgets.unevictable_reason(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),
 )  # fmt: skip

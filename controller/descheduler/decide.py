@@ -157,7 +157,7 @@ class UnconfirmedRound:
             return "the node takes no pods any more"
         if name == candidate.pod.node:
             return "it would come back"
-        misfit = self._round.fit.dynamic_refusal(node, candidate.pod)
+        misfit = self._round.fit.dynamic_unschedulable_reason(node, candidate.pod)
         if misfit:
             return f"the pod does not fit beside other planned pods ({misfit})"
         return candidate.finder.target_refusal(candidate, node)

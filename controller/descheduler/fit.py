@@ -13,11 +13,11 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
-from controller.scheduler.placement.pod_topology import REFUSAL_REASONS, refusals
+from controller.scheduler.placement.pod_topology import UNSCHEDULABLE_REASONS, unschedulable_reasons
 from controller.scheduler.placement.problem import RuleKind
 from controller.scheduler.placement.unplaced import describe_lack
 
-OTHER_POD_REFUSALS = frozenset(REFUSAL_REASONS.values())
+OTHER_POD_REASONS = frozenset(UNSCHEDULABLE_REASONS.values())
 """Refusals that depend on other pods."""
 
 
@@ -59,24 +59,24 @@ class FitChecker:
             self._constraints[pod.key] = Constraints(without_added_requirement(pod.group_pod).spec)
         return self._constraints[pod.key]
 
-    def static_refusal(self, node: Host, pod: PodInfo) -> str:
+    def static_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod may not run on the node, by its own constraints and volumes; empty if it may."""
         constraints = self._constraints_of(pod)
         key = constraints, node.name
         if key not in self._static:
-            self._static[key] = node.refusal(constraints)
+            self._static[key] = node.unschedulable_reason(constraints)
         if self._static[key] or not pod.claim_names:
             return self._static[key]
         volumes = self._snapshot.volumes.node_selectors_of_claims(pod.namespace, pod.claim_names)
-        return node.refusal(constraints, volumes)
+        return node.unschedulable_reason(constraints, volumes)
 
-    def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
+    def dynamic_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
         insufficient = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
         if insufficient:
             return describe_lack(insufficient)
         if self._pods_with_anti_affinity or pod.constraints.depends_on_other_pods:
-            return self._refusal_by_other_pods(pod).get(self._host_index[node.name], "")
+            return self._unschedulable_reasons_by_other_pods(pod).get(self._host_index[node.name], "")
         return ""
 
     def _requested_on(self, node: str) -> dict[str, int]:
@@ -103,7 +103,7 @@ class FitChecker:
             add_amounts(self._requested[node], pod.host_requests, -1)
         self._by_other_pods.clear()
 
-    def _refusal_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
+    def _unschedulable_reasons_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
         """Why other pods exclude nodes, by index of the node. Terminating pods count only for anti-affinity."""
         if pod.key not in self._by_other_pods:
             relevant, by_host = self._relevant_pods(pod), dict[int, str]()
@@ -116,7 +116,7 @@ class FitChecker:
                     for other, node in relevant
                     if counts_terminating or not other.is_terminating
                 ]
-                by_host = refusals(without_plan_affinity(pod), self._hosts, bound, kinds) | by_host
+                by_host = unschedulable_reasons(without_plan_affinity(pod), self._hosts, bound, kinds) | by_host
             self._by_other_pods[pod.key] = by_host
         return self._by_other_pods[pod.key]
 

@@ -17,7 +17,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.requests import add_amounts
 from controller.descheduler.args import LowNodeLoadConfig, Pool
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
-from controller.descheduler.fit import OTHER_POD_REFUSALS, describe_misfits
+from controller.descheduler.fit import OTHER_POD_REASONS, describe_misfits
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     AnomalyDetector,
@@ -189,14 +189,14 @@ class LowNodeLoadRound(TargetFinder):
         reasons: Counter[str] = Counter()
         for load in self._targets[pool.name]:
             arriving = self._round.arriving_usage.get(load.name, {})
-            why = fit.static_refusal(load.node, pod) or load.overload_reason(candidate.used, arriving)
-            why = why or fit.dynamic_refusal(load.node, pod)
+            why = fit.static_unschedulable_reason(load.node, pod) or load.overload_reason(candidate.used, arriving)
+            why = why or fit.dynamic_unschedulable_reason(load.node, pod)
             if not why:
                 candidate.target = load.name
                 return ""
             reasons[why] += 1
         why = describe_misfits(reasons)
-        if not pod.claim_names and not reasons.keys() & OTHER_POD_REFUSALS:
+        if not pod.claim_names and not reasons.keys() & OTHER_POD_REASONS:
             self._misfits[equivalence_key] = candidate.used, why
         return why
 

@@ -173,7 +173,7 @@ class MisplacementRound(TargetFinder):
         gains = [(score, place) for score, place in scores if self._is_gain(candidate, current, score)]
         for score, place in sorted(gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))):
             for node in self._nodes_with_score(place, table):
-                if node.name != pod.node and not self._refusal(candidate, node, zone):
+                if node.name != pod.node and not self._unschedulable_reason(candidate, node, zone):
                     candidate.target, candidate.cost = node.name, score.cost
                     return ""
         return "no better node can take it"
@@ -185,22 +185,22 @@ class MisplacementRound(TargetFinder):
         named = self._round.snapshot.nodes.get(place)
         return [named] if named is not None and named.accepts_pods else []
 
-    def _refusal(self, candidate: Candidate, node: Host, zone: str) -> str:
+    def _unschedulable_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
         fit, pod, load = self._round.fit, candidate.pod, self._loads.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
-        why = fit.static_refusal(node, pod)
+        why = fit.static_unschedulable_reason(node, pod)
         if not why and load is not None and load.kind != "unknown":
             used = usage_of(pod, self._round.snapshot, load.used)
             why = load.overload_reason(used, self._round.arriving_usage.get(node.name, {}))
-        return why or fit.dynamic_refusal(node, pod)
+        return why or fit.dynamic_unschedulable_reason(node, pod)
 
     def target_refusal(self, candidate: Candidate, node: Host) -> str:
         """See `TargetFinder`."""
         if node.name not in self._network.location_index or self._score_table(candidate) is None:
             return "its zone or its costs are not known"
-        why = self._refusal(candidate, node, self._forbidden_zone(candidate))
+        why = self._unschedulable_reason(candidate, node, self._forbidden_zone(candidate))
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
         if not why and not self._is_gain(candidate, current, target):
             return f"its network cost would be {target.cost}, and is {current.cost}"

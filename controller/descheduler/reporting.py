@@ -189,7 +189,7 @@ class DeschedulerMetrics:
             self._backed_off.labels(kind).set(kinds[kind])
         breaker = EvictionBreaker(history, limits, now)
         for strategy in STRATEGIES:
-            self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
+            self._stopped.labels(strategy).set(bool(breaker.stop_reason(strategy)))
 
     def clear(self) -> None:
         """Remove the gauges of a replica that no longer leads."""

@@ -60,7 +60,7 @@ class EvictionBreaker:
         self._helped = Counter(entry.strategy for entry in recent if entry.has_helped)
         self._min_percent = limits.min_success_percent
 
-    def refusal(self, strategy: Strategy) -> str:
+    def stop_reason(self, strategy: Strategy) -> str:
         """Why a strategy is stopped; empty if it is not."""
         total, helped = self._total[strategy], self._helped[strategy]
         if total < MIN_BREAKER_ENTRIES or 100 * helped >= self._min_percent * total:
@@ -78,7 +78,7 @@ class DisruptionBudgets:
                 self._budgets[budget.metadata.namespace].append((_compile_selector(budget.spec.selector), budget))
         self._reserved: Counter[str] = Counter()
 
-    def refusal(self, pod: PodInfo) -> str:
+    def unevictable_reason(self, pod: PodInfo) -> str:
         """Why the pod cannot be evicted now; empty if it can."""
         budgets = self._budgets_of(pod)
         keys = [budget.metadata.key for budget in budgets]

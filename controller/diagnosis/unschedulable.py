@@ -118,7 +118,9 @@ class NodeSurveys:
 
     def _make_survey(self, spec: GroupPodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
-        allowed = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
+        allowed = {
+            name: node for name, node in self._nodes.items() if not constraints.unschedulable_reason(name, node.labels)
+        }
         untolerated = {
             name: taint
             for name, node in allowed.items()

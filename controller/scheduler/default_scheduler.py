@@ -199,7 +199,9 @@ def place(
         selectors = (volumes or {}).get(pod.key, ())
         key = pod.constraints, pod.key if selectors else ""
         if key not in eligible_by:
-            reasons = (pod.constraints.refusal(h.name, h.labels, h.taints, volumes=selectors) for h in all_hosts)
+            reasons = (
+                pod.constraints.unschedulable_reason(h.name, h.labels, h.taints, volumes=selectors) for h in all_hosts
+            )
             eligible_by[key] = np.array([not reason for reason in reasons], np.bool_)
         fits = eligible_by[key].copy()
         for resource, amount in pod.host_requests.items():

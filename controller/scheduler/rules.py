@@ -189,7 +189,7 @@ def normalise(cost: int, low: int, high: int) -> int:
     return MAX_SCORE - MAX_SCORE * (cost - low) // (high - low)
 
 
-def refusal(node: str, node_score: NodeScore) -> str:
+def failed_filter_message(node: str, node_score: NodeScore) -> str:
     """Why the filter refuses a node, in upstream's words."""
     return (
         f"Node {node} does not meet several network requirements from Workload dependencies: "

@@ -21,10 +21,10 @@ from controller.scheduler.rules import (
     MAX_SCORE,
     NodeScore,
     ScoreTable,
+    failed_filter_message,
     normalise,
     normalise_allocatable,
     raw_score,
-    refusal,
 )
 from controller.scheduler.state import NO_LOCATION_INDEX, State
 
@@ -248,7 +248,7 @@ class Answers:
         shared: list[bytes] = []
         for index, nodes in refused.items():
             left = max(MAX_REASONS - len(reasons), 0)
-            reasons |= {name: refusal(name, score_table.node_score(name, index)) for name in nodes[:left]}
+            reasons |= {name: failed_filter_message(name, score_table.node_score(name, index)) for name in nodes[:left]}
             if len(nodes) > left:
                 shared.append(self._shared_reasons(index, nodes[left:], score_table.by_location[index]))
         first = _encode(reasons)

@@ -17,7 +17,7 @@ from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.planner import Plan, plan_group
-from controller.scheduler.placement.pod_topology import refusals
+from controller.scheduler.placement.pod_topology import unschedulable_reasons
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.unplaced import describe_lack
 from controller.scheduler.state import State
@@ -141,12 +141,12 @@ class PlanInputs(NamedTuple):
         number_of = {host.name: number for number, host in enumerate(hosts)}
         foreign = foreign_pods(self.node_cache, [pod])
         bound = [(number_of[node], f.pod) for f in foreign for node in f.nodes.elements() if node in number_of]
-        by_other_pods = refusals(original, hosts, bound)
+        by_other_pods = unschedulable_reasons(original, hosts, bound)
         constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
         reasons: dict[str, str] = {}
         for number, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
-            reason = host.refusal(constraints, volumes)
+            reason = host.unschedulable_reason(constraints, volumes)
             reason = reason or (describe_lack(insufficient) if insufficient else by_other_pods.get(number, ""))
             if reason:
                 reasons[host.name] = reason

@@ -20,7 +20,7 @@ from kubekit.selectors import LabelSelector
 decode_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
-REFUSAL_REASONS = {
+UNSCHEDULABLE_REASONS = {
     RuleKind.SPREAD: "topology spread",
     RuleKind.ANTI_AFFINITY: "pod anti-affinity",
     RuleKind.AFFINITY: "pod affinity",
@@ -131,15 +131,17 @@ class PodTopologyConstraints:
             return np.ones(len(hosts), np.bool_)
         spec = _decode_group_pod_spec(term.node_constraints)
         constraints, honours_taints = Constraints(spec), spec.tolerations is not None
-        reasons = (constraints.refusal(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
+        reasons = (
+            constraints.unschedulable_reason(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts
+        )
         return np.array([not reason for reason in reasons], np.bool_)
 
 
-def refusals(
+def unschedulable_reasons(
     pod: GroupPod,
     hosts: Sequence[Host],
     bound: Sequence[tuple[int, GroupPod]],
-    kinds: Container[RuleKind] = REFUSAL_REASONS,
+    kinds: Container[RuleKind] = UNSCHEDULABLE_REASONS,
 ) -> dict[int, str]:
     """Host number -> the first rule about other pods that excludes a pod from it.
 
@@ -153,7 +155,7 @@ def refusals(
     for rule in PodTopologyConstraints([pod], hosts, bound).rules():
         if rule.kind in kinds:
             for number in np.flatnonzero(_refused_by(rule)).tolist():
-                reasons.setdefault(number, REFUSAL_REASONS[rule.kind])
+                reasons.setdefault(number, UNSCHEDULABLE_REASONS[rule.kind])
     return reasons
 
 

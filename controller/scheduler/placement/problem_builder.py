@@ -280,7 +280,7 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
     """Host -> why a replica may not be placed there, for those of these hosts that refuse it."""
     constraints, reasons = Constraints(waiting.pod.spec), {}
     for name in names:
-        reason = request.snapshot.hosts[name].refusal(constraints, waiting.volumes)
+        reason = request.snapshot.hosts[name].unschedulable_reason(constraints, waiting.volumes)
         if reason or name in waiting.refused_hosts:
             reasons[name] = reason or "refused by the scheduler a moment ago, or hot"
     return reasons

@@ -126,4 +126,8 @@ class Planners(World):
         snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])
         fit, info = FitChecker(snapshot), PodReader().read(pod)
         nodes = snapshot.nodes.values()
-        return [n.name for n in nodes if not (fit.static_refusal(n, info) or fit.dynamic_refusal(n, info))]
+        return [
+            n.name
+            for n in nodes
+            if not (fit.static_unschedulable_reason(n, info) or fit.dynamic_unschedulable_reason(n, info))
+        ]

@@ -337,7 +337,7 @@ def check_targets(world: World, decision: RoundDecision) -> None:
         assert move.target != move.node
         assert target.schedulable
         assert not target.is_being_removed
-        assert not one.constraints.refusal(target.name, target.labels, target.taints)
+        assert not one.constraints.unschedulable_reason(target.name, target.labels, target.taints)
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():
             assert not amount or requested[move.target][resource] <= target.allocatable[resource]

@@ -57,7 +57,9 @@ def patched(pod: GroupPod, patch: dict[str, Any]) -> GroupPod:
 
 
 def allowed(pod: GroupPod, nodes: dict[str, tuple[str, str]] = NODES) -> set[str]:
-    return {name for name, place in nodes.items() if not Constraints(pod.spec).refusal(name, labels_of(*place))}
+    return {
+        name for name, place in nodes.items() if not Constraints(pod.spec).unschedulable_reason(name, labels_of(*place))
+    }
 
 
 def preferred(patch: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
@@ -184,7 +186,7 @@ def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str,
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
     back = without_added_requirement(after).spec
     for name, place in NODES.items():
-        was, is_now = (Constraints(spec).refusal(name, labels_of(*place)) for spec in (pod.spec, back))
+        was, is_now = (Constraints(spec).unschedulable_reason(name, labels_of(*place)) for spec in (pod.spec, back))
         assert bool(was) == bool(is_now)
 
 

@@ -62,7 +62,7 @@ def pod(**volume_of: Any) -> GroupPod:
 
 def nodes_for(known: Volumes, asked: GroupPod) -> str:
     constraints, demands = Constraints(asked.spec), known.node_selectors_of_pod(asked)
-    return "".join(n for n, labels in NODES.items() if not constraints.refusal(n, labels, volumes=demands))
+    return "".join(n for n, labels in NODES.items() if not constraints.unschedulable_reason(n, labels, volumes=demands))
 
 
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}
@@ -173,7 +173,11 @@ def test_another_replica_has_its_own_claims_and_shares_those_of_the_template(
     known = Volumes.from_objects([volume(claim=name), *OFFERED], [claim(name, "pv", **WAITING)], [LOCAL])
     demands = known.node_selectors_of_next_replica(pod(**volume_of))
     assert (
-        "".join(n for n, labels in NODES.items() if not Constraints(pod().spec).refusal(n, labels, volumes=demands))
+        "".join(
+            n
+            for n, labels in NODES.items()
+            if not Constraints(pod().spec).unschedulable_reason(n, labels, volumes=demands)
+        )
         == nodes
     )
 
