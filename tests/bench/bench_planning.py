@@ -12,14 +12,10 @@ import random
 import time
 from pathlib import Path
 
-import msgspec
-
-from controller.cluster.resources import AppGroup
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from tests.bench.figures import Figures, figure
-from tests.support.bodies import appgroup_spec
 from tests.unit.controller.leader import World
 
 HOSTS, WORKLOADS, REPLICAS, CPU = 10_000, 100, 50, 16
@@ -47,7 +43,7 @@ class Watch:
 
 async def _measure() -> Figures:
     world = World(HOSTS, CPU)
-    world.state.on_group_change(GROUP, None, _group())
+    world.put_group(GROUP, _calls(), 5000)
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):
             world.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)
@@ -92,14 +88,11 @@ async def _measure() -> Figures:
     }
 
 
-def _group() -> AppGroup:
+def _calls() -> dict[str, dict[str, int]]:
     rng = random.Random(1)
     pairs = {(rng.randrange(j), j) for j in range(1, WORKLOADS)}
     pairs |= {(i, j) for j in range(1, WORKLOADS) for i in range(j) if rng.random() < 0.02}
-    calls = {f"w{i}": {f"w{j}": 10 for a, j in sorted(pairs) if a == i} for i in range(WORKLOADS)}
-    namespace, _, name = GROUP.partition("/")
-    body = {"metadata": {"name": name, "namespace": namespace}, "spec": appgroup_spec(calls, members=5000)}
-    return msgspec.convert(body, AppGroup)
+    return {f"w{i}": {f"w{j}": 10 for a, j in sorted(pairs) if a == i} for i in range(WORKLOADS)}
 
 
 async def _begin(process: PlanningProcess, world: World) -> None:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.appgroups.order import ALGORITHMS
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import GATE, GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
@@ -35,8 +35,8 @@ from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane
 from netperf.contract import ZONE_LABEL
-from tests.integration.conftest import definitions
-from tests.support.bodies import weight_body
+from tests.integration.conftest import definitions, eventually
+from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
 from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
 
@@ -103,9 +103,9 @@ async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane,
     """A control plane with every case's nodes and costs, and kubelets played by kwok."""
     async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
-        await until(lambda: exists(client))
+        await eventually(lambda: exists(client))
         await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
-        await until(lambda: all_ready(client))
+        await eventually(lambda: all_ready(client))
         await make_costs(client, cases)
         yield plane, client
 
@@ -143,15 +143,7 @@ async def make_costs(client: Client, cases: list[groups.Case]) -> None:
         for b, cost in enumerate(row)
         if a != b
     }
-    spec = {"configmapName": "netperf-metrics", "weights": [weight_body(costs)]}
-    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
-    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
-
-
-async def until(check: Any) -> None:
-    async with asyncio.timeout(120):
-        while not await check():
-            await asyncio.sleep(0.1)
+    await set_costs(client, NAMESPACE, costs)
 
 
 async def in_batches(work: list[Any]) -> None:
@@ -168,21 +160,20 @@ async def make_group(client: Client, mode: Mode, number: int, case: groups.Case)
     group = msgspec.to_builtins(groups.group_of(case, mode.algorithm, f"g{number}", NAMESPACE))
     body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
     await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
-    ours = mode.config is not None
+    scheduler, gates = ("default-scheduler", None) if mode.config is None else (PROFILE, [{"name": GATE}])
     for workload, count in enumerate(case.replicas):
         for replica in range(count):
-            labels = {APPGROUP_LABEL: f"g{number}", WORKLOAD_LABEL: f"w{workload}"}
-            requests = {"cpu": "1"}
-            spec: dict[str, Any] = {
-                "schedulerName": "network-aware-scheduler" if ours else "default-scheduler",
-                "nodeSelector": {CASE_LABEL: str(number)},
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}],
-            }
-            if ours:
-                spec["schedulingGates"] = [{"name": GATE}]
-            metadata = {"name": f"g{number}-w{workload}-{replica}", "labels": labels}
-            await client.create(PODS, {"metadata": metadata, "spec": spec}, Object, namespace=NAMESPACE)
+            await create_pod(
+                client,
+                NAMESPACE,
+                f"g{number}-w{workload}-{replica}",
+                group=f"g{number}",
+                workload=f"w{workload}",
+                scheduler=scheduler,
+                requests={"cpu": "1"},
+                nodeSelector={CASE_LABEL: str(number)},
+                schedulingGates=gates,
+            )
 
 
 async def run_mode(
@@ -228,7 +219,7 @@ async def clean(client: Client, namespace: str = NAMESPACE) -> None:
     async def is_empty() -> bool:
         return not await client.list(PODS, Object, namespace=namespace)
 
-    await until(is_empty)
+    await eventually(is_empty)
 
 
 def summarise(

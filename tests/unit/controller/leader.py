@@ -22,9 +22,8 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
-from kubekit.wire import Node
 from tests.support.bodies import appgroup_spec
-from tests.unit.controller import scheduling
+from tests.unit.controller import groups, scheduling
 
 
 class Declarations:
@@ -64,10 +63,7 @@ class World:
         )
 
     def add_node(self, name: str, zone: str) -> None:
-        labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r"}
-        amounts = {"cpu": str(self.cpu), "memory": "64Gi", "pods": "110"}
-        body = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
-        node = msgspec.convert(body, Node)
+        node = groups.node(name, zone, str(self.cpu))
         self.state.on_node_change(name, None, node)
         self.node_cache.on_node_change(name, None, node)
 
