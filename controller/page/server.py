@@ -29,13 +29,13 @@ from netperf.contract import PAGE_DATA
 
 log = logs.get("controller.page")
 
-REFRESH_S = 1.0
+MIN_REFRESH_INTERVAL_S = 1.0
 PAUSE_FACTOR = 4.0
-"""Pause after a computation, as a multiple of its duration: the page takes at most a fifth of a core from the leader."""
+"""Pause after a computation, as a multiple of its duration: the page takes at most a fifth of the replica's time."""
 
 
 class PageData(NamedTuple):
-    """The ETag, which ignores the time, and the JSON, compressed by gzip."""
+    """The ETag, a hash of the data without ``at``, and the JSON, compressed by gzip."""
 
     etag: str
     body: bytes
@@ -60,23 +60,23 @@ class Page:
     ) -> None:
         self._config, self._snapshots, self._authorizer, self._clock = config, snapshots, authorizer, clock
         self._data: PageData | None = None
-        self._fresh_until = float("-inf")
-        self._computing = asyncio.Lock()
+        self._next_refresh_at = float("-inf")
+        self._refresh_lock = asyncio.Lock()
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of the document and its data, if the page is enabled."""
         if self._config.enabled:
-            for path, handler in (("/", self._document), (PAGE_DATA, self._overview)):
+            for path, handler in (("/", self._serve_document), (PAGE_DATA, self._serve_overview)):
                 needs_token = self._config.auth == "token"
                 app.router.add_get(path, self._authorizer.authorize(handler) if needs_token else handler)
 
-    async def _document(self, _: web.Request) -> web.StreamResponse:
+    async def _serve_document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
             body=document(), content_type="text/html", charset="utf-8", headers=security_headers(security_policy())
         )
 
-    async def _overview(self, request: web.Request) -> web.StreamResponse:
-        data = await self._current()
+    async def _serve_overview(self, request: web.Request) -> web.StreamResponse:
+        data = await self._current_data()
         headers = {**security_headers(), hdrs.ETAG: data.etag}
         if request.headers.get(hdrs.IF_NONE_MATCH) == data.etag:
             return web.Response(status=304, headers=headers)
@@ -85,10 +85,10 @@ class Page:
             return web.Response(body=data.body, content_type="application/json", headers=headers)
         return web.Response(body=gzip.decompress(data.body), content_type="application/json", headers=headers)
 
-    async def _current(self) -> PageData:
+    async def _current_data(self) -> PageData:
         """The newest data, computed anew when due; concurrent requests share one computation."""
-        async with self._computing:
-            if self._data is None or time.monotonic() >= self._fresh_until:
+        async with self._refresh_lock:
+            if time.monotonic() >= self._next_refresh_at:
                 # A failure must end neither the page nor the manager.
                 refresh = run_best_effort(
                     self._refresh(),
@@ -105,16 +105,19 @@ class Page:
             return self._data
 
     async def _refresh(self) -> None:
-        snapshot = await self._snapshots.read(self._clock())
         began = time.monotonic()
-        # In a thread, so that the event loop can answer health checks.
-        self._data = await asyncio.to_thread(_compute, snapshot)
-        ended = time.monotonic()
-        self._fresh_until = ended + max(REFRESH_S, PAUSE_FACTOR * (ended - began))
+        try:
+            snapshot = await self._snapshots.read(self._clock())
+            began = time.monotonic()  # without the wait for the API server
+            # In a thread, so that the event loop can answer health checks.
+            self._data = await asyncio.to_thread(_compute_page_data, snapshot)
+        finally:
+            ended = time.monotonic()
+            self._next_refresh_at = ended + max(MIN_REFRESH_INTERVAL_S, PAUSE_FACTOR * (ended - began))
 
 
-def _compute(snapshot: ClusterSnapshot) -> PageData:
-    """The data of a snapshot. The body also has the snapshot's time, from which the page computes ages."""
+def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:
+    """The data of a snapshot. The body, but not the ETag, has the snapshot's time ``at``, from which the page computes ages."""
     content = escape_controls(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()).encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     return PageData(

@@ -53,7 +53,7 @@ async def serve_page(
 ) -> AsyncIterator[ServePage]:
     """``await serve_page(config)`` serves the page for the rest of the test and returns its URL."""
     assert crds
-    monkeypatch.setattr(server, "REFRESH_S", 0.1)
+    monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.1)
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:

@@ -26,7 +26,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
-from controller.page.server import _compute
+from controller.page.server import _compute_page_data
 from kubekit import logs
 from kubekit.errors import KubekitError
 from kubekit.text import UNSAFE_NAME, format_command
@@ -161,7 +161,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
         lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
     snapshot = cluster.snapshot
-    assert_harmless(gzip.decompress(_compute(snapshot).body).decode())
+    assert_harmless(gzip.decompress(_compute_page_data(snapshot).body).decode())
     reported, facts_ = FindingEventFilter(), read_facts(snapshot)
     found_ = diagnose(facts_)
     reported.update(found_, facts_)

@@ -96,7 +96,7 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
         return build_overview(snapshot)
 
     monkeypatch.setattr(server, "build_overview", failing)
-    monkeypatch.setattr(server, "REFRESH_S", 0.0)
+    monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.0)
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
     snapshots = SnapshotReader(
@@ -116,9 +116,14 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
         later = await browser.get("/api/v1/overview")
         assert later.headers["ETag"] == answer.headers["ETag"]
         assert (await later.json())["at"] > (await answer.json())["at"]
+        monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 3600.0)
         broken.set()
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
+        broken.clear()
+        assert (await browser.get("/api/v1/overview")).status == 503, (
+            "also a failed computation is not repeated at once"
+        )
 
 
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
