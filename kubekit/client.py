@@ -49,7 +49,7 @@ WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or nothing of the kind changed since the server started
 (1.36.3 then sends no bookmarks). Opening it again costs one request."""
 MAX_THROTTLED_TRIES = 5
-"""How often a request is sent if the server throttles it (429)."""
+"""Maximum number of attempts of a request that the server throttles (429)."""
 
 
 class Scope(TypedDict, total=False):
@@ -298,8 +298,8 @@ class Client:
         """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
 
         Yields an iterator of events, which raises SilentWatchError after ``silence_s`` without an event or bookmark. With
-        ``send_initial_events`` all existing objects come first, followed by a bookmark with the annotation ``k8s.io/initial-events-end`` (WatchList); a server
-        without it responds with 422. The timeout is then that of a list, because a busy server needs as long for it.
+        ``send_initial_events`` (WatchList) all existing objects come first, followed by a bookmark with the annotation
+        ``k8s.io/initial-events-end``; the timeout is that of a list. A server without WatchList responds with 422.
         """
         lifetime_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
         params = {
@@ -314,7 +314,7 @@ class Client:
         path = resource.path(scope.get("namespace"))
         with translate_errors("WATCH", path):
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(LIST_TIMEOUT_S if send_initial_events else self._timeout_s):
+                async with asyncio.timeout(self._list_timeout_s if send_initial_events else self._timeout_s):
                     response = await stack.enter_async_context(
                         self._send(ConnectionPool.WATCH, "GET", path, params=params)
                     )

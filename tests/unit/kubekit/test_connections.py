@@ -62,9 +62,11 @@ async def test_a_streamed_list_has_the_timeout_of_a_list() -> None:
     async with connected(answer) as patient, Client(patient.config, timeout_s=0.05) as client:
         async with client.watch(NODES, "0", send_initial_events=True) as events:
             assert [event.type async for event in events] == ["BOOKMARK"]
-        with pytest.raises(UnreachableError):
-            async with client.watch(NODES, "1"):
-                pass
+        impatient = Client(patient.config, list_timeout_s=0.05)
+        for watch in (client.watch(NODES, "1"), impatient.watch(NODES, "0", send_initial_events=True)):
+            with pytest.raises(UnreachableError):
+                async with impatient, watch:
+                    pass
 
 
 @pytest.mark.parametrize(("first", "other", "most"), [("GET", "PATCH", 2), ("PATCH", "GET", 4)])
