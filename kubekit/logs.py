@@ -97,11 +97,11 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
+            **_fields_of(record),
             "time": _timestamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields_of(record),
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)

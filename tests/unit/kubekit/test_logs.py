@@ -28,9 +28,10 @@ def test_json_lines_have_fields_and_traces(stream: io.StringIO) -> None:
     try:
         raise ValueError("boom")
     except ValueError as error:
-        logs.get("x").unexpected("broken", error, node="n1")
+        logs.get("x").unexpected("broken", error, node="n1", level="low", time="now")
     line = json.loads(stream.getvalue())
     assert (line["message"], line["node"], line["level"]) == ("broken", "n1", "error")
+    assert line["time"] != "now"
     assert "ValueError: boom" in line["trace"]
 
 
