@@ -13,6 +13,7 @@ from kubekit.text import format_command
 from netperf.contract import CONTROLLER, SCHEDULER
 
 LEASE_SLACK_S = 5.0
+"""Clocks of the leader and of this machine may differ by this much."""
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
 # `rollout undo` without a revision would return to the broken one when pasted twice.
@@ -44,7 +45,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     elif not_ready["extender"]:
         yield _program_down(facts, "extender", not_ready["extender"], queued_keys, "NetawareExtenderDown")
     if status.failed_checks:
-        lacks_rights = any("403" in line for line in status.failed_checks)
+        lacks_rights = any("(403)" in line for line in status.failed_checks)
         open_path = "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
@@ -97,14 +98,13 @@ def _program_down(
     name = CONTROLLER if program == "controller" else SCHEDULER
     fix: tuple[str, ...]
     if pods:
-        # A pod that reports a failure explains more than one that starts.
-        worst = min(pods, key=lambda pod: pod.reason in _STARTING)
-        templates = sorted(
-            {pod.template_hash for pod in pods if pod.template_hash and pod.reason and pod.reason not in _STARTING}
-        )
+        # A pod that reports a failure explains more than one that is not ready, and that more than one that starts.
+        failed = [pod for pod in pods if pod.reason and pod.reason not in _STARTING]
+        shown = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
+        templates = sorted({pod.template_hash for pod in failed if pod.template_hash})
         fix = (
-            format_command("kubectl -n {} describe pod {}", facts.home, worst.name),
-            *_fix_pod(facts, worst, name, templates),
+            format_command("kubectl -n {} describe pod {}", facts.home, shown.name),
+            *_fix_pod(facts, shown, name, templates),
         )
     else:
         fix = (

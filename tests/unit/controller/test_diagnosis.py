@@ -80,6 +80,9 @@ def test_a_rollout_undo_names_its_revision() -> None:
     (undo,) = [line for line in both if " rollout undo " in line]
     assert "--to-revision=$(" in undo
     assert "pod-template-hash notin (bad)" in undo
+    unready = ProgramPod("scheduler", "c", "n2", "Running", template_hash="bad")
+    unready_first = diagnose(facts(control_plane=status(programs=(*READY[:2], unready, crashing))))[0].fix
+    assert undo in unready_first
     alone = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh))))[0].fix
     assert [line for line in alone if " undo " in line or " restart " in line] == []
     assert "rollout status deployment/netaware-scheduler" in alone[1]
@@ -358,7 +361,8 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
         (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
-        (facts(control_plane=status(failed_checks=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
+        (facts(control_plane=status(failed_checks=("a: store of nodes is 90 s old (403)",))), " -k dist/overlay"),
+        (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "a proxy blocks it"),
     ],
 )
 def test_the_last_command_of_a_fix_names_what_to_change(now: Facts, line: str) -> None:
