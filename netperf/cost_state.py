@@ -153,7 +153,7 @@ def update_state(
             continue
         pair = state.get(sample.zones, ZonePairState())
         expected_us = starting_latency_us(pair, state.get(sample.zones[::-1]))
-        before = _find_node_pair(sample, pair.node_pairs)
+        before = find_node_pair(sample, pair.node_pairs)
         sighting = update_sighting(before.sighting if before else None, sample, now_s, wall_s)
         times = {"now_s": now_s, "replace_within_s": interval_s / 2}
         node_pair = _update_node_pair(sample, before, sighting, policy, expected_us=expected_us, **times)
@@ -178,7 +178,9 @@ def starting_latency_us(pair: ZonePairState, back: ZonePairState | None) -> floa
     return next((state.last_good_us for state in states if state.last_good_us), None)
 
 
-def _find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> NodePairState | None:
+def find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> NodePairState | None:
+    """The state of the sample's pair of nodes and test, whichever of our instruments its cost came from; None if absent."""
+
     def key(origin: NodeLocation, destination: NodeLocation, test: Test, prober: ProberName) -> tuple[object, ...]:
         return origin.node, destination.node, test, prober == "external"
 

@@ -19,7 +19,7 @@ from controller.topology.status import group_pairs
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import ZONE_LABEL
-from netperf.cost_state import CostState, representative_node_pair
+from netperf.cost_state import CostState, find_node_pair, representative_node_pair
 from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
 from netperf.pairs import PlanOptions
@@ -155,19 +155,13 @@ def _basis(is_written: bool, weight_name: str | None, is_stale: bool, entry: Zon
 
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: of the node pair that its cost comes from, else the newest."""
-    best = {pair: representative_node_pair(entry.node_pairs) for pair, entry in state.items()}
-    representative = {
-        pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)
-        for pair, stream in best.items()
-        if stream is not None
-    }
+    node_pairs = {pair: representative_node_pair(pair_state.node_pairs) for pair, pair_state in state.items()}
     samples_shown: dict[ZonePair, Sample] = {}
     for sample in sorted(samples, key=lambda s: s.taken_at):
-        measurement = sample.measurement
-        if measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
+        if sample.measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
             continue
-        identity = (sample.origin.node, sample.destination.node, measurement.prober, measurement.test)
-        if representative.get(sample.zones, identity) == identity:
+        node_pair = node_pairs.get(sample.zones)
+        if node_pair is None or find_node_pair(sample, (node_pair,)) is not None:
             samples_shown[sample.zones] = sample
     return samples_shown
 

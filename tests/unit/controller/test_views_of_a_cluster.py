@@ -65,6 +65,11 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
     shown = by_pair(build_overview(with_samples(snapshot, [flagged, *others])).network.pairs)
     assert shown[flagged.zones].quality_flags == ("throttled",)
+    by_datagrams = msgspec.structs.replace(
+        first, datagrams=msgspec.structs.replace(first.measurement, prober="datagrams"), cost_source="datagrams"
+    )
+    shown = by_pair(build_overview(with_samples(snapshot, [by_datagrams, *others])).network.pairs)
+    assert shown[first.zones].p50_us == first.measurement.p50_us
     bare = msgspec.structs.replace(snapshot, topologies=())
     assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
     assert diagnosed(bare)["no-topology"].severity == "critical"
