@@ -19,7 +19,7 @@ from kubekit.addresses import read_address
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, convert, load_yaml
-from netperf.contract import HOME_NAMESPACE, ApiVersion
+from netperf.contract import NETAWARE_NAMESPACE, ApiVersion
 from netperf.plans import is_address
 from netperf.sample import PERCENTILES, Percentile
 
@@ -61,7 +61,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     credentials: str | None = None
     listen: str = "0.0.0.0:9850"
-    namespace: str = HOME_NAMESPACE
+    namespace: str = NETAWARE_NAMESPACE
     address: str | None = None
     capacity_bps: int | None = None
     capacity_rules: tuple[CapacityRule, ...] = ()
@@ -120,7 +120,7 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
 
     flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
     flag("credentials", "directory with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
-    flag("namespace", "namespace of plans and results", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
+    flag("namespace", "namespace of plans and results", NETAWARE_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
     flag("address", "address at which this node is probed; default: its InternalIP", metavar="IP")

@@ -21,7 +21,7 @@ from kubekit import logs
 from kubekit.config import load_cluster
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 MAX_DAYS = 36500
 """Longest validity of a certificate, a hundred years."""
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
     )
     certificate.add_argument(
-        "--namespace", default=HOME_NAMESPACE, help="namespace of netaware (default netaware-system)"
+        "--namespace", default=NETAWARE_NAMESPACE, help="namespace of netaware (default netaware-system)"
     )
     certificate.add_argument("--days", type=_days, default=3650, help="days of validity (default 3650)")
     opener = commands.add_parser(

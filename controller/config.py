@@ -19,7 +19,7 @@ from kubekit.http import parse_listen
 from kubekit.lease import LeaderElectionConfig
 from kubekit.settings import Range, Section, convert, join_path, load_yaml, parse_yaml
 from kubekit.wire import DNS_LABEL
-from netperf.contract import API_VERSION, HOME_NAMESPACE
+from netperf.contract import API_VERSION, NETAWARE_NAMESPACE
 
 KIND = "ControllerConfiguration"
 RENEW_DEADLINE_SHARE = 0.7
@@ -55,7 +55,7 @@ class ControllerConfiguration(Section, frozen=True):
 
     api_version: str = API_VERSION
     kind: str = KIND
-    namespace: str = HOME_NAMESPACE
+    namespace: str = NETAWARE_NAMESPACE
     listen: str = "0.0.0.0:9851"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -48,7 +48,7 @@ from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout, install_as_shipped
 from lab.topology import REAL, Topology
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 from netperf.results import decode_results
 from netperf.sample import Measurement, NodeLocation, Sample
 
@@ -109,7 +109,7 @@ class Demo:
         while True:
             self.installation.check()
             network = await self.client.get(
-                NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE
+                NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
             )
             newest = await self._newest_samples(network)
             for pair, samples in newest.items():
@@ -282,7 +282,7 @@ async def run_demo(
                 scheduler, labels = "default-scheduler", {PLACEMENT_LABEL: placement}
             after, latency_after = await demo.deploy_and_measure(scheduler, "boutique-network-aware", labels)
             latencies = await demo.measure_edges(before, after)
-            network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
+            network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE)
         elapsed_s = time.monotonic() - started
         result = _report(demo, network, medians, (before, after), latencies, placement=placement, elapsed_s=elapsed_s)
         if images and latency_before and latency_after:

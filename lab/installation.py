@@ -28,7 +28,15 @@ from lab.errors import BootError
 from lab.netperf_install import Netperf, find_if_available
 from lab.polling import poll_until
 from lab.programs import Program, Programs, agent_program, is_ready
-from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
+from netperf.contract import (
+    AGENT,
+    CAPACITY_ANNOTATION,
+    CONTROLLER,
+    NAME_LABEL,
+    NETAWARE_NAMESPACE,
+    PROBE_SECRET,
+    SCHEDULER,
+)
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
@@ -127,7 +135,7 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _wait_until_ready(installation, urls)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
-        topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
+        topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
         await _wait_until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.urls |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
@@ -142,7 +150,7 @@ async def _prepare(client: Client, installation: Installation) -> None:
         "metadata": {"name": PROBE_SECRET},
         "stringData": {"passphrase": installation.secret},
     }
-    await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=HOME_NAMESPACE)
+    await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=NETAWARE_NAMESPACE)
     for network in installation.lab.nodes:
         annotation = {"metadata": {"annotations": {CAPACITY_ANNOTATION: str(network.node.nic_bps)}}}
         await client.patch(NODES, network.node.name, annotation, Node, kind=MERGE_PATCH)
@@ -191,7 +199,7 @@ def spawn_central(
     """
     argv = [sys.executable, "-m", "controller", verb]
     argv += [f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
-    argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
+    argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={NETAWARE_NAMESPACE}"]
     programs.start(name, argv, env={"POD_NAME": name})
 
 
@@ -210,7 +218,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
-        argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}"]
+        argv += [f"--listen={listen}", f"--namespace={NETAWARE_NAMESPACE}", f"--passphrase-file={passphrase}"]
         env = installation.environment
         agent = lab.programs.start(name, argv, netns=network.netns, env=env, is_essential=False)
         installation.agents.append(agent)
@@ -224,14 +232,14 @@ async def bound_kubeconfig(
     pods: list[Pod] = []
 
     async def has_pod() -> bool:
-        listed = await client.list(PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
+        listed = await client.list(PODS, Pod, namespace=NETAWARE_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
         pods[:] = [pod for pod in listed if pod.spec.node_name and matches(pod)]
         return bool(pods)
 
     await _wait_until(has_pod, f"a pod of {account}")
     pod = pods[0].metadata
     return await plane.write_token_kubeconfig(
-        HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
+        NETAWARE_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 
 
@@ -242,7 +250,7 @@ async def _wait_until_ready(installation: Installation, urls: list[str]) -> None
 
 async def result_maps(client: Client, base: str) -> list[ConfigMap]:
     """The ConfigMaps of results: the one named ``base``, and its shards."""
-    maps = await client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
+    maps = await client.list(CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE)
     return [item for item in maps if item.metadata.name == base or item.metadata.name.startswith(f"{base}-")]
 
 

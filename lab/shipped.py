@@ -11,7 +11,7 @@ from lab.cluster import Lab
 from lab.errors import BootError
 from lab.image_build import AGENT, CONTROLLER, IMAGE_TAG, find_or_build_image
 from lab.installation import OVERLAY
-from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL
+from netperf.contract import CAPACITY_ANNOTATION, NAME_LABEL, NETAWARE_NAMESPACE
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
 _ROLLOUT_TIMEOUT_S, _SHOWN_CHARS = 240.0, 4000
@@ -56,11 +56,11 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
         await asyncio.gather(rollout, failure, return_exceptions=True)
     # The pod's address, because a Service's address only works on nodes.
     label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
-    arguments = ("-n", HOME_NAMESPACE, "get", "pods", "-l", label, "-o", path)
+    arguments = ("-n", NETAWARE_NAMESPACE, "get", "pods", "-l", label, "-o", path)
     lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*arguments)}:9851"
 
 
-async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
+async def await_rollout(lab: Lab, namespace: str = NETAWARE_NAMESPACE) -> None:
     """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with a description of its pods."""
     deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
     listed = await lab.control_plane.run_kubectl("-n", namespace, "get", "daemonsets,deployments", "-o", "name")

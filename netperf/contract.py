@@ -11,7 +11,7 @@ import msgspec
 
 from kubekit.wire import DECODE_ERRORS
 
-HOME_NAMESPACE = "netaware-system"
+NETAWARE_NAMESPACE = "netaware-system"
 """The namespace of the manifests, and the default of both programs' settings."""
 ApiVersion = Literal["netaware.io/v1alpha1"]
 (API_VERSION,) = get_args(ApiVersion)

@@ -169,9 +169,9 @@ def plan_status(
     )
 
 
-def consent_command(namespace: str, home: str) -> str:
-    """The command by which a namespace consents to groups of ``home``."""
-    return format_command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
+def consent_command(namespace: str, group_namespace: str) -> str:
+    """The command by which a namespace consents to groups of ``group_namespace``."""
+    return format_command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, group_namespace)
 
 
 def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
@@ -181,12 +181,12 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
         group: the AppGroup.
         refused_by: the namespaces that it names and that do not consent.
     """
-    home, generation = group.metadata.namespace, group.metadata.generation
-    named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
+    group_namespace, generation = group.metadata.namespace, group.metadata.generation
+    named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", group_namespace}
     if refused_by:
         message = (
             f"pods of {join_first(refused_by, MAX_SHOWN)} are not the group's: these namespaces do not consent to groups of "
-            f"{home}; their owners can consent, for example: {consent_command(refused_by[0], home)}"
+            f"{group_namespace}; their owners can consent, for example: {consent_command(refused_by[0], group_namespace)}"
         )
         return make_condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find_condition(group.status.conditions, ADMITTED) is None:

@@ -156,7 +156,7 @@ def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
 
 async def _history(session: Session) -> History:
     try:
-        return await HistoryStore(session.client, session.home).load()
+        return await HistoryStore(session.client, session.netaware_namespace).load()
     except ApiError as error:
         if not error.is_forbidden:
             raise

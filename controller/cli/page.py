@@ -51,8 +51,8 @@ class PageCommand(Command):
         flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
         command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
         enter_context = session.stack.enter_async_context
-        forward = await enter_context(port_forward(command, session.home))
-        token, token_error = await create_page_token(command, session.home)
+        forward = await enter_context(port_forward(command, session.netaware_namespace))
+        token, token_error = await create_page_token(command, session.netaware_namespace)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
         proxy = LocalProxy(await enter_context(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, HELP, load_command
 from kubekit.version import installed_version
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 WIDTH = 100
 """Width of descriptions, in columns."""
@@ -46,7 +46,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "kubeconfig": "",
     "output": "table",
     "prometheus": "",
-    "netaware_namespace": HOME_NAMESPACE,
+    "netaware_namespace": NETAWARE_NAMESPACE,
     "timeout": 15.0,
     "exit_code": False,
 }

@@ -112,7 +112,7 @@ class Session:
         client: the API server.
         prometheus: None if the user named none.
         namespace: of the user's objects; None for all namespaces.
-        home: the namespace of netaware itself.
+        netaware_namespace: where netaware is installed.
         notes: topic -> note, for example the plural of a kind -> why its objects could not be read.
         remarks: notes without a topic.
         clock: unix seconds.
@@ -122,7 +122,7 @@ class Session:
     client: Client
     prometheus: PrometheusClient | None
     namespace: str | None
-    home: str
+    netaware_namespace: str
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
@@ -150,18 +150,18 @@ class Session:
             self._plans(),
             self.list_objects(SERVICES, Service, is_needed=groups),
         )
-        names = result_names(topologies, plans, self.home, len(build_zone_map(nodes).zones))
+        names = result_names(topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).zones))
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
             self._app_groups(is_needed=groups),
             self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, is_needed=groups),
             self._pods(self.namespace, is_needed=bandwidth),
-            self._pods(self.home, AGENT_POD_SELECTOR, is_needed=everything),
+            self._pods(self.netaware_namespace, AGENT_POD_SELECTOR, is_needed=everything),
             self._results(names),
             self._verdicts(is_needed=bandwidth),
         )
         return ClusterSnapshot(
             now_s=self.clock(),
-            home=self.home,
+            netaware_namespace=self.netaware_namespace,
             nodes=tuple(nodes),
             topologies=tuple(topologies),
             groups=tuple(app_groups),
@@ -181,16 +181,18 @@ class Session:
 
     async def configuration(self) -> ControllerConfiguration:
         """The configuration that the controller's Deployment mounts; if it cannot be read, the defaults and a note."""
-        note = f"no controller's configuration found in {self.home}; defaults are used"
+        note = f"no controller's configuration found in {self.netaware_namespace}; defaults are used"
         try:
-            deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.home)
+            deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.netaware_namespace)
             volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes", ())
             maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
             name = next((mounted["name"] for mounted in maps if "name" in mounted), "")
             if name:
-                data = (await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.home)).data or {}
+                data = (
+                    await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.netaware_namespace)
+                ).data or {}
                 if CONFIG_FILE in data:
-                    return parse_config(data[CONFIG_FILE], f"ConfigMap {self.home}/{name}")
+                    return parse_config(data[CONFIG_FILE], f"ConfigMap {self.netaware_namespace}/{name}")
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
@@ -224,12 +226,12 @@ class Session:
 
     async def _control_plane(self) -> ControlPlaneStatus:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
-        pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
+        pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
         failed_checks = await asyncio.gather(*(self._failed_checks(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
-            self.home,
+            self.netaware_namespace,
             is_installed=note in {"", _FORBIDDEN},
             can_list_topologies=not note,
             failed_checks=[check for checks in failed_checks for check in checks],
@@ -242,7 +244,7 @@ class Session:
         """Failed checks of a controller replica, such as the age of a store, by /readyz through the API server's proxy."""
         try:
             # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
-            path = PODS.path(self.home, name, "proxy") + "/readyz"
+            path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
         except UnreachableError:
             self.remarks.append(f"{name}: no answer from /readyz")
@@ -311,7 +313,7 @@ class Session:
 
     async def _plans(self) -> list[ZonePlan]:
         plans = []
-        for config_map in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR):
+        for config_map in await self.list_objects(CONFIGMAPS, ConfigMap, self.netaware_namespace, PLAN_SELECTOR):
             try:
                 plans.append(decode_plan(config_map.data).plan)
             except PlanRefusedError as error:

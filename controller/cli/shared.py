@@ -30,7 +30,7 @@ def pod_diagnosis(pod: GroupPod, facts: Facts, findings: Iterable[Finding]) -> P
 
 def state_of(snapshot: ClusterSnapshot) -> State:
     """The scheduler's state for a snapshot that was read with ``groups``."""
-    state = State(snapshot.scheduler, snapshot.home)
+    state = State(snapshot.scheduler, snapshot.netaware_namespace)
     handlers: tuple[tuple[Callable[..., object], Iterable[Object]], ...] = (
         (state.on_service_change, snapshot.services),
         (state.on_node_change, snapshot.nodes),

@@ -87,5 +87,5 @@ async def read_traffic(session: Session, source_name: str, requested_s: int) -> 
     if window_s < requested_s:
         session.remarks.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
     session.remarks.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
-    costs = snapshot.costs().for_namespace(session.namespace or session.home).table
+    costs = snapshot.costs().for_namespace(session.namespace or session.netaware_namespace).table
     return Traffic(build_traffic_graph(resolved_flows), workloads, source, window_s, costs, snapshot)

@@ -29,7 +29,7 @@ class Caches:
     """The stores.
 
     Attributes:
-        home: netaware's own namespace.
+        netaware_namespace: where netaware is installed.
         nodes: all nodes.
         pods: all pods, in the compact form.
         group_pods: pods of AppGroups in all namespaces, as the API server sent them.
@@ -44,7 +44,7 @@ class Caches:
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
-        self.home = namespace
+        self.netaware_namespace = namespace
         self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
         self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
         self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.group_pod)

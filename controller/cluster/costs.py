@@ -134,18 +134,22 @@ class CostTable:
 
 
 def topology_for(
-    topologies: Mapping[str, NetworkTopology], rules: NetworkOverheadArgs, *, home: str, namespace: str = ""
+    topologies: Mapping[str, NetworkTopology],
+    rules: NetworkOverheadArgs,
+    *,
+    netaware_namespace: str,
+    namespace: str = "",
 ) -> NetworkTopology | None:
     """The NetworkTopology whose costs the groups of a namespace use; None without one.
 
     Args:
         topologies: all of them, by ``namespace/name``.
         rules: namespaces and name to look for.
-        home: netaware's own namespace.
+        netaware_namespace: where netaware is installed.
         namespace: of the groups; empty for the cluster as a whole.
     """
     everywhere = rules.search_everywhere
-    for searched in (namespace, *rules.namespaces, home) if everywhere else rules.namespaces:
+    for searched in (namespace, *rules.namespaces, netaware_namespace) if everywhere else rules.namespaces:
         topology = topologies.get(f"{searched}/{rules.network_topology_name}")
         if topology is not None:
             return topology
@@ -184,21 +188,26 @@ class CostIndex(Index):
 
     Args:
         rules: which NetworkTopology and weight to use.
-        home: netaware's own namespace.
+        netaware_namespace: where netaware is installed.
         one_zone: see `is_one_zone`.
     """
 
-    def __init__(self, rules: NetworkOverheadArgs, home: str, *, one_zone: bool = False) -> None:
-        self._rules, self._home, self._one_zone = rules, home, one_zone
+    def __init__(self, rules: NetworkOverheadArgs, netaware_namespace: str, *, one_zone: bool = False) -> None:
+        self._rules, self._netaware_namespace, self._one_zone = rules, netaware_namespace, one_zone
         self._topologies: dict[str, NetworkTopology] = {}
         self._costs_by_topology: dict[str, Costs] = {}
 
     @classmethod
     def from_objects(
-        cls, topologies: Iterable[NetworkTopology], rules: NetworkOverheadArgs, home: str, *, one_zone: bool
+        cls,
+        topologies: Iterable[NetworkTopology],
+        rules: NetworkOverheadArgs,
+        netaware_namespace: str,
+        *,
+        one_zone: bool,
     ) -> CostIndex:
         """Build from NetworkTopologies."""
-        index = cls(rules, home, one_zone=one_zone)
+        index = cls(rules, netaware_namespace, one_zone=one_zone)
         for topology in topologies:
             index.on_change(topology.metadata.key, None, topology)
         return index
@@ -223,7 +232,9 @@ class CostIndex(Index):
 
     def for_namespace(self, namespace: str) -> Costs:
         """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share a table."""
-        topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
+        topology = topology_for(
+            self._topologies, self._rules, netaware_namespace=self._netaware_namespace, namespace=namespace
+        )
         key = topology.metadata.key if topology is not None else ""
         if key not in self._costs_by_topology:
             self._costs_by_topology[key] = self._costs_of(topology)

@@ -112,13 +112,13 @@ class Membership(Index):
         if key or not keys or not everywhere:
             return key
         # Look up the namespaces that the pod's namespace admits, because hundreds of groups may share a name.
-        admitted = sorted(f"{home}/{name}" for home in self._admitted.get(namespace, ()))
+        admitted = sorted(f"{group_namespace}/{name}" for group_namespace in self._admitted.get(namespace, ()))
         return next((key for key in admitted if key in keys and namespace in self._namespaces_of(key)), "")
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
         """Namespaces whose pods may belong to the group; None for all."""
-        home = self.groups[key].metadata.namespace
-        if not self._rules.search_everywhere or home in self._rules.namespaces:
+        group_namespace = self.groups[key].metadata.namespace
+        if not self._rules.search_everywhere or group_namespace in self._rules.namespaces:
             return None
         return self._namespaces_of(key)
 
@@ -128,7 +128,11 @@ class Membership(Index):
 
     def refusing_namespaces(self, key: str) -> list[str]:
         """Namespaces that a group names and that do not admit its namespace, sorted."""
-        home = self.groups[key].metadata.namespace
-        if home in self._rules.namespaces:
+        group_namespace = self.groups[key].metadata.namespace
+        if group_namespace in self._rules.namespaces:
             return []
-        return sorted(n for n in self._namespaces_of(key) if n != home and home not in self._admitted.get(n, ()))
+        return sorted(
+            n
+            for n in self._namespaces_of(key)
+            if n != group_namespace and group_namespace not in self._admitted.get(n, ())
+        )

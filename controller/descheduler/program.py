@@ -78,7 +78,7 @@ class Descheduler:
         self._usage = UsageStore(self._config.expiry_s)
         self._usage_reader = usage_reader or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
-        self._history_store = HistoryStore(client, caches.home)
+        self._history_store = HistoryStore(client, caches.netaware_namespace)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = RoundReporter(recorder)
         self._history, self._state = History(), RoundState()

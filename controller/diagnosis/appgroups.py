@@ -70,10 +70,10 @@ def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> I
 
 def _consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
     """Commands by which the namespaces that the condition names admit the group."""
-    home, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
-    namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", home}
-    commands = tuple(consent_command(namespace, home) for namespace in sorted(namespaces & words))
-    return commands or (format_command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
+    group_namespace, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
+    namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
+    commands = tuple(consent_command(namespace, group_namespace) for namespace in sorted(namespaces & words))
+    return commands or (format_command("kubectl -n {} describe appgroup {}", group_namespace, group.metadata.name),)
 
 
 def _condition_findings(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:

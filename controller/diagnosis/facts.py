@@ -13,7 +13,7 @@ from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
 from controller.diagnosis.snapshot import ControlPlaneStatus
 from kubekit.owners import owner_of
 from kubekit.wire import Condition, Taint, parse_time
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 
 class PodFact(GroupPod, frozen=True):
@@ -86,7 +86,7 @@ class Facts(msgspec.Struct, frozen=True):
     unreachable: tuple[tuple[str, str], ...] = ()
     max_wait_s: float = 120.0
     our_schedulers: tuple[str, ...] = (OUR_SCHEDULER,)
-    home: str = HOME_NAMESPACE
+    netaware_namespace: str = NETAWARE_NAMESPACE
 
     @property
     def interval_s(self) -> float:

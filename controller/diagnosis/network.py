@@ -32,7 +32,9 @@ MISSED_ROUNDS = 2.0
 OUTLIER_ROUNDS = 8.0
 """Rounds before an outlier is reported: its pair is probed again after at most six."""
 _PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
-_DELETE_AGENT_POD = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+_DELETE_AGENT_POD = (
+    f"kubectl -n {{netaware_namespace}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+)
 MAX_SINGLE_RESTARTS = 3
 """Up to this many agents are restarted by one command each, more with the DaemonSet."""
 _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
@@ -60,7 +62,7 @@ _REASONS: dict[str, _ConditionReason] = {
         (f"kubectl get nodes -L {REGION_LABEL},{ZONE_LABEL}", f"kubectl label --overwrite node NODE {REGION_LABEL}=REGION")),
     "UnplannedResults": _ConditionReason(
         "warning", "there are results that no probe plan asks for",
-        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD), "NetawareResultsRefused"),
+        (f"kubectl -n {{netaware_namespace}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD), "NetawareResultsRefused"),
     "NodesContradicted": _ConditionReason(
         "info", "measurements of some nodes are ignored as outliers",
         ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there")),
@@ -122,16 +124,22 @@ def _agent_failure(agent: AgentView, facts: Facts) -> str:
 
 def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     """Commands that inspect the first agent and restart all of these."""
-    get_pod = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-    lines = (f"{get_pod} -o wide", f"kubectl -n {{home}} logs --tail=50 $({get_pod} -o name)")
-    inspect_commands = tuple(format_command(line, home=facts.home, node=nodes[0]) for line in lines)
+    get_pod = (
+        f"kubectl -n {{netaware_namespace}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+    )
+    lines = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
+    inspect_commands = tuple(
+        format_command(line, netaware_namespace=facts.netaware_namespace, node=nodes[0]) for line in lines
+    )
     if len(nodes) > MAX_SINGLE_RESTARTS:
         return *inspect_commands, _restart_all_agents(facts)
-    return *inspect_commands, *(format_command(_DELETE_AGENT_POD, home=facts.home, node=node) for node in nodes)
+    return *inspect_commands, *(
+        format_command(_DELETE_AGENT_POD, netaware_namespace=facts.netaware_namespace, node=node) for node in nodes
+    )
 
 
 def _restart_all_agents(facts: Facts) -> str:
-    return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
+    return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.netaware_namespace)
 
 
 def _no_agents(facts: Facts, failures: dict[str, list[tuple[str, str]]]) -> Finding:
@@ -139,8 +147,8 @@ def _no_agents(facts: Facts, failures: dict[str, list[tuple[str, str]]]) -> Find
     cause = tuple(f"{node}: {reason}" for node, reason in nodes[:MAX_CAUSES])
     summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     fix = (
-        format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),
-        format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
+        format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.netaware_namespace),
+        format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.netaware_namespace),
         _restart_all_agents(facts),
     )
     zones = tuple(sorted(failures))
@@ -156,7 +164,9 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     """
     if not facts.topologies and facts.control_plane.can_list_topologies:
         summary = "there is no NetworkTopology, so no costs can be written"
-        logs = format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.home)
+        logs = format_command(
+            f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.netaware_namespace
+        )
         cause = ("the leader creates one within a minute, but only if `bootstrap.networkTopology` names it",)
         fix = (logs, "set bootstrap.networkTopology: nt-default in the configuration, or create one yourself")
         yield Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
@@ -199,7 +209,9 @@ def _zones_unreachable(zone: str, other: str) -> Finding:
 def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (
-        format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
+        format_command(
+            f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.netaware_namespace
+        ),
         *APPLY_AGAIN,
     )
     return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
@@ -258,7 +270,7 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
             placeholders = {
                 "namespace": namespace,
                 "name": name,
-                "home": facts.home,
+                "netaware_namespace": facts.netaware_namespace,
                 "reset_patch": _reset_patch(message),
             }
             commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **placeholders) for line in fix)

@@ -295,8 +295,10 @@ def _untried(facts: Facts) -> Iterator[PodFinding]:
         fix: tuple[str, ...] = (f"{_scheduler_instruction(facts)}, if you run no scheduler of that name",)
         if name in facts.our_schedulers:
             fix = (
-                format_command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),
-                format_command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
+                format_command(
+                    f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.netaware_namespace
+                ),
+                format_command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.netaware_namespace),
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield PodFinding("no-scheduler", "warning", summary, (), _oldest(pods), _affected(pods), fix, alert)

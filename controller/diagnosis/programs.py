@@ -18,7 +18,7 @@ _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
 # `rollout undo` without a revision would return to the broken one when pasted twice.
 _LATEST_REVISION = (
-    "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
+    "kubectl -n {netaware_namespace} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
 )
 _CONSEQUENCES: dict[Program, str] = {
@@ -50,7 +50,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
-            format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
+            format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.netaware_namespace),
             *(APPLY_AGAIN if lacks_rights else (open_path,)),
         )
         yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:MAX_CAUSES], fix=fix)
@@ -65,8 +65,8 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     else:
         cause = f"the Lease {CONTROLLER} was last renewed {facts.now - since:.0f} s ago by {holder or 'no one'}"
     fix = (
-        format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-        format_command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
+        format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.netaware_namespace),
+        format_command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.netaware_namespace),
     )
     summary = f"no controller leads: {_CONSEQUENCES['controller']}"
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
@@ -103,13 +103,13 @@ def _program_down(
         shown = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
         templates = sorted({pod.template_hash for pod in failed if pod.template_hash})
         fix = (
-            format_command("kubectl -n {} describe pod {}", facts.home, shown.name),
+            format_command("kubectl -n {} describe pod {}", facts.netaware_namespace, shown.name),
             *_fix_pod(facts, shown, name, templates),
         )
     else:
         fix = (
-            format_command("kubectl -n {} describe deployment/{}", facts.home, name),
-            format_command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
+            format_command("kubectl -n {} describe deployment/{}", facts.netaware_namespace, name),
+            format_command("kubectl -n {} scale deployment/{} --replicas=2", facts.netaware_namespace, name),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     summary = f"no {program} is ready: {_CONSEQUENCES[program]}"
@@ -127,21 +127,23 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
     """
     if not pod.node:
         return reason_in_message(
-            pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).survey(GroupPodSpec())
+            pod.reason, pod.name, facts.netaware_namespace, "", NodeSurveys(facts.nodes).survey(GroupPodSpec())
         ).fix
-    logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
+    logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", facts.netaware_namespace, pod.name)
     if not pod.reason:
-        return logs, format_command("kubectl -n {} rollout restart deployment/{}", facts.home, name)
+        return logs, format_command("kubectl -n {} rollout restart deployment/{}", facts.netaware_namespace, name)
     if pod.reason in _STARTING:
-        wait = format_command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
+        wait = format_command(
+            "kubectl -n {} rollout status deployment/{} --timeout=60s", facts.netaware_namespace, name
+        )
         return wait, "correct what its events name, if it does not start"
-    undo = format_command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
+    undo = format_command("kubectl -n {} rollout undo deployment/{}", facts.netaware_namespace, name)
     if templates:
         # Several hashes are one argument of the selector.
         revisions = format_command("{}", templates).replace(" ", ",")
-        latest = format_command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace(
-            "NOT_IN", revisions
-        )
+        latest = format_command(
+            _LATEST_REVISION, netaware_namespace=facts.netaware_namespace, name=name, not_in="NOT_IN"
+        ).replace("NOT_IN", revisions)
         undo += f" --to-revision=$({latest})"
     correct = "correct your overlay and apply it, if no earlier version ran"
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)

@@ -94,22 +94,22 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
         unreachable=tuple(sorted({pair for published in latencies for pair in published.unreachable})),
         max_wait_s=snapshot.scheduler.gates.max_wait_s,
         our_schedulers=snapshot.scheduler.scheduler_names,
-        home=snapshot.home,
+        netaware_namespace=snapshot.netaware_namespace,
     )
 
 
 async def read_control_plane(
     client: Client,
-    home: str,
+    netaware_namespace: str,
     *,
     is_installed: bool,
     can_list_topologies: bool = True,
     failed_checks: Iterable[str] = (),
 ) -> ControlPlaneStatus:
-    """The state of netaware's programs in namespace ``home``. A Lease or pods that cannot be read are unknown."""
+    """The state of netaware's programs in ``netaware_namespace``. A Lease or pods that cannot be read are unknown."""
     lease, programs = None, None
     try:
-        spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=home)).spec
+        spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
         duration_s = float(spec.lease_duration_seconds or 10)
         lease = LeaseFact(spec.holder_identity or "", unix_seconds(spec.renew_time), duration_s)
         can_read_lease = True
@@ -117,7 +117,7 @@ async def read_control_plane(
         can_read_lease = isinstance(error, ApiError) and error.is_not_found
     with contextlib.suppress(KubekitError):
         programs = read_programs(
-            await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)
+            await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=PROGRAM_SELECTOR)
         )
     return ControlPlaneStatus(is_installed, can_list_topologies, programs, lease, can_read_lease, tuple(failed_checks))
 

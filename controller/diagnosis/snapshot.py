@@ -17,7 +17,7 @@ from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.prices import PriceTable
 from kubekit.wire import Node, Object
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
 
@@ -77,7 +77,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         now_s: wall clock, unix seconds.
-        home: netaware's namespace.
+        netaware_namespace: where netaware is installed.
         groups: of all namespaces, because membership of pods depends on all groups with one name.
         namespaces: with the labels by which they admit AppGroups of other namespaces.
         pods: at least those of AppGroups; others are ignored.
@@ -94,7 +94,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now_s: float
-    home: str = HOME_NAMESPACE
+    netaware_namespace: str = NETAWARE_NAMESPACE
     nodes: tuple[Node, ...] = ()
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()
@@ -123,7 +123,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def costs(self) -> CostIndex:
         """The costs that the scheduler uses; made at each call."""
-        return CostIndex.from_objects(self.topologies, self.rules, self.home, one_zone=self.one_zone)
+        return CostIndex.from_objects(self.topologies, self.rules, self.netaware_namespace, one_zone=self.one_zone)
 
     @property
     def placements(self) -> dict[str, Placement]:

@@ -30,8 +30,8 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
         code: short and stable; a part of the finding's code.
         pattern: regular expression for the scheduler's message.
         meaning: completes "finds no node: ...".
-        fix: commands and instructions, with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (the
-            group's namespace) and ``{cordoned}`` (nodes).
+        fix: commands and instructions, with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{group_namespace}``
+            and ``{cordoned}`` (nodes).
     """
 
     code: str
@@ -46,7 +46,7 @@ _REASONS: tuple[UnschedulableReason, ...] = (
         "max-cost", r"does not meet several network requirements",
         "everywhere more of its dependencies would be violated than met",
         ("kubectl netaware explain pod {pod} -n {namespace}", "kubectl netaware costs",
-         "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}")),
+         "raise maxNetworkCost to what the network can do: kubectl -n {group_namespace} edit appgroup {group}")),
     UnschedulableReason(
         "bandwidth", r"Insufficient network\.aware\.com/bandwidth", "no node publishes that much free bandwidth",
         ("kubectl netaware bandwidth", f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
@@ -186,8 +186,14 @@ def parse_message(message: str) -> UnschedulableReason:
 
 def reason_in_message(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
     """The reason by the scheduler's message; ``group`` is the key of the pod's AppGroup, empty for none."""
-    home, name = split_key(group)
+    group_namespace, name = split_key(group)
     reason = parse_message(message)
     cordoned = survey.cordoned[:MAX_NODES_NAMED] or "NODE"
-    placeholders = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
+    placeholders = {
+        "pod": pod,
+        "namespace": namespace,
+        "group_namespace": group_namespace,
+        "group": name,
+        "cordoned": cordoned,
+    }
     return msgspec.structs.replace(reason, fix=tuple(format_command(line, **placeholders) for line in reason.fix))

@@ -38,7 +38,7 @@ def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
 def _topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
-    return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
+    return topology_for(by_key, snapshot.rules, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
 
 
 def _results_for(
@@ -46,7 +46,7 @@ def _results_for(
 ) -> dict[str, Mapping[str, str]]:
     """The results for a topology: those of agents, then those in the ConfigMaps that it names."""
     topologies = () if topology is None else (topology,)
-    names = result_names(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
+    names = result_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.zones))
     return {str(name): snapshot.results.get(str(name), {}) for name in names}
 
 

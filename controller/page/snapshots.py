@@ -54,7 +54,7 @@ class SnapshotReader:
         caches = self._caches
         return ClusterSnapshot(
             now_s=now_s,
-            home=self._namespace,
+            netaware_namespace=self._namespace,
             nodes=tuple(caches.nodes),
             topologies=tuple(caches.topologies),
             groups=tuple(caches.app_groups),

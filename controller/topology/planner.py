@@ -51,7 +51,7 @@ class ProbePlanner:
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._client, self._caches, self._config, self._namespace = client, caches, config, caches.home
+        self._client, self._caches, self._config, self._namespace = client, caches, config, caches.netaware_namespace
         self._clock, self._wall = clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()

@@ -190,7 +190,7 @@ class TopologyController:
 
     async def _read_results(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap; None if it cannot be read. A store has only those of netaware's namespace."""
-        if name.namespace == self._caches.home:
+        if name.namespace == self._caches.netaware_namespace:
             configmap = self._caches.results.get(str(name))
             return None if configmap is None else configmap.data or {}
         try:

@@ -25,16 +25,16 @@ class ObjectName(NamedTuple):
 
 
 def result_names(
-    topologies: Iterable[NetworkTopology], plans: Iterable[ZonePlan], home: str, zone_count: int
+    topologies: Iterable[NetworkTopology], plans: Iterable[ZonePlan], netaware_namespace: str, zone_count: int
 ) -> list[ObjectName]:
     """The ConfigMaps with results for these topologies: first those that agents write, then those that topologies name.
 
-    Agents write to the shards of `RESULTS_NAME` and to those of current plans, in namespace ``home``.
+    Agents write to the shards of `RESULTS_NAME` and to those of current plans, in ``netaware_namespace``.
     """
     agent_results = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
-    names = [ObjectName(home, name) for name in agent_results]
+    names = [ObjectName(netaware_namespace, name) for name in agent_results]
     for topology in topologies:
         configmap_name, namespace = topology.spec.configmap_name, topology.metadata.namespace
-        shards = shard_names(configmap_name, zone_count) if namespace == home else [configmap_name]
+        shards = shard_names(configmap_name, zone_count) if namespace == netaware_namespace else [configmap_name]
         names += [ObjectName(namespace, name) for name in shards if configmap_name]
     return list(dict.fromkeys(names))

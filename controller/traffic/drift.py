@@ -79,10 +79,10 @@ def group_by_workload(membership: Membership) -> dict[str, str]:
     same_namespace: dict[str, str] = {}
     other_namespaces: dict[str, str] = {}
     for key, group in membership.groups.items():
-        home = group.metadata.namespace
+        group_namespace = group.metadata.namespace
         for item in group.spec.workloads or ():
-            namespace = item.workload.namespace or home
+            namespace = item.workload.namespace or group_namespace
             if membership.group_of(namespace, group.metadata.name) == key:
-                groups = same_namespace if namespace == home else other_namespaces
+                groups = same_namespace if namespace == group_namespace else other_namespaces
                 groups.setdefault(f"{namespace}/{item.workload.name}", key)
     return other_namespaces | same_namespace

@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 DNS_PORT = 53
 DNS_NAMES = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
-SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", HOME_NAMESPACE})
+SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", NETAWARE_NAMESPACE})
 SCRAPER_NAMES = (
     "prometheus",
     "vmagent",

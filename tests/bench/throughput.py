@@ -30,7 +30,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
-from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
+from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import clean, control_plane, in_batches
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
@@ -71,7 +71,7 @@ class Bound(Object, frozen=True):
 @asynccontextmanager
 async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
     async with control_plane(NAMESPACE, components=()) as (plane, client):
-        await client.create(NAMESPACES, {"metadata": {"name": HOME_NAMESPACE}}, Object)
+        await client.create(NAMESPACES, {"metadata": {"name": NETAWARE_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
         await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
         await in_batches([make_node(client, i) for i in range(nodes)])

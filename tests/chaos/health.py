@@ -22,7 +22,7 @@ from kubekit.errors import KubekitError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.installation import TOPOLOGY_NAME
-from netperf.contract import CONTROLLER, HOME_NAMESPACE
+from netperf.contract import CONTROLLER, NETAWARE_NAMESPACE
 from tests.chaos.faults import Fault
 
 SETTLED_S = 10.0
@@ -107,7 +107,7 @@ class HealthMonitor:
 
     async def _lease(self) -> str:
         try:
-            lease = await self._client.get(LEASES, CONTROLLER, Lease, namespace=HOME_NAMESPACE)
+            lease = await self._client.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
         except KubekitError as error:
             return f"API server: {error}"
         renewed = lease.spec.renew_time
@@ -119,5 +119,7 @@ class HealthMonitor:
 
     async def costs(self) -> dict[tuple[str, str], int]:
         """The costs between zones as they stand."""
-        network = await self._client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
+        network = await self._client.get(
+            NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
+        )
         return written_costs(network.weight(NETPERF_COSTS))

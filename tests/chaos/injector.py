@@ -22,7 +22,7 @@ from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object, Resource
 from lab.cluster import Lab
 from lab.installation import result_maps
 from lab.programs import Program
-from netperf.contract import HOME_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
+from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
 from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
 from tests.support.etcd import client_context
 
@@ -32,7 +32,7 @@ BINDINGS = Resource(
     _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False
 )
 _POLICY_PREFIX = "chaos-"
-_OURS = f"request.userInfo.username.startsWith('system:serviceaccount:{HOME_NAMESPACE}:netaware-')"
+_OURS = f"request.userInfo.username.startsWith('system:serviceaccount:{NETAWARE_NAMESPACE}:netaware-')"
 _LATENCY_FACTOR, _CORRUPTED_SHARE = 4, 0.5
 _TRY_AGAIN_S, _POLL_S, _ETCD_TIMEOUT_S = 1.0, 0.25, 5.0
 LATE_S = 65.0
@@ -153,7 +153,7 @@ class FaultInjector:
 
     async def _delete_results(self, _: Fault) -> None:
         for found in await result_maps(self._client, RESULTS_NAME):
-            await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=HOME_NAMESPACE)
+            await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=NETAWARE_NAMESPACE)
 
     async def _corrupt_results(self, _: Fault) -> None:
         for found in await result_maps(self._client, RESULTS_NAME):
@@ -162,14 +162,19 @@ class FaultInjector:
                 key: data[key][: len(data[key]) // 2] for key in sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
             }
             await self._client.patch(
-                CONFIGMAPS, found.metadata.name, {"data": halves}, ConfigMap, kind=MERGE_PATCH, namespace=HOME_NAMESPACE
+                CONFIGMAPS,
+                found.metadata.name,
+                {"data": halves},
+                ConfigMap,
+                kind=MERGE_PATCH,
+                namespace=NETAWARE_NAMESPACE,
             )
 
     async def _delete_plans(self, _: Fault) -> None:
         for plan in await self._client.list(
-            CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, label_selector=PLAN_SELECTOR
+            CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE, label_selector=PLAN_SELECTOR
         ):
-            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=HOME_NAMESPACE)
+            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=NETAWARE_NAMESPACE)
 
     async def _relabel(self, fault: Fault) -> None:
         node = self._lab.node(fault.target).node

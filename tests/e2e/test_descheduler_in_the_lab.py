@@ -28,7 +28,7 @@ from lab.controlplane import exists
 from lab.installation import MANIFESTS
 from lab.polling import poll_until
 from lab.topology import load
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 from tests.e2e.labs import installed_lab
 from tests.integration.descheduler.stage import Event, create_bound_replica_set
 
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def cost(client: Client) -> int:
-    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
+    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NETAWARE_NAMESPACE)
     return written_costs(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
 
 

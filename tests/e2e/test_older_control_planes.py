@@ -27,7 +27,7 @@ from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import install
 from lab.topology import load
-from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
+from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 from tests.support.webhook_program import start_webhook
@@ -186,7 +186,7 @@ class Steps:
         return len(pods) == 11 and all(node for node, _ in where) and as_planned and len(groups) == 1
 
     async def _is_measured(self) -> bool:
-        name, namespace = "nt-default", HOME_NAMESPACE
+        name, namespace = "nt-default", NETAWARE_NAMESPACE
         topology = await self._client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace)
         measured = conditions.find_condition(topology.status.conditions, "Measured")
         return measured is not None and measured.status == "True"

@@ -18,7 +18,7 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 from netperf.errors import PlanRefusedError, size_bytes
 from netperf.pacing import start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
@@ -73,7 +73,7 @@ class ZoneAgents:
     def __init__(self, client: Client, zone: str, agents: int, dead: Callable[[str], bool]) -> None:
         self._client, self.zone, self._agents, self._dead = client, zone, agents, dead
         selector = f"metadata.name={plan_object_name(zone)}"
-        self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
+        self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE, field_selector=selector)
         self._store.subscribe(self._on_plan)
         self._rng = random.Random(zone)
         self.plan: ZonePlan | None = None
@@ -123,5 +123,5 @@ class ZoneAgents:
         # The API server is busy; the next turn writes what is newer.
         with suppress(KubekitError):
             await self._client.patch(
-                CONFIGMAPS, plan.results, merge_patch(encode_samples(samples)), ConfigMap, namespace=HOME_NAMESPACE
+                CONFIGMAPS, plan.results, merge_patch(encode_samples(samples)), ConfigMap, namespace=NETAWARE_NAMESPACE
             )

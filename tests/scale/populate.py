@@ -20,7 +20,7 @@ from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.polling import poll_until
 from lab.progress import Say
-from netperf.contract import AGENT, HOME_NAMESPACE, NAME_LABEL, PART_OF
+from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF
 from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
 
@@ -89,7 +89,7 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
         return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
 
     for node in flat:
-        yield pod(HOME_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF})
+        yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF})
     for g in range(sizes.living_groups, sizes.groups):
         for w, workload in enumerate(workloads):
             # A group's pods are near each other, as a plan would have them.
@@ -106,7 +106,7 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
     names = [*(group_namespace(g) for g in range(sizes.groups)), *(f"scale-{i}" for i in range(10))]
     for name in names:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
-    for name in (*names, HOME_NAMESPACE):
+    for name in (*names, NETAWARE_NAMESPACE):
         account = partial(exists, client, SERVICE_ACCOUNTS, "default", name)
         await poll_until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
 

@@ -23,7 +23,7 @@ from lab.installation import CENTRAL, MANIFESTS, spawn_central
 from lab.polling import poll_until
 from lab.programs import is_ready
 from lab.progress import Say
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
 from tests.scale import figures, populate
 from tests.scale.agents import ZoneAgents
 from tests.scale.figures import Levels, Moment, ScaleReport
@@ -100,7 +100,7 @@ async def _start_programs(lab: Lab) -> str:
     """Controller, extender and scheduler, with the configuration as it is shipped and no pods of theirs; the controller's URL."""
     urls = [f"http://{LOOPBACK}:{port}" for port in free_ports(2)]
     for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
-        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
+        kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, account, file_name=name)
         config = MANIFESTS / "base" / "controller" / "config.yaml"
         spawn_central(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
@@ -114,7 +114,7 @@ async def _start_agents(
     lab: Lab, sizes: Sizes, life: Life, beside: asyncio.TaskGroup, stack: AsyncExitStack
 ) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
-    kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
+    kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, life.dead.__contains__) for name in names]
@@ -147,7 +147,7 @@ def _levels(lab: Lab) -> Levels:
 
 async def _read(lab: Lab, admin: Client, controller_url: str) -> Moment:
     server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
-    lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=HOME_NAMESPACE)
+    lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
     etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", client_context(lab.control_plane))
     readings = await asyncio.to_thread(figures.read, (server, etcd, await _fetch(f"{controller_url}/metrics")))
     return Moment(readings, lease.spec.lease_transitions or 0)

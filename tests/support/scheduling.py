@@ -15,14 +15,14 @@ from controller.scheduler.gating.controller import GatingController
 from kubekit.client import Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 READY_S = 150.0
 
 
 @asynccontextmanager
 async def serve_extender(
-    client: Client, config: SchedulerConfig | None = None, *, namespace: str = HOME_NAMESPACE
+    client: Client, config: SchedulerConfig | None = None, *, namespace: str = NETAWARE_NAMESPACE
 ) -> AsyncIterator[str]:
     """The extender's address; its stores are full when the block begins."""
     config = config or SchedulerConfig()
@@ -42,7 +42,7 @@ async def run_leader(
     *,
     writer: Client | None = None,
     begins: asyncio.Event | None = None,
-    namespace: str = HOME_NAMESPACE,
+    namespace: str = NETAWARE_NAMESPACE,
 ) -> AsyncIterator[GatingController]:
     """Plans, gates and retries; it leads from ``begins`` on, and writes by ``writer``."""
     registry, caches = CollectorRegistry(), Caches(client, namespace)

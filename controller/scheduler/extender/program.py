@@ -29,7 +29,7 @@ from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import configure_gc, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE
 
 log = logs.get("controller.scheduler.extender.program")
 
@@ -42,7 +42,7 @@ async def run_extender(
     *,
     listen: str = DEFAULT_LISTEN,
     metrics_listen: str | None = None,
-    namespace: str = HOME_NAMESPACE,
+    namespace: str = NETAWARE_NAMESPACE,
 ) -> None:
     """Serve until cancelled.
 

@@ -80,7 +80,7 @@ class GatingController:
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
         self.metrics = GateMetrics(registry)
-        self.state, self.node_cache, self.volumes = State(config, caches.home), NodeCache(), Volumes()
+        self.state, self.node_cache, self.volumes = State(config, caches.netaware_namespace), NodeCache(), Volumes()
         self._store = caches.group_pods
         self._declared = DeclaredReplicas(client)
         self._queue = WorkQueue()

@@ -97,7 +97,9 @@ def program(api: Api) -> tuple[Descheduler, World]:
 
     free = {"perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}
-    stores = SimpleNamespace(nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), home="netaware-system")
+    stores = SimpleNamespace(
+        nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), netaware_namespace="netaware-system"
+    )
     descheduler = Descheduler(
         cast("Any", api),
         cast("Any", stores),

@@ -43,8 +43,8 @@ def test_pods_belong_to_a_group_only_in_its_pod_namespaces() -> None:
             searched = tuple(chance.sample(NAMESPACES, chance.randrange(3)))
             rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=everywhere)
             membership = Membership.from_objects((), CONSENTING if consent else (), rules)
-            for home in chance.sample(NAMESPACES, 3):
-                made = group(home, tuple(chance.choices(("", *NAMESPACES), k=2)))
+            for group_namespace in chance.sample(NAMESPACES, 3):
+                made = group(group_namespace, tuple(chance.choices(("", *NAMESPACES), k=2)))
                 membership.on_change(made.metadata.key, None, made)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 held = membership.pod_namespaces(key)
@@ -60,9 +60,11 @@ def test_membership_depends_only_on_the_last_state() -> None:
     for _ in range(60):
         membership, alive = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
         for _ in range(25):
-            home = chance.choice(NAMESPACES)
-            key, old = f"{home}/shop", alive.get(f"{home}/shop")
-            new = group(home, tuple(chance.choices(("", *NAMESPACES), k=2))) if chance.random() < 0.7 else None
+            group_namespace = chance.choice(NAMESPACES)
+            key, old = f"{group_namespace}/shop", alive.get(f"{group_namespace}/shop")
+            new = (
+                group(group_namespace, tuple(chance.choices(("", *NAMESPACES), k=2))) if chance.random() < 0.7 else None
+            )
             if old is None and new is None:
                 continue
             membership.on_change(key, old, new)
