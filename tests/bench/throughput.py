@@ -34,6 +34,7 @@ from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import clean, control_plane, in_batches
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
+from tests.support.scheduling import running
 
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
@@ -133,13 +134,9 @@ def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) 
 @asynccontextmanager
 async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
     store: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
-    running = asyncio.create_task(store.run())
-    try:
+    async with running({"pods": store.run()}):
         await store.synced.wait()
         yield store
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -164,7 +161,7 @@ async def run_mode(
             url = await stack.enter_async_context(program(plane, "extender", "extender"))
         data = build_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
-        running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
+        scheduler = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()
         try:
             if mode == "gated":
@@ -177,7 +174,7 @@ async def run_mode(
                     handed[p.metadata.name] = Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity)
             return pods / (time.monotonic() - started)
         finally:
-            await plane.programs.stop(running)
+            await plane.programs.stop(scheduler)
             await clean(client, NAMESPACE)
 
 

@@ -33,6 +33,7 @@ from tests.integration.scheduler.conftest import (
     until_bound,
     until_event,
 )
+from tests.support.scheduling import running
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
@@ -52,13 +53,9 @@ async def watched(client: Client, namespace: str) -> AsyncIterator[list[str]]:
 
     store: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, namespace=namespace)
     store.subscribe(note)
-    running = asyncio.create_task(store.run())
-    try:
+    async with running({"pods": store.run()}):
         await store.synced.wait()
         yield bound
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(

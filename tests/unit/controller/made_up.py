@@ -28,6 +28,7 @@ from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Sample
+from tests.unit.controller import scheduling
 
 EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -70,12 +71,10 @@ def make_pod(
     phase: str = "",
 ) -> GroupPod:
     requests = {BANDWIDTH: request} if request else {}
-    body = {
-        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}},
-        "spec": {"nodeName": node, "containers": [{"resources": {"requests": requests}}]},
-        "status": {"phase": phase or ("Running" if node else "Pending")},
-    }
-    return msgspec.convert(body, GroupPod)
+    metadata = {"namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
+    status = {"phase": phase} if phase else {}
+    containers = [{"resources": {"requests": requests}}]
+    return scheduling.pod("", node, name=name, metadata=metadata, status=status, containers=containers)
 
 
 def boutique(algorithm: str = "ReverseKahn") -> AppGroup:

@@ -16,10 +16,10 @@ from controller.cluster.zones import (
     to_probe_node,
 )
 from kubekit.addresses import read_address
-from kubekit.wire import Node
+from kubekit.wire import Node, NodeAddress
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
-from tests.support.descheduled import PodInfo, read
+from tests.support.descheduled import PodInfo, node_object, read
 
 
 def node(
@@ -34,20 +34,13 @@ def node(
 ) -> Node:
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
     note = json.dumps({"address": "10.0.0.1", "port": 1}) if agent is True else agent
-    document = {
-        "metadata": {
-            "name": name,
-            "resourceVersion": version,
-            "labels": {k: v for k, v in labels.items() if v},
-            "annotations": {"netaware.io/agent": str(note)} if note else None,
-        },
-        "spec": {"unschedulable": cordoned},
-        "status": {
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-            "addresses": [{"type": "InternalIP", "address": address} for address in ("10.0.0.1", "fd00::1")],
-        },
-    }
-    return msgspec.convert(document, Node)
+    placed = {label: value for label, value in labels.items() if value}
+    made = node_object(name, labels=placed, ready=ready, unschedulable=cordoned)
+    annotations = {"netaware.io/agent": str(note)} if note else None
+    metadata = msgspec.structs.replace(made.metadata, resource_version=version, annotations=annotations)
+    addresses = [NodeAddress("InternalIP", address) for address in ("10.0.0.1", "fd00::1")]
+    status = msgspec.structs.replace(made.status, addresses=addresses)
+    return msgspec.structs.replace(made, metadata=metadata, status=status)
 
 
 def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reported() -> None:
