@@ -41,8 +41,8 @@ class CostsCommand(Command):
         ("costs --percentile p90", "round trips (p90) in milliseconds"),
     )
     description = (
-        "The matrix of costs between zones as the scheduler reads them, or with --percentile of the round trips behind them in "
-        f"milliseconds. Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANINGS.items()))}."
+        "The matrix of costs between zones as the scheduler reads them; with --percentile, of round trips in milliseconds. "
+        f"Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANINGS.items()))}."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -66,12 +66,13 @@ class CostsCommand(Command):
 
 
 def _cell(pair: PairView, percentile: str | None) -> str:
-    """A cost or round trip, or a dot, and its sign or a space."""
-    sign = "!" if pair.quality_flags else _SIGNS.get(pair.basis, "")
+    """The text of a cell: the value, or a dot, and its sign or a space."""
+    # Round trips are always measured: signs of inferred and unreachable costs, which use no sample, do not apply.
+    is_measured = percentile is not None or pair.basis not in {"inferred", "unreachable"}
+    sign = "!" if is_measured and pair.quality_flags else _SIGNS.get(pair.basis, " ")
     if percentile is None:
-        return f"{'·' if pair.cost is None else pair.cost}{sign or ' '}"
+        return f"{'·' if pair.cost is None else pair.cost}{sign}"
     value_us = pair.percentiles_us[percentile]
-    # Round trips are always measured: signs of inferred and unreachable costs do not apply.
     return f"{'·' if value_us is None else number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
 
 

@@ -65,6 +65,7 @@ class LatencyCommand(Command):
             )
         head = Text(f"{answer.there.origin} to {answer.there.destination}", style=STRONG)
         parts: list[RenderableType] = [head, Text(), table]
-        if answer.there.quality_flags:
-            parts.append(Text(f"newest sample not trusted: {', '.join(answer.there.quality_flags)}", style=BAD))
+        flags = dict.fromkeys((*answer.there.quality_flags, *answer.back.quality_flags))
+        if flags:
+            parts.append(Text(f"newest sample not trusted: {', '.join(flags)}", style=BAD))
         return Group(*parts)

@@ -22,7 +22,7 @@ from controller.traffic.prices import PRESETS
 _MAX_ROWS = 15
 
 
-class MoneyView(msgspec.Struct, frozen=True):
+class MoneyView(msgspec.Struct, frozen=True, rename="camel"):
     """The price of traffic.
 
     Attributes:

@@ -30,7 +30,7 @@ from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 _RESOURCES = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 
-class Gain(msgspec.Struct, frozen=True):
+class Gain(msgspec.Struct, frozen=True, rename="camel"):
     """The placement of a proposed group's pods: ``now``, and as one plan would place all of them."""
 
     group: str
@@ -38,7 +38,7 @@ class Gain(msgspec.Struct, frozen=True):
     planned: Outcome
 
 
-class ProposalsView(msgspec.Struct, frozen=True):
+class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
     """Proposals for a namespace.
 
     Attributes:

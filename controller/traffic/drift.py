@@ -17,7 +17,7 @@ DRIFT_FACTOR = 10.0
 DriftKind = Literal["new", "gone", "grown"]
 
 
-class Drift(msgspec.Struct, frozen=True):
+class Drift(msgspec.Struct, frozen=True, rename="camel"):
     """A difference between traffic and an AppGroup; ``client`` and ``server`` are ``namespace/name``.
 
     new: an undeclared edge. gone: a declared edge without traffic. grown: traffic of ten times ``minBandwidth``.

@@ -97,7 +97,7 @@ class ObservedDependency(msgspec.Struct, frozen=True):
         return zoneless if zoneless > _ROUNDING * self.bytes_per_s else 0.0
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class LeftOut(msgspec.Struct, frozen=True, rename="camel"):
     """Traffic that is no dependency, with its reason; both ends as ``namespace/name``."""
 
     reason: Reason

@@ -13,7 +13,7 @@ from controller.traffic.prices import Distance, PriceTable, distance_between
 from controller.traffic.workloads import Workloads
 
 
-class DependencyCost(msgspec.Struct, frozen=True):
+class DependencyCost(msgspec.Struct, frozen=True, rename="camel"):
     """Traffic and cost of one dependency.
 
     Attributes:
@@ -34,7 +34,7 @@ class DependencyCost(msgspec.Struct, frozen=True):
     measured: bool
 
 
-class ZonePairCost(msgspec.Struct, frozen=True):
+class ZonePairCost(msgspec.Struct, frozen=True, rename="camel"):
     """Requests and responses of calls from clients in one zone to servers in another (or the same), and their cost in a month."""
 
     client_zone: str
@@ -44,7 +44,7 @@ class ZonePairCost(msgspec.Struct, frozen=True):
     month: float | None
 
 
-class TrafficCost(msgspec.Struct, frozen=True):
+class TrafficCost(msgspec.Struct, frozen=True, rename="camel"):
     """Traffic and cost of all dependencies and zone pairs, greatest first.
 
     Attributes:

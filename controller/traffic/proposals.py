@@ -32,7 +32,7 @@ MIN_HUB_CALLERS = 6
 """A server with fewer callers is no hub."""
 
 
-class ProposedDependency(msgspec.Struct, frozen=True):
+class ProposedDependency(msgspec.Struct, frozen=True, rename="camel"):
     """A dependency as proposed for an AppGroup; ``client`` and ``server`` are ``namespace/name``."""
 
     client: str
@@ -44,7 +44,7 @@ class ProposedDependency(msgspec.Struct, frozen=True):
     """Whether the existing AppGroup has this dependency, which is then kept."""
 
 
-class Proposal(msgspec.Struct, frozen=True):
+class Proposal(msgspec.Struct, frozen=True, rename="camel"):
     """A proposed AppGroup.
 
     Attributes:

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -23,12 +24,16 @@ from aiohttp import web
 
 from controller.cli.command import Command
 from controller.cli.commands import HELP, load_command
+from controller.cli.costs import CostsView
 from controller.cli.explain import MAX_CANDIDATES, ExplainView
+from controller.cli.latency import LatencyView
 from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
+from controller.diagnosis.model import PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.zones import build_network
 from controller.scheduler.explain import CandidateLine, Explanation
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -148,6 +153,44 @@ async def test_a_pipe_gets_no_colours_and_json_equals_yaml(name: str, monkeypatc
     assert "\x1b" not in await print_command(healthy(), *SCREENS[name], stream=io.StringIO())
     as_json = json.loads(await print_command(healthy(), *SCREENS[name], "-o", "json"))
     assert yaml.safe_load(await print_command(healthy(), *SCREENS[name], "-o", "yaml")) == as_json
+
+
+def test_all_keys_of_json_answers_are_in_camel_case() -> None:
+    answers = [get_type_hints(load_command(name).run)["return"] for name in HELP]
+    types = [type_ for answer in answers for type_ in (get_args(answer) if type(answer) is UnionType else (answer,))]
+    _, schemas = msgspec.json.schema_components(types)
+    assert len(schemas) > len(HELP)
+    names = [key for schema in schemas.values() for key in schema.get("properties", {}) if "_" in key]
+    assert names == ["latency_us"], "of `simulate --offline`, whose format is fixed"
+
+
+async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    bases: dict[tuple[str, str], PairBasis] = {
+        ("a", "b"): "inferred",
+        ("b", "a"): "unreachable",
+        ("a", "c"): "measured",
+    }
+    views = {
+        (a, b): PairView(origin=a, destination=b, cost=7, basis=basis, quality_flags=("throttled",), p50_us=1000.0)
+        for (a, b), basis in bases.items()
+    }
+    zones = tuple(ZoneView(name=zone, region="", nodes=1, ready=1, agents=1) for zone in "abc")
+    network = msgspec.structs.replace(build_network(healthy()), zones=zones, pairs=tuple(views.values()))
+    costs, latency = load_command("costs"), load_command("latency")
+
+    def printed(command: Command, answer: object, *argv: str) -> str:
+        Screen(out := Terminal()).print_answer(command, answer, parse(argv))
+        return out.getvalue()
+
+    answer = CostsView(at=0.0, network=network)
+    assert all(cell in printed(costs, answer, "costs") for cell in ("7*", "7x", "7!"))
+    assert printed(costs, answer, "costs", "--percentile", "p50").count("1!") == 3
+    good = msgspec.structs.replace(views["a", "b"], quality_flags=())
+    both = LatencyView(at=0.0, there=good, back=views["b", "a"])
+    assert "not trusted: throttled" in printed(latency, both, "latency", "a", "b")
 
 
 async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
