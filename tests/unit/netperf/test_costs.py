@@ -23,18 +23,19 @@ ZONES = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
 WALL_S = 1.7e9
 
 
-def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
+def between(origin: str, destination: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
+    """A sample of two nodes, whose names begin with those of their zones."""
     measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=us, p90_us=us, transactions=1000)
-    sample = Sample(
-        origin=NodeLocation(f"{from_zone}1", from_zone, ZONES.get(from_zone, "")),
-        destination=NodeLocation(f"{to_zone}1", to_zone, ZONES.get(to_zone, "")),
-        measurement=measurement,
-        sequence=sequence,
-        taken_at=WALL_S,
-    )
+    first, second = (NodeLocation(node, node[0], ZONES.get(node[0], "")) for node in (origin, destination))
+    sample = Sample(origin=first, destination=second, measurement=measurement, sequence=sequence, taken_at=WALL_S)
     inner = {k: v for k, v in fields.items() if k in Measurement.__struct_fields__}
     outer = {k: v for k, v in fields.items() if k not in inner}
     return msgspec.structs.replace(sample, measurement=msgspec.structs.replace(measurement, **inner), **outer)
+
+
+def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
+    """A sample of the first nodes of two zones."""
+    return between(f"{from_zone}1", f"{to_zone}1", us, sequence, **fields)
 
 
 def step(
@@ -45,19 +46,9 @@ def step(
 
 
 def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
-    def reading(node: str, us: float, sequence: int) -> Sample:
-        return run(
-            "a",
-            "b",
-            us,
-            sequence,
-            origin=NodeLocation(f"a{node}", "a", "r1"),
-            destination=NodeLocation(f"b{node}", "b", "r1"),
-        )
-
-    agreeing = [reading("1", 2000.0, 1), reading("2", 2000.0, 1)]
-    _, state = step([*agreeing, reading("3", 9000.0, 1)])
-    table, _ = step([*agreeing, reading("3", 9000.0, 2)], state, now_s=60.0)
+    agreeing = [between("a1", "b1", 2000.0), between("a2", "b2", 2000.0)]
+    _, state = step([*agreeing, between("a3", "b3", 9000.0)])
+    table, _ = step([*agreeing, between("a3", "b3", 9000.0, 2)], state, now_s=60.0)
     entry = table.zones["a", "b"]
     assert (entry.latency_us, entry.node_pairs, entry.age_s) == (2000.0, 2, 60.0)
 
@@ -260,8 +251,7 @@ def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], d
 
 
 def test_the_latency_of_zones_is_the_median_of_their_pairs_of_nodes() -> None:
-    others = [run("a", "b", 5200, origin=NodeLocation("a2", "a")), run("b", "a", 5100, origin=NodeLocation("b3", "b"))]
-    odd = run("a", "b", 40_000, origin=NodeLocation("a9", "a", "r1"))
+    others, odd = [between("a2", "b1", 5200), between("b3", "a1", 5100)], between("a9", "b1", 40_000)
     table, _ = step([odd, *others, run("a", "b", 5000)])
     assert table.zones["a", "b"].latency_us == 5100
     table, _ = step([*others, run("a", "b", 5000)])
@@ -349,17 +339,13 @@ def test_external_numbers_are_trusted_less_than_netperf_and_never_disputed(test:
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
     assert table.disputed == frozenset()
-    table, _ = step(
-        [run("a", "b", 9_000.0, prober="external", test=test, origin=NodeLocation("a3", "a")), run("a", "b", 5000)]
-    )
+    table, _ = step([between("a3", "b1", 9_000.0, prober="external", test=test), run("a", "b", 5000)])
     assert table.zones["a", "b"].cost == 5, "netperf is trusted more"
 
 
 def test_ignored_latencies_are_no_last_good_value() -> None:
     def says(to_b1_us: float, to_b2_us: float, sequence: int) -> list[Sample]:
-        found = run("a", "b", to_b1_us, sequence)
-        other = run("a", "b", to_b2_us, sequence)
-        return [found, msgspec.structs.replace(other, destination=NodeLocation("b2", "b", "r1"))]
+        return [between("a1", "b1", to_b1_us, sequence), between("a1", "b2", to_b2_us, sequence)]
 
     _, state = step(says(20_000.0, 20_000.0, 1))
     _, state = step(says(1_000.0, 5_600.0, 2), state, now_s=60.0)
@@ -387,12 +373,7 @@ def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None
     """Two nodes in each zone, three readings of each link: a1 lies in two of them, a2 is there in the four that are true."""
     forged = [("a1", "b1", 1_400.0), ("a1", "c1", 1_500.0)]
     honest = [("a2", "b2", 21_100.0), ("a2", "c2", 21_900.0), ("b2", "a2", 20_800.0), ("c2", "a2", 21_800.0)]
-    samples = [
-        msgspec.structs.replace(
-            run(a[0], b[0], us), origin=NodeLocation(a, a[0], ""), destination=NodeLocation(b, b[0], "")
-        )
-        for a, b, us in (*forged, *honest)
-    ]
+    samples = [between(*reading) for reading in (*forged, *honest)]
     _, state = step(samples)
     table, _ = step(samples, state, now_s=120.0)
     assert set(table.outliers_us) == {"a1"}
