@@ -99,19 +99,12 @@ def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[
 
 
 async def _populate(client: Client, pods: list[NodePod]) -> None:
-    await client.create(
-        NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "netaware-system"}}, Object
-    )
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-    await client.create(SERVICE_ACCOUNTS, account, Object, namespace="default")
+    await client.create(NAMESPACES, {"metadata": {"name": "netaware-system"}}, Object)
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace="default")
     addresses = [{"type": "InternalIP", "address": "127.78.0.1"}]
     labels = {"topology.kubernetes.io/zone": "z1"}
-    node = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": NODE, "labels": labels},
-        "status": {"addresses": addresses, "capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}},
-    }
+    status = {"addresses": addresses, "capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}
+    node = {"metadata": {"name": NODE, "labels": labels}, "status": status}
     await client.create(NODES, node, Node)
     limits = {"kubernetes.io/ingress-bandwidth": "20M", "kubernetes.io/egress-bandwidth": "20M"}
     for pod in pods:

@@ -25,7 +25,7 @@ def demo() -> dict[str, Any]:
 pytestmark = pytest.mark.timeout(420)
 
 
-def test_every_zone_pair_is_measured_with_netperf_and_never_below_its_configured_delay(demo: dict[str, Any]) -> None:
+def test_no_latency_of_netperf_and_no_cost_is_below_the_configured_delay_of_its_zones(demo: dict[str, Any]) -> None:
     """How close readings come is for tests/bench to say: one demo's machine may be busy."""
     assert demo["prober"] == "netperf"
     assert demo["pairs_probed"] == demo["pairs_planned"] == 6
@@ -33,11 +33,7 @@ def test_every_zone_pair_is_measured_with_netperf_and_never_below_its_configured
     for entry in demo["matrix"]:
         assert entry["configured_us"] <= entry["p50_us"], entry
         assert entry["p50_us"] <= entry["p90_us"] <= entry["p99_us"], entry
-
-
-def test_costs_are_integer_milliseconds_never_below_the_configured_delay(demo: dict[str, Any]) -> None:
-    for entry in demo["matrix"]:
-        assert isinstance(entry["cost"], int), entry
+        assert isinstance(entry["cost"], int), "milliseconds"
         assert max(2, entry["configured_us"] / 1000) <= entry["cost"], entry
 
 

@@ -43,8 +43,6 @@ class Pods:
     ) -> dict[str, str]:
         self.count += 1
         body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
             "metadata": {"name": f"p{self.count}", "annotations": given or {}},
             "spec": {"containers": list(containers), "schedulerName": "nobody", **spec},
         }

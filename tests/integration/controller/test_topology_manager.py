@@ -44,12 +44,8 @@ class World:
         self.agents.set("z2", "z3", 22)
 
     async def create(self, name: str = "nt-default", namespace: str = "", **spec: Any) -> None:
-        body = {
-            "apiVersion": NETWORK_TOPOLOGIES.api_version,
-            "kind": NETWORK_TOPOLOGIES.kind,
-            "metadata": {"name": name},
-            "spec": {"configmapName": "netperf-metrics", "weights": [USERS], **spec},
-        }
+        spec = {"configmapName": "netperf-metrics", "weights": [USERS], **spec}
+        body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
         await self.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace or self.namespace)
 
     async def topology(self, name: str = "nt-default") -> NetworkTopology:

@@ -30,13 +30,9 @@ async def two_zones(client: Client, namespace: str, make_node: MakeNode) -> tupl
     zones = f"a-{namespace}", f"b-{namespace}"
     for zone in zones:
         await make_node(f"n-{zone}", zone=zone, region="r")
-    body = {"metadata": {"name": "nt-default"}, "spec": {"configmapName": "netperf-metrics"}}
-    await client.create(
-        NETWORK_TOPOLOGIES,
-        {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": "NetworkTopology", **body},
-        Object,
-        namespace=namespace,
-    )
+    spec = {"configmapName": "netperf-metrics"}
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
+    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
     await client.create(CONFIGMAPS, {"metadata": {"name": "netperf-metrics"}}, Object, namespace=namespace)
     await measure(client, namespace, zones, 5000.0, sequence=1)
     return zones

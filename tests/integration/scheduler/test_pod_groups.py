@@ -33,12 +33,8 @@ FAR = {("a", "b"): 40, ("b", "a"): 40}
 
 
 async def create_pod_group(client: Client, namespace: str, name: str, minimum: int) -> None:
-    body = {
-        "apiVersion": PODGROUPS.api_version,
-        "kind": PODGROUPS.kind,
-        "metadata": {"name": name},
-        "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}},
-    }
+    spec = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
+    body = {**PODGROUPS.type_meta, "metadata": {"name": name}, "spec": spec}
     await client.create(PODGROUPS, body, Object, namespace=namespace)
 
 

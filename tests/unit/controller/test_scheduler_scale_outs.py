@@ -22,25 +22,17 @@ def scaled_out(workload: str, callers: tuple[int, ...], callees: tuple[int, ...]
     return sorted(target.zone for target in plan.targets.values())
 
 
-@pytest.mark.parametrize(
-    ("workload", "callers", "callees", "zones"),
-    [
-        ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
-        ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
-        ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
-        ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
-        ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
-        ("w0", (0, 0), (0, 2), ["z2"]),
-    ],
-    ids=[
-        "where-callers-have-none",
-        "where-most-callers-are",
-        "beside-the-hot-one",
-        "by-shares",
-        "where-it-is-hotter",
-        "callers-where-replicas-have-room",
-    ],
-)
+SCALE_OUTS = {
+    "where-callers-have-none": ("w1", (0, 1, 2), (0,), ["z1", "z2"]),
+    "where-most-callers-are": ("w1", (0, 0, 1), (1,), ["z0", "z0"]),
+    "beside-the-hot-one": ("w1", (0, 0, 0, 0), (0, 1), ["z0"]),
+    "by-shares": ("w1", (0, 0, 0, 1), (0, 1), ["z0", "z0"]),
+    "where-it-is-hotter": ("w1", (1, 1, 2, 2), (1, 1, 2), ["z2"]),
+    "callers-where-replicas-have-room": ("w0", (0, 0), (0, 2), ["z2"]),
+}
+
+
+@pytest.mark.parametrize(("workload", "callers", "callees", "zones"), SCALE_OUTS.values(), ids=SCALE_OUTS)
 def test_new_replicas_go_where_callers_are_and_replicas_are_overloaded(
     workload: str, callers: tuple[int, ...], callees: tuple[int, ...], zones: list[str]
 ) -> None:

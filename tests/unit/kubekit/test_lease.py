@@ -227,10 +227,8 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
     api: SimulatedApi,
 ) -> None:
     # Nobody renews while this lasts, so that a version that was read is still that of the lease.
-    async with replicas(api, 2, LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)) as (
-        first,
-        second,
-    ):
+    rare = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)
+    async with replicas(api, 2, rare) as (first, second):
         first.start()
         await until(lambda: first.leads)
         await first.stop()
