@@ -60,7 +60,7 @@ def boot_clock() -> float:
 class LeaderElectionConfig:
     """Times of leader election, with ``2 retry_s < renew_deadline_s < duration_s``.
 
-    Failover takes at most ``duration_s`` plus two ``retry_s`` if the leader ends without releasing the lease.
+    If the leader ends without releasing the lease, failover takes about ``duration_s`` plus up to 2.4 ``retry_s`` and the time of a request.
 
     Attributes:
         duration_s: others may take over after this time without a renewal; client-go's default is 15 s.
@@ -97,12 +97,12 @@ class WriteFence:
 
     @property
     def is_held(self) -> bool:
-        """Whether writing is allowed now."""
+        """Whether the permission has not ended; `check` refuses writes ``reserve_s`` earlier."""
         return self.remaining_s > 0
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which writing is still allowed; 0 or less if it is not allowed."""
+        """Seconds until the permission ends; 0 or less after its end."""
         return self._until - self._clock()
 
     def extend(self, until: float) -> None:
@@ -173,7 +173,7 @@ class LeaderElector:
     async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
         """Wait for leadership, run ``lead``, cancel it when leadership ends, and start again.
 
-        If ``lead`` raises or returns, ``run`` raises. At the end the lease is released if all writes have responses.
+        Raises if ``lead`` ends by itself, or after an unexpected error of a renewal. At the end the lease is released if all writes have responses.
         """
         self._may_release = False
         try:
@@ -193,6 +193,7 @@ class LeaderElector:
             if work.done():
                 work.result()
                 raise RuntimeError("the leader's work ended by itself")
+            renewal.result()
         finally:
             renewal.cancel()
             try:

@@ -13,7 +13,7 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
 from kubekit.lease import LeaderElectionConfig, LeaderElector, WriteFence
 from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
-from kubekit.wire import LEASES, Object
+from kubekit.wire import LEASES, Object, format_time
 from tests.support.stores import until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
@@ -376,6 +376,28 @@ async def test_the_election_fails_if_the_leaders_work_returns(api: SimulatedApi)
 
         with pytest.raises(RuntimeError, match="ended by itself"):
             await asyncio.wait_for(elector.run(short), 60)
+        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is released"
+
+
+async def test_the_election_fails_at_an_unexpected_error_of_a_renewal(
+    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with api.running() as config, Client(config) as client:
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=FAST)
+
+        errors = [OverflowError()]
+
+        def format_once_broken(unix_s: float, *, micro: bool) -> str:
+            if errors:
+                raise errors.pop()
+            return format_time(unix_s, micro=micro)
+
+        async def work(_: WriteFence) -> None:
+            monkeypatch.setattr("kubekit.lease.format_time", format_once_broken)
+            await asyncio.Event().wait()
+
+        with pytest.raises(OverflowError):
+            await asyncio.wait_for(elector.run(work), 5)
         assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is released"
 
 
