@@ -1,4 +1,4 @@
-"""Logs as key=value lines or JSON, one line per change of state.
+"""Structured logs, as key=value lines or JSON.
 
 ``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.change(...)`` logs a
 state that lasts for hours only when it starts and when it ends.

@@ -10,8 +10,9 @@ from kubekit.wire import ObjectMeta, OwnerReference
 TEMPLATE_HASH_LABEL = "pod-template-hash"
 """Label of a Deployment's pods: the hash of their template, which is also the suffix of the ReplicaSet's name."""
 _REVISION_LABEL = "controller-revision-hash"
-"""Label of a StatefulSet's pods: the name of their revision."""
-_NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
+"""Label of the pods of a StatefulSet (the name of their revision) or DaemonSet (its hash)."""
+_OWNER_NAME = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?")
+_OWNER_KIND = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
 def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
@@ -25,7 +26,7 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
     The API server does not validate either, and users paste commands with them into a shell.
     """
     owner = controller_of(metadata)
-    if owner is None or not _NAME.fullmatch(owner.name) or not _KIND.fullmatch(owner.kind):
+    if owner is None or not _OWNER_NAME.fullmatch(owner.name) or not _OWNER_KIND.fullmatch(owner.kind):
         return None
     suffix = f"-{metadata.label(TEMPLATE_HASH_LABEL)}"
     if owner.kind == "ReplicaSet" and len(suffix) > 1 and owner.name.endswith(suffix):
@@ -34,7 +35,10 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
 
 def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
-    """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod."""
+    """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod.
+
+    So pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
+    """
     by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
@@ -51,11 +55,12 @@ def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
         if len(revisions) > 1:
             newest_pod_at = {r: max(p.creation_timestamp or "" for p in same) for r, same in revisions.items()}
             # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is the current one.
-            del revisions[max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)]
+            current = max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)
+            del revisions[current]
             outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
     return outdated
 
 
 def revision_of(pod: ObjectMeta) -> str:
-    """Identifies the template that a Deployment or StatefulSet made a pod from; empty for other pods."""
+    """Hash or revision of the template of a Deployment's, StatefulSet's or DaemonSet's pod; empty for other pods."""
     return pod.label(TEMPLATE_HASH_LABEL) or pod.label(_REVISION_LABEL)
