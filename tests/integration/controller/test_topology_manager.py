@@ -368,12 +368,8 @@ async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced
     user, name = f"restricted-{world.namespace}", f"nt-{world.namespace}"
     await grant_shipped_rights(world.client, world.namespace, user)
     kubeconfig = control_plane.write_kubeconfig(user, user)
-    body = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": NETWORK_TOPOLOGIES.kind,
-        "metadata": {"name": name},
-        "spec": {"configmapName": "mine"},
-    }
+    spec = {"configmapName": "mine"}
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": name}, "spec": spec}
     await world.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
     replica = start(kubeconfig, topology={"namespaces": ["default"]})
 

@@ -10,9 +10,10 @@ import pytest
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import TARGET_ANNOTATION
-from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.resources import AppGroup
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
+from tests.support.bodies import appgroup_spec, both_ways
 from tests.support.descheduled import (
     NOW_S,
     DeschedulerSnapshot,
@@ -36,6 +37,7 @@ from tests.support.descheduled import (
     settings,
     short_uid,
 )
+from tests.unit.controller.scheduling import topology
 
 ZONES = ("z1", "z2", "z3")
 CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}
@@ -59,31 +61,12 @@ def cluster(
         labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"}
         for name in (f"{zone}-n1", f"{zone}-n2"):
             world.on_node_change(name, node_object(name, pods="10", labels=labels, unschedulable=name in cordoned))
-    both = {**(costs or CHEAP), **{(b, a): cost for (a, b), cost in (costs or CHEAP).items()}}
-    origins = [
-        {
-            "origin": a,
-            "costList": [{"destination": b, "networkCost": cost} for (o, b), cost in sorted(both.items()) if o == a],
-        }
-        for a in ZONES
-    ]
-    by_zone = [{"topologyKey": "topology.kubernetes.io/zone", "originList": origins}]
-    topology = {
-        "metadata": {"name": "nt-default", "namespace": "default", "resourceVersion": "1"},
-        "spec": {"weights": [{"name": "UserDefined", "topologyList": by_zone}]},
-    }
-    world.network.on_topology_change("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
-    web, db = ({"kind": "Deployment", "name": name, "selector": name} for name in ("web", "db"))
-    dependencies = [{"workload": db, "maxNetworkCost": max_cost}]
+    world.network.on_topology_change("default/nt-default", None, topology(both_ways(costs or CHEAP)))
     annotations = {"netaware.io/spread": spread} if spread else {}
-    group = {
-        "metadata": {"name": "shop", "namespace": "default", "annotations": annotations},
-        "spec": {
-            "numMembers": members or len(placed),
-            "workloads": [{"workload": web, "dependencies": dependencies}, {"workload": db}],
-        },
-    }
-    world.network.on_group_change("default/shop", None, msgspec.convert(group, AppGroup))
+    metadata = {"name": "shop", "namespace": "default", "annotations": annotations}
+    spec = appgroup_spec({"web": {"db": max_cost}, "db": {}}, members=members or len(placed))
+    group = msgspec.convert({"metadata": metadata, "spec": spec}, AppGroup)
+    world.network.on_group_change("default/shop", None, group)
     for name, on in placed.items():
         world.on_pod_change(f"default/{name}", replica(name, on, ready=name not in not_ready, cpu=cpu))
     return world

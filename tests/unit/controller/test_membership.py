@@ -17,6 +17,7 @@ from controller.scheduler.gating.group_pods import MAX_LAG_S, GroupPods
 from controller.scheduler.state import State
 from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
+from tests.support.bodies import appgroup_spec
 
 NAMESPACES = ("a", "b", "c", "shared")
 CONSENTING = [
@@ -27,11 +28,9 @@ NOWHERE_FIRST = NetworkOverheadArgs(namespaces=())
 
 def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
     """A group of one workload in each of these namespaces."""
-    workloads = [
-        {"workload": {"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}", "namespace": name}}
-        for i, name in enumerate(names)
-    ]
-    body = {"metadata": {"name": "shop", "namespace": namespace}, "spec": {"workloads": workloads}}
+    homes = {f"w{i}": name for i, name in enumerate(names)}
+    spec = appgroup_spec({selector: {} for selector in homes}, namespaces=homes)
+    body = {"metadata": {"name": "shop", "namespace": namespace}, "spec": spec}
     return msgspec.convert(body, AppGroup)
 
 
