@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any, Literal
+
+from tests.support.bodies import weight_body
 
 Json = dict[str, Any]
 Style = Literal["time", "parity", "spread"]
@@ -325,27 +328,16 @@ class _Cluster:
     def _topology(self) -> Json:
         """Costs between the zones of a region and between regions; a pair may be unknown, or measured in microseconds."""
         rng = self.rng
-        levels: dict[str, dict[str, dict[str, int]]] = {ZONE: {}, REGION: {}}
-        for key, places in ((ZONE, self.zones), (REGION, sorted(set(self.regions.values())))):
-            for a in places:
-                for b in places:
-                    if a != b and rng.random() < 0.95:
-                        levels[key].setdefault(a, {})[b] = rng.choice((2, 4, 7, 15)) * (3 if key == REGION else 1)
 
-        def list_of(row: dict[str, int]) -> list[Json]:
-            return [{"destination": b, "networkCost": cost} for b, cost in sorted(row.items())]
+        def costs(places: Sequence[str], factor: int) -> dict[tuple[str, str], int]:
+            pairs = ((a, b) for a in places for b in places if a != b and rng.random() < 0.95)
+            return {pair: rng.choice((2, 4, 7, 15)) * factor for pair in pairs}
 
-        lists = [
-            {
-                "topologyKey": key,
-                "originList": [{"origin": a, "costList": list_of(row)} for a, row in sorted(rows.items())],
-            }
-            for key, rows in sorted(levels.items())
-        ]
+        zones, regions = costs(self.zones, 1), costs(sorted(set(self.regions.values())), 3)
         said = {}
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
             said["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
-        spec = {"configmapName": "netperf-metrics", "weights": [{"name": "NetperfCosts", "topologyList": lists}]}
+        spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions, "NetperfCosts")]}
         version = "networktopology.diktyo.x-k8s.io/v1alpha1"
         return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=said)

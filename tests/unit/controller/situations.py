@@ -18,6 +18,7 @@ from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
 from controller.diagnosis.snapshot import ControlPlaneStatus, LeaseFact, Program, ProgramPod
 from kubekit.wire import Condition, ObjectMeta, OwnerReference, SchedulingGate, Taint, format_time
+from tests.support.bodies import appgroup_spec
 
 NOW_S = 1_800_000_000.0
 GATE = "netaware.io/topological-order"
@@ -38,20 +39,9 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
-    front = {"kind": "Deployment", "name": "front", "selector": "front"}
-    cart = {"kind": "Deployment", "name": "cart", "selector": "cart"}
-    spec = {
-        "numMembers": 20,
-        "topologySortingAlgorithm": "KahnSort",
-        "workloads": [
-            {"workload": front, "dependencies": [{"workload": cart, "maxNetworkCost": 5}]},
-            {"workload": cart},
-        ],
-    }
+    spec = appgroup_spec({"front": {"cart": 5}, "cart": {}}, members=20) | fields
     meta = {"name": "shop", "namespace": "web"}
-    return msgspec.convert(
-        {"metadata": meta, "spec": spec | fields, "status": {"conditions": conditions or []}}, AppGroup
-    )
+    return msgspec.convert({"metadata": meta, "spec": spec, "status": {"conditions": conditions or []}}, AppGroup)
 
 
 def condition_of(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
