@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import yaml
@@ -168,6 +169,14 @@ async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = D
     async with asyncio.timeout(deadline_s):
         while not await check():
             await asyncio.sleep(0.02)
+
+
+async def token_of(client: Client, namespace: str, account: str = "default", *audiences: str) -> str:
+    """A token of a service account, for these audiences or for the API server."""
+    spec = {"audiences": audiences} if audiences else {}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    answer = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
+    return str(msgspec.json.decode(answer)["status"]["token"])
 
 
 def _object(api_version: str, kind: str, name: str) -> dict[str, Any]:

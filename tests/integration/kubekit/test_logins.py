@@ -23,8 +23,9 @@ import yaml
 from controller.cli.kubeconfig import find_cluster
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableError
-from kubekit.wire import CONFIGMAPS, NODES, SERVICE_ACCOUNTS, Node
+from kubekit.wire import CONFIGMAPS, NODES, Node
 from lab.controlplane import LOOPBACK, ControlPlane
+from tests.integration.conftest import token_of
 
 PLUGIN = Path(__file__).parent / "login_plugin.py"
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -78,12 +79,6 @@ def answer(folder: Path, expires_in_s: float = 3600, **status: str) -> None:
 
 def calls(folder: Path) -> int:
     return len((folder / "calls").read_text().splitlines())
-
-
-async def token_of(client: Client, namespace: str, **spec: Any) -> str:
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    path = SERVICE_ACCOUNTS.path(namespace, "default", "token")
-    return str(msgspec.json.decode(await client.request("POST", path, body=request))["status"]["token"])
 
 
 async def who_am_i(client: Client) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import aiohttp
 from aiohttp.test_utils import make_mocked_request
 
@@ -11,21 +9,11 @@ from controller.page.access import CACHE_TTL_S, PageAuthorizer
 from controller.page.config import PageConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.wire import SERVICE_ACCOUNTS
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
+from tests.integration.conftest import token_of
 from tests.integration.page.conftest import RBAC, ServePage
 
 PATHS = ("", "api/v1/overview")
-
-
-async def token_of(client: Client, namespace: str, account: str, *, audience: str = PAGE_AUDIENCE) -> str:
-    body = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"audiences": [audience], "expirationSeconds": 600},
-    }
-    data = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
-    return str(json.loads(data)["status"]["token"])
 
 
 async def statuses(url: str, headers: dict[str, str]) -> list[int]:
@@ -42,17 +30,17 @@ async def test_the_page_and_its_data_need_a_token_and_health_does_not(
     serve_page: ServePage, client: Client, component: str
 ) -> None:
     url = await serve_page(PageConfig())
-    good = await token_of(client, component, PAGE_ACCOUNT)
+    good = await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)
     refused = {
         "no token": {},
         "a log-in to the API server": {"Authorization": f"Bearer {good}"},
-        "for another audience": {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, audience="other")},
+        "for another audience": {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, "other")},
         "not a token": {PAGE_TOKEN_HEADER: "nonsense"},
         "too long": {PAGE_TOKEN_HEADER: good + "x" * 7000},
     }
     for why, headers in refused.items():
         assert await statuses(url, headers) == [401] * len(PATHS), why
-    without_role = {PAGE_TOKEN_HEADER: await token_of(client, component, "default")}
+    without_role = {PAGE_TOKEN_HEADER: await token_of(client, component, "default", PAGE_AUDIENCE)}
     assert await statuses(url, without_role) == [403] * len(PATHS)
     assert await statuses(url, {PAGE_TOKEN_HEADER: good}) == [200] * len(PATHS)
     async with aiohttp.ClientSession() as browser:
@@ -64,7 +52,7 @@ async def test_the_page_and_its_data_need_a_token_and_health_does_not(
 async def test_a_right_that_is_removed_ends_within_seconds(client: Client, component: str) -> None:
     now = 0.0
     access = PageAuthorizer(client, component, clock=lambda: now)
-    headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT)}
+    headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
     request = make_mocked_request("GET", "/", headers=headers)
     assert await access.decide(request) == "allowed"
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
