@@ -29,9 +29,10 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
+from kubekit.fence import WriteFence
 from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_stores
 from kubekit.http import Checks, Server
-from kubekit.lease import LeaderElector, WriteFence
+from kubekit.lease import LeaderElector
 from kubekit.runtime import configure_gc, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
@@ -72,8 +73,8 @@ class Manager:
             client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.timing()
         )
         if not election.enabled:
-            self.elector.leadership.extend(float("inf"))
-        leader_client = client.fenced(self.elector.leadership)
+            self.elector.fence.extend(float("inf"))
+        leader_client = client.fenced(self.elector.fence)
         self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
         self._make_controllers(leader_client)
         self._make_diagnosis(client)
@@ -119,7 +120,7 @@ class Manager:
 
     def _register_metrics(self) -> None:
         is_leader = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
-        is_leader.set_function(lambda: float(self.elector.leadership.is_held))
+        is_leader.set_function(lambda: float(self.elector.fence.is_held))
         self._sync_s = Gauge(
             "netaware_informer_sync_seconds", "Time until all stores had listed once.", registry=self._registry
         )
@@ -156,7 +157,7 @@ class Manager:
         if self._config.leader_election.enabled:
             await self.elector.run(self._lead)
         else:
-            await self._lead(self.elector.leadership)
+            await self._lead(self.elector.fence)
 
     async def _lead(self, _: WriteFence) -> None:
         await self.caches.wait_for_sync()

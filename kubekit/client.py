@@ -29,8 +29,9 @@ from multidict import CIMultiDict
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError
+from kubekit.fence import WriteFence
 from kubekit.responses import RawPage, WatchEvent, decode_response, error_of, read_events, translate_errors
-from kubekit.transport import ConnectionPool, ConnectionPools, FencedBody, WriteGuard
+from kubekit.transport import ConnectionPool, ConnectionPools, FencedBody
 from kubekit.waiting import CooperativeYield
 from kubekit.wire import EVICTIONS, PODS, ObjectMeta, Resource
 
@@ -78,7 +79,7 @@ class Client:
         self.config, self._timeout_s, self._list_timeout_s = config, timeout_s, list_timeout_s
         self._pools = ConnectionPools(config, user_agent)
         self._pool: ConnectionPool | None = None
-        self._guard: WriteGuard | None = None
+        self._fence: WriteFence | None = None
 
     async def __aenter__(self) -> Self:
         self._pools.open()
@@ -87,15 +88,15 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._pools.close()
 
-    def fenced(self, guard: WriteGuard) -> Self:
-        """The same client, with writes that ``guard`` must permit; their timeout ends before its permission."""
-        return self._copy(_guard=guard)
+    def fenced(self, fence: WriteFence) -> Self:
+        """A copy whose writes need the permission of ``fence``, and time out before it ends."""
+        return self._copy(_fence=fence)
 
     def with_dedicated_connection(self) -> Self:
         """The same client on a separate connection, for requests that must never wait, such as those for a Lease."""
         return self._copy(_pool=ConnectionPool.LEASE)
 
-    def _copy(self, **changes: WriteGuard | ConnectionPool) -> Self:
+    def _copy(self, **changes: WriteFence | ConnectionPool) -> Self:
         client = copy.copy(self)
         vars(client).update(changes)
         return client
@@ -213,7 +214,7 @@ class Client:
         ``grace_period_s`` overrides the object's own. ``preconditions`` are metadata as they were read: if UID or resourceVersion have
         changed since, the server answers with a conflict.
         """
-        # Always send a body: the write fence is checked while it is sent.
+        # Always send a body: the fence is checked while it is sent.
         body: dict[str, Any] = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
         if preconditions is not None:
             body["preconditions"] = {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version}
@@ -244,8 +245,8 @@ class Client:
         pool = self._pool or (ConnectionPool.READ if method == "GET" else ConnectionPool.WRITE)
         send = partial(self._send, pool, method, path, params=params, body=body, content_type=content_type)
         while True:
-            if self._guard is not None and method != "GET":
-                self._guard.check()  # before the request waits for a connection
+            if self._fence is not None and method != "GET":
+                self._fence.check()  # before the request waits for a connection
             response, data = await self._send_until(deadline, method, path, send)
             if response.status < 400:
                 return data
@@ -276,13 +277,13 @@ class Client:
 
     @contextmanager
     def _writing(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Context in which a request is sent: for a write, checks the guard's permission and ends ``timeout`` with it."""
-        if self._guard is None or method == "GET":
+        """Context in which a request is sent: for a write, checks the fence and ends ``timeout`` with its permission."""
+        if self._fence is None or method == "GET":
             yield
             return
-        deadline, permitted_until = timeout.when(), asyncio.get_running_loop().time() + self._guard.check()
+        deadline, permitted_until = timeout.when(), asyncio.get_running_loop().time() + self._fence.check()
         timeout.reschedule(permitted_until if deadline is None else min(deadline, permitted_until))
-        with self._guard.writing():
+        with self._fence.writing():
             yield
 
     @asynccontextmanager
@@ -344,8 +345,8 @@ class Client:
         if body is not None:
             headers["Content-Type"] = content_type
             data = msgspec.json.encode(body)
-            if self._guard is not None:
-                data = FencedBody(data, self._guard)
+            if self._fence is not None:
+                data = FencedBody(data, self._fence)
         for may_renew_credential in (config.login is not None, False):
             credential = await config.login.current() if config.login is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")

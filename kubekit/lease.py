@@ -18,14 +18,13 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
-from kubekit.waiting import wait_until_set
+from kubekit.errors import ApiError, ConfigError, KubekitError
+from kubekit.fence import WriteFence, boot_clock
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
@@ -49,11 +48,6 @@ class Lease(Object, frozen=True):
     """coordination.k8s.io/v1 Lease."""
 
     spec: LeaseSpec = LeaseSpec()
-
-
-def boot_clock() -> float:
-    """Seconds of a monotonic clock that includes suspended time."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -81,75 +75,11 @@ class LeaderElectionConfig:
             )
 
 
-class WriteFence:
-    """A permission to write that expires; the WriteGuard for ``Client.fenced``.
-
-    Args:
-        clock: a monotonic clock, seconds.
-        reserve_s: length of the last part of the permission, in which no write may start.
-    """
-
-    def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
-        self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
-        self._writes_in_flight, self._no_writes = 0, asyncio.Event()
-        self._no_writes.set()
-        self._last_unanswered_at = float("-inf")
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the permission has not ended; `check` refuses writes ``reserve_s`` earlier."""
-        return self.remaining_s > 0
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds until the permission ends; 0 or less after its end."""
-        return self._until - self._clock()
-
-    def extend(self, until: float) -> None:
-        """Allow writing until this time of the clock."""
-        self._until = until
-
-    def end(self) -> None:
-        """Withdraw the permission."""
-        self._until = float("-inf")
-
-    def check(self) -> float:
-        """Check that a write may start now; returns the seconds that remain for it.
-
-        Raises:
-            NotLeaderError: not more than ``reserve_s`` remain.
-        """
-        remaining_s = self.remaining_s
-        if remaining_s <= self._reserve_s:
-            raise NotLeaderError("this replica is not the leader and must not write")
-        return remaining_s
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Context of a write. A write without a response may still take effect."""
-        self._writes_in_flight += 1
-        self._no_writes.clear()
-        try:
-            yield
-        except BaseException:
-            # The write may have been sent at any time until now.
-            self._last_unanswered_at = self._clock()
-            raise
-        finally:
-            self._writes_in_flight -= 1
-            if not self._writes_in_flight:
-                self._no_writes.set()
-
-    async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
-        """Wait for writes in flight, at most ``limit_s``; returns whether all writes of the last ``since_s`` had a response."""
-        return await wait_until_set(self._no_writes, limit_s) and self._last_unanswered_at < self._clock() - since_s
-
-
 class LeaderElector:
     """A candidate of one election.
 
     Attributes:
-        leadership: the candidate's permission to write.
+        fence: the candidate's permission to write.
     """
 
     def __init__(
@@ -165,7 +95,7 @@ class LeaderElector:
         self._client = client.with_dedicated_connection()
         self._namespace, self._name, self._identity = namespace, name, identity
         self._config, self._clock = config or LeaderElectionConfig(), clock
-        self.leadership = WriteFence(clock, reserve_s=self._config.retry_s)
+        self.fence = WriteFence(clock, reserve_s=self._config.retry_s)
         self._observed_holder = self._observed_version = ""
         self._observed_at = float("-inf")
         self._may_release = False
@@ -186,7 +116,7 @@ class LeaderElector:
             await self._release()
 
     async def _lead(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
-        work = asyncio.ensure_future(lead(self.leadership))
+        work = asyncio.ensure_future(lead(self.fence))
         renewal = asyncio.create_task(self._renew_until_lost())
         try:
             await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
@@ -207,10 +137,10 @@ class LeaderElector:
 
         Returns whether the lease may be released: after a write without a response the next leader must wait.
         """
-        if not self.leadership.is_held:
+        if not self.fence.is_held:
             return False
-        self.leadership.end()
-        if await self.leadership.wait_for_writes(WRITES_TIMEOUT_S, self._config.duration_s):
+        self.fence.end()
+        if await self.fence.wait_for_writes(WRITES_TIMEOUT_S, self._config.duration_s):
             return True
         log.info("lease not released: a write had no response", lease=self._name)
         return False
@@ -220,11 +150,11 @@ class LeaderElector:
             await asyncio.sleep(self._config.retry_s * random.uniform(0.8, 1.2))
 
     async def _renew_until_lost(self) -> None:
-        while (remaining_s := self.leadership.remaining_s) > 0:
+        while (remaining_s := self.fence.remaining_s) > 0:
             await asyncio.sleep(min(self._config.retry_s, remaining_s))
             # A server that does not respond must not prolong the permission.
-            await self._try_acquire_or_renew(limit_s=self.leadership.remaining_s)
-        self.leadership.end()
+            await self._try_acquire_or_renew(limit_s=self.fence.remaining_s)
+        self.fence.end()
 
     async def _try_acquire_or_renew(self, limit_s: float = float("inf")) -> bool:
         """Acquire or renew the lease once, within ``limit_s``; returns whether this process holds it."""
@@ -239,9 +169,9 @@ class LeaderElector:
             return False
         log.change(self._name, "", "lease reached again", lease=self._name)
         if is_holder:
-            self.leadership.extend(started + self._config.renew_deadline_s)
+            self.fence.extend(started + self._config.renew_deadline_s)
         else:
-            self.leadership.end()
+            self.fence.end()
         return is_holder
 
     async def _acquire_or_renew(self) -> bool:
@@ -292,9 +222,9 @@ class LeaderElector:
 
     async def _release(self) -> None:
         """Clear the lease's holder, so that the next leader need not wait for ``duration_s``."""
-        if not (self._may_release or self.leadership.is_held):
+        if not (self._may_release or self.fence.is_held):
             return
-        self.leadership.end()
+        self.fence.end()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 if not await self._clear_holder(self._observed_version):

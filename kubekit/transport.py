@@ -12,7 +12,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from typing import Protocol
 
 import aiohttp
 from aiohttp import BytesPayload
@@ -20,6 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from kubekit.config import ClusterConfig
+from kubekit.fence import WriteFence
 
 READ_BUFFER_BYTES = 2**21
 """aiohttp's default rejects lines of a watch over 128 KB."""
@@ -29,30 +29,18 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT, TCP_USER_TIMEOUT_MS = 1
 acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 minutes if data waits to be sent."""
 
 
-class WriteGuard(Protocol):
-    """Permits or refuses writes, for `Client.fenced`."""
-
-    def check(self) -> float:
-        """Return the seconds for which writing is still allowed; raise NotLeaderError if a write must not start now."""
-        ...
-
-    def writing(self) -> AbstractContextManager[None]:
-        """Context of each write; an exception in it means that the effect of the write is unknown."""
-        ...
-
-
 class FencedBody(BytesPayload):
     """The body of a write, which checks the permission when it is sent, together with the headers.
 
     After the first check a connection is opened and other tasks run; a leader that was suspended meanwhile must not send the write.
     """
 
-    def __init__(self, body: bytes, guard: WriteGuard) -> None:
+    def __init__(self, body: bytes, fence: WriteFence) -> None:
         super().__init__(body)
-        self._guard = guard
+        self._fence = fence
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._guard.check()
+        self._fence.check()
         await super().write_with_length(writer, content_length)
 
 

@@ -29,7 +29,7 @@ from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference_to
-from kubekit.lease import boot_clock
+from kubekit.fence import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield

@@ -118,5 +118,5 @@ def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None
 async def test_events_and_costs_are_written_with_the_leaders_permission() -> None:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     manager = Manager(client, ControllerConfiguration(), CollectorRegistry())
-    leadership = manager.elector.leadership
-    assert manager._recorder._client._guard is manager._topology._client._guard is leadership
+    fence = manager.elector.fence
+    assert manager._recorder._client._fence is manager._topology._client._fence is fence

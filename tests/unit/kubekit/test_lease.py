@@ -11,7 +11,8 @@ import pytest
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
-from kubekit.lease import LeaderElectionConfig, LeaderElector, WriteFence
+from kubekit.fence import WriteFence
+from kubekit.lease import LeaderElectionConfig, LeaderElector
 from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
 from kubekit.wire import LEASES, Object, format_time
 from tests.support.stores import until
@@ -32,8 +33,8 @@ class Replica:
         self.working = False
         self.task: asyncio.Task[None] | None = None
 
-    async def lead(self, leadership: WriteFence) -> None:
-        assert leadership is self.elector.leadership
+    async def lead(self, fence: WriteFence) -> None:
+        assert fence is self.elector.fence
         self.terms += 1
         self.working = True
         try:
@@ -51,7 +52,7 @@ class Replica:
 
     @property
     def leads(self) -> bool:
-        return self.elector.leadership.is_held
+        return self.elector.fence.is_held
 
 
 @asynccontextmanager
@@ -130,8 +131,8 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
     async with api.running() as config, Client(config) as client, Client(config, user_agent="writes") as slow:
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=PATIENT)
 
-        async def lead(leadership: WriteFence) -> None:
-            await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
+        async def lead(fence: WriteFence) -> None:
+            await slow.fenced(fence).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
             await asyncio.Event().wait()
 
         task = asyncio.create_task(elector.run(lead))
@@ -147,32 +148,32 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
 
 async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api: SimulatedApi) -> None:
     now = [100.0]
-    leadership = WriteFence(clock=lambda: now[0])
-    leadership.extend(200.0)
+    fence = WriteFence(clock=lambda: now[0])
+    fence.extend(200.0)
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
         api.answering.clear()
-        write = asyncio.create_task(client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns"))
+        write = asyncio.create_task(client.fenced(fence).create(LEASES, BODY, Object, namespace="ns"))
         await until(lambda: api.count("POST") == 1)
         now[0] += 7
         with pytest.raises(UnreachableError):
             await write
         now[0] += 9
-        assert not await leadership.wait_for_writes(0.0, 10.0), "it may have been sent at any time"
+        assert not await fence.wait_for_writes(0.0, 10.0), "it may have been sent at any time"
         now[0] += 2
-        assert await leadership.wait_for_writes(0.0, 10.0)
+        assert await fence.wait_for_writes(0.0, 10.0)
 
 
 @pytest.mark.parametrize(("status", "is_released"), [(409, True), (422, True), (500, False), (504, False)])
 async def test_only_a_write_without_a_response_delays_the_next_leader(
     api: SimulatedApi, status: int, *, is_released: bool
 ) -> None:
-    leadership = WriteFence()
-    leadership.extend(float("inf"))
+    fence = WriteFence()
+    fence.extend(float("inf"))
     async with api.running() as config, Client(config) as client:
         api.fail_writes = [status]
         with pytest.raises(ApiError):
-            await client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
-    assert await leadership.wait_for_writes(0.0, 10.0) is is_released
+            await client.fenced(fence).create(LEASES, BODY, Object, namespace="ns")
+    assert await fence.wait_for_writes(0.0, 10.0) is is_released
 
 
 @pytest.mark.parametrize("reading", [0, 2])
@@ -180,10 +181,10 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
     api: SimulatedApi, reading: int
 ) -> None:
     now = [100.0]
-    leadership = WriteFence(clock=lambda: now[0], reserve_s=2.0)
-    leadership.extend(107.0)
+    fence = WriteFence(clock=lambda: now[0], reserve_s=2.0)
+    fence.extend(107.0)
     async with api.running() as config, Client(config) as client:
-        fenced = client.fenced(leadership)
+        fenced = client.fenced(fence)
         api.answering.clear()
 
         def create(name: str) -> asyncio.Task[Object]:
@@ -244,7 +245,7 @@ async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     timing = LeaderElectionConfig(10.0, 7.0, 2.0)
     elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0)
-    fence = elector.leadership
+    fence = elector.fence
     fence.extend(102.1)
     assert fence.check() == pytest.approx(2.1)
     fence.extend(102.0)
@@ -280,14 +281,14 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
 async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client:
         now = [0.0]
-        leadership = WriteFence(clock=lambda: now[0])
-        fenced = client.fenced(leadership)
+        fence = WriteFence(clock=lambda: now[0])
+        fenced = client.fenced(fence)
         body = {"metadata": {"name": "x"}}
         for attempt in _writes(fenced, body):
             with pytest.raises(NotLeaderError):
                 await attempt()
         assert api.requests == [], "nothing was even sent"
-        leadership.extend(10.0)
+        fence.extend(10.0)
         await fenced.create(LEASES, body, Object, namespace="ns")
         now[0] = 10.0
         with pytest.raises(NotLeaderError):
@@ -314,11 +315,11 @@ class SuspendedAfterCheck(WriteFence):
 
 @pytest.mark.parametrize("number", range(5))
 async def test_a_process_suspended_between_check_and_sending_does_not_send(api: SimulatedApi, number: int) -> None:
-    leadership = SuspendedAfterCheck()
+    fence = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
-            await _writes(client.fenced(leadership), {"metadata": {"name": "x"}})[number]()
-        assert leadership.checks == 2
+            await _writes(client.fenced(fence), {"metadata": {"name": "x"}})[number]()
+        assert fence.checks == 2
         assert api.requests == []
 
 
@@ -335,11 +336,11 @@ def _writes(client: Client, body: object) -> list[Callable[[], Awaitable[object]
 async def test_a_request_of_the_leader_ends_before_its_permission_does(api: SimulatedApi) -> None:
     loop = asyncio.get_running_loop()
     async with api.running() as config, Client(config, timeout_s=600.0) as client, asyncio.timeout(60):
-        leadership = WriteFence(clock=loop.time)
-        leadership.extend(loop.time() + 0.2)
+        fence = WriteFence(clock=loop.time)
+        fence.extend(loop.time() + 0.2)
         api.answering.clear()
         with pytest.raises(Exception, match="no response in time"):
-            await client.fenced(leadership).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
+            await client.fenced(fence).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
 
 
 async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
@@ -364,7 +365,7 @@ async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: Simulat
             got = await asyncio.gather(*(r.elector._try_acquire_or_renew() for r in found))
             assert sum(got) <= 1
             for replica in found:
-                replica.elector.leadership.end()
+                replica.elector.fence.end()
 
 
 async def test_the_election_fails_if_the_leaders_work_returns(api: SimulatedApi) -> None:

@@ -25,7 +25,7 @@ IDENTIFIERS = frozenset(
         """,
     )
 )
-PARTS_OF_OTHER_MEANING = {"LeaderElector", "RolloutRoom", "WriteGuard"}
+PARTS_OF_OTHER_MEANING = {"LeaderElector", "RolloutRoom"}
 TEXTS = re.compile(
     r"\b(settleS|mostPods\w*|absentWaitS|dependantsWeigh|acceptDoubts|judge[ds]?S|lostS|movedPodRestS|trustWindowS|judgedMoves|least\w+Percent|netaware_mirror\w*|netaware_plans?_\w+"
     r"|netaware_probe_doubts\w*|netaware_\w+_sample_age_seconds|netaware_node_network_\w+_bytes_per_second)\b"

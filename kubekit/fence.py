@@ -1,0 +1,80 @@
+"""The leader's permission to write, which ends by a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kubekit.errors import NotLeaderError
+from kubekit.waiting import wait_until_set
+
+
+def boot_clock() -> float:
+    """Seconds of a monotonic clock that includes suspended time."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class WriteFence:
+    """A permission to write that expires, for ``Client.fenced``.
+
+    Args:
+        clock: a monotonic clock, seconds.
+        reserve_s: length of the last part of the permission, in which no write may start.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
+        self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
+        self._writes_in_flight, self._no_writes = 0, asyncio.Event()
+        self._no_writes.set()
+        self._last_unanswered_at = float("-inf")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the permission has not ended; `check` refuses writes ``reserve_s`` earlier."""
+        return self.remaining_s > 0
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the permission ends; 0 or less after its end."""
+        return self._until - self._clock()
+
+    def extend(self, until: float) -> None:
+        """Allow writing until this time of the clock."""
+        self._until = until
+
+    def end(self) -> None:
+        """Withdraw the permission."""
+        self._until = float("-inf")
+
+    def check(self) -> float:
+        """Check that a write may start now; returns the seconds that remain for it.
+
+        Raises:
+            NotLeaderError: not more than ``reserve_s`` remain.
+        """
+        remaining_s = self.remaining_s
+        if remaining_s <= self._reserve_s:
+            raise NotLeaderError("this replica is not the leader and must not write")
+        return remaining_s
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Context of each write. A write without a response may still take effect."""
+        self._writes_in_flight += 1
+        self._no_writes.clear()
+        try:
+            yield
+        except BaseException:
+            # The write may have been sent at any time until now.
+            self._last_unanswered_at = self._clock()
+            raise
+        finally:
+            self._writes_in_flight -= 1
+            if not self._writes_in_flight:
+                self._no_writes.set()
+
+    async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
+        """Wait for writes in flight, at most ``limit_s``; returns whether all writes of the last ``since_s`` had a response."""
+        return await wait_until_set(self._no_writes, limit_s) and self._last_unanswered_at < self._clock() - since_s
