@@ -58,7 +58,8 @@ def rate(value_bps: float | None) -> str:
     if value_bps is None:
         return "-"
     for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if abs(value_bps) >= size:
+        # From 999.5 of the smaller unit, three figures round up to 1 of this unit.
+        if abs(value_bps) >= 0.9995 * size:
             return f"{value_bps / size:.3g} {unit}"
     return f"{value_bps:.0f} bit/s"
 

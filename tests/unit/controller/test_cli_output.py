@@ -31,6 +31,7 @@ from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
+from controller.cli.style import rate
 from controller.diagnosis.model import PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import build_network
@@ -191,6 +192,14 @@ async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one
     good = msgspec.structs.replace(views["a", "b"], quality_flags=())
     both = LatencyView(at=0.0, there=good, back=views["b", "a"])
     assert "not trusted: throttled" in printed(latency, both, "latency", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("value_bps", "shown"),
+    [(999.4, "999 bit/s"), (999.6, "1 kbit/s"), (999.4e6, "999 Mbit/s"), (999.6e6, "1 Gbit/s")],
+)
+def test_a_rate_has_three_figures_and_no_exponent(value_bps: float, shown: str) -> None:
+    assert rate(value_bps) == shown
 
 
 async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
