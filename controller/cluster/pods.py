@@ -144,12 +144,14 @@ class Toleration(Wire, frozen=True):
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether it tolerates a taint; an empty key with Exists tolerates all."""
+        """Whether it tolerates a taint; an empty key with Exists tolerates all, and an operator that is not implemented none."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
             return False
-        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+        if self.operator == "Exists":
+            return True
+        return self.operator in {"Equal", ""} and bool(self.key) and self.value == taint.value
 
 
 class SpreadConstraint(Wire, frozen=True):

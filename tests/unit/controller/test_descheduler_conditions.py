@@ -250,6 +250,11 @@ def test_a_pod_whose_move_alone_suffices_goes_first_and_the_smallest_of_those() 
             {"taints": [{"key": "gpu", "value": "b", "effect": "NoExecute"}]},
             "taint gpu",
         ),
+        (
+            {"tolerations": [{"key": "sla", "operator": "Gt", "value": "950"}]},
+            {"taints": [{"key": "sla", "value": "950", "effect": "NoSchedule"}]},
+            "taint sla",
+        ),
         ({"containers": [{"resources": {"requests": {"memory": "300Gi"}}}]}, {}, "insufficient memory"),
         ({"containers": [{"resources": {"requests": {"example.com/gpu": "1"}}}]}, {}, "insufficient example.com/gpu"),
         ({"overhead": {"cpu": "65"}}, {}, "insufficient cpu"),
