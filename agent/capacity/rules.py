@@ -166,8 +166,10 @@ class _Resolver:
         return _Resolved(link.root_mbps, f"{unshaped.explanation}, limited by {link.root}", unshaped.physical_names)
 
     def _resolve_unshaped(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        if link.index in above or len(above) >= _MAX_DEPTH:
+        if link.index in above:
             raise _UnknownCapacity(f"{link.name}: its lower devices form a loop")
+        if len(above) >= _MAX_DEPTH:
+            raise _UnknownCapacity(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
         above = (*above, link.index)
         if link.kind == "bond":
             return self._resolve_bond(link, above)
