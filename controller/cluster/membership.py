@@ -131,8 +131,4 @@ class Membership(Index):
         group_namespace = self.groups[key].metadata.namespace
         if group_namespace in self._rules.namespaces:
             return []
-        return sorted(
-            n
-            for n in self._namespaces_of(key)
-            if n != group_namespace and group_namespace not in self._admitted.get(n, ())
-        )
+        return sorted(n for n in self._namespaces_of(key) if group_namespace not in {n, *self._admitted.get(n, ())})

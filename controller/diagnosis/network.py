@@ -32,9 +32,8 @@ MISSED_ROUNDS = 2.0
 OUTLIER_ROUNDS = 8.0
 """Rounds before an outlier is reported: its pair is probed again after at most six."""
 _PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
-_DELETE_AGENT_POD = (
-    f"kubectl -n {{netaware_namespace}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-)
+_AGENT_POD = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+_DELETE_AGENT_POD = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
 MAX_SINGLE_RESTARTS = 3
 """Up to this many agents are restarted by one command each, more with the DaemonSet."""
 _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
@@ -124,18 +123,13 @@ def _agent_failure(agent: AgentView, facts: Facts) -> str:
 
 def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     """Commands that inspect the first agent and restart all of these."""
-    get_pod = (
-        f"kubectl -n {{netaware_namespace}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-    )
+    namespace, get_pod = facts.netaware_namespace, f"kubectl -n {{netaware_namespace}} get {_AGENT_POD}"
     lines = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
-    inspect_commands = tuple(
-        format_command(line, netaware_namespace=facts.netaware_namespace, node=nodes[0]) for line in lines
-    )
+    inspect_commands = tuple(format_command(line, netaware_namespace=namespace, node=nodes[0]) for line in lines)
     if len(nodes) > MAX_SINGLE_RESTARTS:
         return *inspect_commands, _restart_all_agents(facts)
-    return *inspect_commands, *(
-        format_command(_DELETE_AGENT_POD, netaware_namespace=facts.netaware_namespace, node=node) for node in nodes
-    )
+    delete_commands = (format_command(_DELETE_AGENT_POD, netaware_namespace=namespace, node=node) for node in nodes)
+    return *inspect_commands, *delete_commands
 
 
 def _restart_all_agents(facts: Facts) -> str:
