@@ -1,7 +1,7 @@
 """Finds the nodes that reach a pod's volumes, or on which they can be provisioned.
 
-A bound volume has node affinity or, from older provisioners, labels of zone and region (kube-scheduler's VolumeBinding and
-VolumeZone). A claim with WaitForFirstConsumer can be bound where a free volume matches, or where its class allows provisioning.
+A bound volume has node affinity or, from older provisioners, labels of zone and region, also in their beta spelling (kube-scheduler's
+VolumeBinding and VolumeZone). A claim with WaitForFirstConsumer can be bound where a free volume matches, or where its class allows provisioning.
 CSIStorageCapacity is not read.
 """
 
@@ -29,6 +29,10 @@ SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
 _AVAILABLE = frozenset({"Available", ""})
 """Phases of volumes that a claim may be bound to; volumes in hand-written files have none."""
+_TOPOLOGY_LABELS = (
+    (ZONE_LABEL, "failure-domain.beta.kubernetes.io/zone"),
+    (REGION_LABEL, "failure-domain.beta.kubernetes.io/region"),
+)
 Stored = TypeVar("Stored", bound=Object)
 
 
@@ -282,8 +286,8 @@ def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | N
     # A label of a volume may have several zones, joined by two underscores.
     labels = [
         MatchExpression(label, "In", [part.strip() for part in value.split("__")])
-        for label in (ZONE_LABEL, REGION_LABEL)
-        if (value := volume.metadata.label(label))
+        for label, beta_label in _TOPOLOGY_LABELS
+        if (value := volume.metadata.label(label) or volume.metadata.label(beta_label))
     ]
     affinity = volume.spec.node_affinity
     if affinity is None or affinity.required is None:

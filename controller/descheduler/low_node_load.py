@@ -141,6 +141,7 @@ class LowNodeLoadRound(TargetFinder):
         while exceeded := exceeded_resources(percents(usage, load.node.allocatable), load.high):
             victim = next_victim(victims, load, usage, exceeded)
             if victim is None:
+                kept_counts["too-small"] += len(victims)
                 self._set_stuck(load, _describe_kept(kept_counts))
                 return
             victims.remove(victim)
@@ -293,10 +294,9 @@ def nodes_to_taint(
 
 def _describe_kept(kept_counts: Mapping[str, int]) -> str:
     """Why no pod of a node can be moved, by the number of pods that each condition keeps there."""
-    if not kept_counts:
-        return "no pod runs on it"
-    parts = ", ".join(f"{count} {name}" for name, count in sorted(kept_counts.items(), key=lambda e: (-e[1], e[0])))
-    return f"no further pod can go: {parts}"
+    kept = sorted((-count, name) for name, count in kept_counts.items() if count)
+    parts = ", ".join(f"{-negated_count} {name}" for negated_count, name in kept)
+    return f"no further pod can be moved: {parts}" if parts else "no further pod runs on it"
 
 
 def _unknown_reason(load: NodeLoad, expired: Iterable[str]) -> str:

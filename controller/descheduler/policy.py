@@ -1,6 +1,6 @@
 """Reads koordinator's policy: LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one.
 
-Plugins and fields without a counterpart here are errors that name them.
+Fields and enabled plugins without a counterpart here are errors that name them; disabled plugins are ignored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from kubekit.settings import Range, Section, SelectorSpec, convert_object, join_
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
-_PluginName = Literal["LowNodeLoad", "MigrationController"]
+_Limit = Annotated[int, Range(0, 1_000_000)]
+_NO_LIMIT = 1_000_000
 
 
 class _Plugin(Section, frozen=True):
-    name: _PluginName
+    name: str
 
 
 class _PluginSet(Section, frozen=True):
@@ -34,9 +35,22 @@ class _Plugins(Section, frozen=True):
     evict: _PluginSet = _PluginSet()
     filter: _PluginSet = _PluginSet()
 
+    def check(self, field: str) -> None:
+        """Raise ConfigError for a plugin that has no effect where it is enabled."""
+        for point, known in (
+            ("deschedule", ""),
+            ("balance", "LowNodeLoad"),
+            ("evict", "MigrationController"),
+            ("filter", "MigrationController"),
+        ):
+            for i, plugin in enumerate(getattr(self, point).enabled):
+                if plugin.name != known:
+                    remedy = f"enable only {known} there" if known else "remove it"
+                    raise ConfigError(f"{field}.{point}.enabled[{i}].name", f"is {plugin.name!r}", remedy)
+
 
 class _PluginConfig(Section, frozen=True):
-    name: _PluginName
+    name: Literal["LowNodeLoad", "MigrationController"]
     args: dict[str, Any] = {}
 
 
@@ -50,9 +64,9 @@ class _Configuration(Section, frozen=True):
     descheduling_interval: str | float | None = None
     dry_run: bool = False
     node_selector: SelectorSpec | None = None
-    max_no_of_pods_to_evict_per_node: Annotated[int, Range(0, 1_000_000)] | None = None
-    max_no_of_pods_to_evict_per_namespace: Annotated[int, Range(0, 1_000_000)] | None = None
-    max_no_of_pods_to_evict_total: Annotated[int, Range(0, 1_000_000)] | None = None
+    max_no_of_pods_to_evict_per_node: _Limit | None = None
+    max_no_of_pods_to_evict_per_namespace: _Limit | None = None
+    max_no_of_pods_to_evict_total: _Limit | None = None
     profiles: list[_Profile] = []
 
 
@@ -65,11 +79,11 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
-    """``evictFailedBarePods`` is accepted and ignored: failed pods use nothing, and are never moved."""
+    """``evictFailedBarePods`` is accepted and ignored: failed pods use nothing, and are never moved. A ``maxMigrating`` of 0 is no limit."""
 
-    max_migrating_per_node: int | None = None
-    max_migrating_per_namespace: int | None = None
-    max_migrating_globally: int | None = None
+    max_migrating_per_node: _Limit | None = None
+    max_migrating_per_namespace: _Limit | None = None
+    max_migrating_globally: _Limit | None = None
     max_migrating_per_workload: int | str | None = None
     max_unavailable_per_workload: int | str | None = None
     evict_failed_bare_pods: bool | None = None
@@ -135,7 +149,9 @@ def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     data = document.get("data")
     texts = {k: v for k, v in data.items() if isinstance(v, str)} if isinstance(data, dict) else {}
     if len(texts) != 1:
-        raise ConfigError(join_path(field, "data"), f"has {len(texts)} entries", f"one, holding a {CONFIGURATION_KIND}")
+        raise ConfigError(
+            join_path(field, "data"), f"has {len(texts)} entries", f"give one, with a {CONFIGURATION_KIND}"
+        )
     ((key, text),) = texts.items()
     return parse_policy(text, join_path(field, f"data[{key}]"))
 
@@ -144,7 +160,9 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     config.validate(field)
     profiles = join_path(field, "profiles")
     if len(config.profiles) > 1:
-        raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "one, with nodePools for different rules")
+        raise ConfigError(
+            profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools for different rules"
+        )
     profile = config.profiles[0] if config.profiles else _Profile()
     plugins = {
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
@@ -156,11 +174,14 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
     migration_document, migration_field = plugins.get("MigrationController", ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
+    migration.validate(migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
     limits: dict[str, int | str | float | None] = {
-        "per_node": _smallest(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _smallest(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        "per_round": _smallest(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_node": _smaller_limit(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _smaller_limit(
+            config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace
+        ),
+        "per_round": _smaller_limit(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
     }
@@ -188,5 +209,6 @@ def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     return convert_object(document, LowNodeLoadArgs, field)
 
 
-def _smallest(*limits: int | None) -> int | None:
+def _smaller_limit(max_evictions: int | None, max_migrating: int | None) -> int | None:
+    limits = max_evictions, _NO_LIMIT if max_migrating == 0 else max_migrating
     return min((limit for limit in limits if limit is not None), default=None)

@@ -78,7 +78,7 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
 
     await eventually(has_event, 60)
     (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
-    assert note == "Node is overutilized, but no further pod can go: 6 node-fit"
+    assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
     await after_rounds(replica, 10)
     assert await evictions(replica) == 0
     assert (await replica.metrics())["netaware_descheduler_stuck_nodes"] == 1

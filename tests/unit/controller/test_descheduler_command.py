@@ -51,7 +51,7 @@ def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
     assert "cpu 88 → 48 %" in line
     assert "node is overutilized, node cpu usage(87.50%)>threshold(50.00%)" in line
     assert "PodDisruptionBudget default/db allows no disruption now" in text
-    assert "no further pod can go: 1 disruption-budget" in text
+    assert "no further pod can be moved: 1 disruption-budget" in text
     assert "relieved by the moves above" in text
     assert "nodes: 2 hot, 1 with low load; 2 usage readings ignored" in text
 

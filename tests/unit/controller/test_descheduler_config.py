@@ -77,6 +77,10 @@ def configuration(**fields: Any) -> dict[str, Any]:
     return {"kind": "DeschedulerConfiguration", **fields}
 
 
+def migration_args(**fields: Any) -> dict[str, Any]:
+    return {"name": "MigrationController", "args": fields}
+
+
 def section(**fields: Any) -> DeschedulerConfig:
     return msgspec.convert(fields, DeschedulerConfig)
 
@@ -173,6 +177,12 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
     assert not found.low_node_load.pools[0].selector.matches({})
 
 
+@pytest.mark.parametrize(("total", "limit"), [({}, 1_000_000), ({"maxNoOfPodsToEvictTotal": 9}, 9)])
+def test_no_limit_of_migrating_pods_is_zero_as_in_koordinator(total: dict[str, int], limit: int) -> None:
+    profiles = [{"pluginConfig": [migration_args(maxMigratingGlobally=0)]}]
+    assert section(policy=configuration(profiles=profiles, **total)).resolve().limits.per_round == limit
+
+
 @pytest.mark.parametrize(
     ("document", "field"),
     [
@@ -212,6 +222,18 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         (configuration(deschedulingInterval="often"), "deschedulingInterval"),
         (configuration(maxNoOfPodsToEvictPerNode=-1), "maxNoOfPodsToEvictPerNode"),
         (configuration(profiles=[{}, {}]), "profiles"),
+        (
+            configuration(profiles=[{"pluginConfig": [migration_args(maxMigratingPerNode=-1)]}]),
+            "profiles[0].pluginConfig[0].args.maxMigratingPerNode",
+        ),
+        (
+            configuration(profiles=[{"plugins": {"deschedule": {"enabled": [{"name": "LowNodeLoad"}]}}}]),
+            "profiles[0].plugins.deschedule.enabled[0].name",
+        ),
+        (
+            configuration(profiles=[{"plugins": {"balance": {"enabled": [{"name": "MigrationController"}]}}}]),
+            "profiles[0].plugins.balance.enabled[0].name",
+        ),
         (configuration(profiles=[{"pluginConfig": [{"name": "LoadAware"}]}]), "profiles[0].pluginConfig[0].name"),
         (
             configuration(profiles=[{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]),

@@ -120,7 +120,20 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
     ]
     (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
     assert state.stuck
-    assert "no further pod can go: 2 node-fit" in state.why
+    assert "no further pod can be moved: 2 node-fit" in state.why
+
+
+@pytest.mark.parametrize(
+    ("cpu_of_pods", "reason"),
+    [
+        ({"tiny": 0.01}, "no further pod can be moved: 1 too-small"),
+        ({"moved": 2.0}, "no further pod runs on it"),
+        ({}, "no further pod runs on it"),
+    ],
+)
+def test_a_node_that_stays_overutilized_says_which_pods_are_left(cpu_of_pods: dict[str, float], reason: str) -> None:
+    decision = once(cluster({"hot": 7.5, "idle": 0.2}, cpu_of_pods, hot={"cpu": "8"}, idle={"cpu": "8"}), settings())
+    assert [s.why for s in decision.plan.nodes if s.node == "hot"] == [reason]
 
 
 # The seed's stress example

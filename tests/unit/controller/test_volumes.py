@@ -65,6 +65,7 @@ def nodes_for(known: Volumes, asked: GroupPod) -> str:
     return "".join(n for n, labels in NODES.items() if not constraints.unschedulable_reason(n, labels, volumes=demands))
 
 
+BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}
 EPHEMERAL: dict[str, Any] = {"ephemeral": {}}
 ANYWHERE = "n0n1n2"
@@ -80,6 +81,7 @@ OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "
         ([volume(claim="data")], [claim("data")], WITH_CLAIM, "n1"),  # the claim's side lags behind
         ([volume(**OF_A_DELETED)], [claim("data")], WITH_CLAIM, ANYWHERE),
         ([volume(zones=(), labels={ZONE: "z1__z2"})], [claim("data", "pv")], WITH_CLAIM, "n1n2"),
+        ([volume(zones=(), labels={BETA_ZONE: "z1"})], [claim("data", "pv")], WITH_CLAIM, "n1"),
         ([volume(zones=("z1", "z2"), labels={ZONE: "z2"})], [claim("data", "pv")], WITH_CLAIM, "n2"),
         ([volume(claim="other")], [claim("data")], WITH_CLAIM, ANYWHERE),
         ([volume()], [claim("data", "pv")], {"emptyDir": {}}, ANYWHERE),
