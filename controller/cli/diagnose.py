@@ -20,7 +20,7 @@ from controller.diagnosis.rules import diagnose
 from kubekit.errors import ConfigError
 from kubekit.text import join_first
 
-MAX_AFFECTED = 4
+MAX_AFFECTED_SHOWN = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ def render_findings(findings: tuple[Finding, ...], at: float) -> list[Renderable
         parts.append(head)
         parts += [_indented(f"cause: {cause}", FAINT) for cause in finding.cause]
         if finding.affects:
-            parts.append(_indented(f"affects: {join_first(finding.affects, MAX_AFFECTED)}", FAINT))
+            parts.append(_indented(f"affects: {join_first(finding.affects, MAX_AFFECTED_SHOWN)}", FAINT))
         parts += [_indented(f"fix: {fix}") for fix in finding.fix]
     return parts
 

@@ -34,16 +34,17 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     queued = [p for p in facts.pods if p.is_waiting and not p.spec.scheduling_gates]
     queued_keys = tuple(p.metadata.key for p in queued if p.scheduler in facts.our_schedulers)
     status = facts.control_plane
-    not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
-    if not_ready["controller"] is not None:
-        yield _program_down(facts, "controller", not_ready["controller"], gated_keys, "NetawareNoLeader")
-    elif status.can_read_lease and _has_expired(status.lease, facts.now):
+    pods = {name: [pod for pod in status.programs or () if pod.program == name] for name in _CONSEQUENCES}
+    is_down = {name: status.programs is not None and not any(pod.is_ready for pod in pods[name]) for name in pods}
+    if is_down["controller"]:
+        yield _program_down(facts, "controller", pods["controller"], gated_keys, "NetawareNoLeader")
+    elif status.can_read_lease and _is_unheld(status.lease, facts.now):
         yield _no_leader(facts, gated_keys)
     # Some overlays have no scheduler. It is missing only if a pod waits for it.
-    if not_ready["scheduler"] or (not_ready["scheduler"] is not None and queued_keys):
-        yield _program_down(facts, "scheduler", not_ready["scheduler"], queued_keys, "NetawareSchedulerDown")
-    elif not_ready["extender"]:
-        yield _program_down(facts, "extender", not_ready["extender"], queued_keys, "NetawareExtenderDown")
+    if is_down["scheduler"] and (pods["scheduler"] or queued_keys):
+        yield _program_down(facts, "scheduler", pods["scheduler"], queued_keys, "NetawareSchedulerDown")
+    elif is_down["extender"] and pods["extender"]:
+        yield _program_down(facts, "extender", pods["extender"], queued_keys, "NetawareExtenderDown")
     if status.failed_checks:
         lacks_rights = any("(403)" in line for line in status.failed_checks)
         open_path = "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"
@@ -72,19 +73,11 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
 
 
-def _has_expired(lease: LeaseFact | None, now: float) -> bool:
+def _is_unheld(lease: LeaseFact | None, now: float) -> bool:
     """Whether no replica holds the Lease: it is absent, released or expired."""
     if lease is None or lease.renewed_s is None or not lease.holder:
         return True
     return now - lease.renewed_s > lease.duration_s + LEASE_SLACK_S
-
-
-def _unready_pods(facts: Facts, program: Program) -> list[ProgramPod] | None:
-    """The pods of a program, if none is ready; None if one is ready, or if the pods are unknown."""
-    if facts.control_plane.programs is None:
-        return None
-    pods = [pod for pod in facts.control_plane.programs if pod.program == program]
-    return None if any(pod.is_ready for pod in pods) else pods
 
 
 def _program_down(

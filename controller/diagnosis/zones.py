@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-import controller.topology.decision as topology_rules
 from controller.cluster.costs import entries_of, topology_for, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.topology.decision import TopologyDecision, decide
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.results import result_names
 from controller.topology.status import group_pairs
 from kubekit import quantity
@@ -55,7 +54,7 @@ def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zo
 
     Ages of samples are taken from their writers.
     """
-    topology_snapshot = topology_rules.TopologySnapshot(
+    topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
         results=_results_for(topology, snapshot, zone_map),
@@ -74,8 +73,8 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         _topology_in_use(snapshot, topology.metadata.namespace),
     )
     weight_in_use = weight_for(topology, snapshot.rules)
-    others = topology.spec.weights or () if topology is not None else ()
-    weight = weight_in_use or next((other for other in others if other.topology_list), None)
+    candidates = (topology.spec.weights or ()) if topology is not None else ()
+    weight = weight_in_use or next((candidate for candidate in candidates if candidate.topology_list), None)
     weight_name = weight.name if weight is not None else None
     zone_map = build_zone_map(snapshot.nodes)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
@@ -110,9 +109,9 @@ def _sorted_zones(zones: Mapping[str, str]) -> list[str]:
 def _zone_views(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
-    nodes = Counter(f.zone for f in probe_nodes)
-    ready = Counter(f.zone for f in probe_nodes if f.ready)
-    agents = Counter(f.zone for f in probe_nodes if f.ready and f.has_ready_agent)
+    nodes = Counter(node.zone for node in probe_nodes)
+    ready = Counter(node.zone for node in probe_nodes if node.ready)
+    agents = Counter(node.zone for node in probe_nodes if node.ready and node.has_ready_agent)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
         for zone in _sorted_zones(zone_map.zones)
@@ -134,23 +133,25 @@ def _pair_views(
     names = _sorted_zones(zone_map.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
-        entry = entries.get(pair)
-        basis = _basis(entry is not None, weight_name, pair in stale, decision.table.zones.get(pair))
+        written_cost = entries.get(pair)
+        basis = _basis(written_cost is not None, weight_name, pair in stale, decision.table.zones.get(pair))
         pairs.append(
-            _pair_view(pair, entry, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s)
+            _pair_view(
+                pair, written_cost, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s
+            )
         )
     return tuple(pairs)
 
 
-def _basis(is_written: bool, weight_name: str | None, is_stale: bool, entry: ZoneCost | None) -> PairBasis:
+def _basis(is_written: bool, weight_name: str | None, is_stale: bool, computed_cost: ZoneCost | None) -> PairBasis:
     """The source of a written cost. A last good value counts as measured until it is stale, as in the status."""
     if not is_written:
         return "absent"
     if weight_name != NETPERF_COSTS:
         return "given"
-    if entry is None or is_stale:
+    if computed_cost is None or is_stale:
         return "stale"
-    return "measured" if entry.basis == "stale" else entry.basis
+    return "measured" if computed_cost.basis == "stale" else computed_cost.basis
 
 
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
@@ -167,15 +168,15 @@ def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePa
 
 
 def _pair_view(
-    pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float
+    pair: ZonePair, written_cost: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float
 ) -> PairView:
     view = PairView(
         origin=pair[0],
         destination=pair[1],
-        cost=None if entry is None else entry.network_cost,
+        cost=None if written_cost is None else written_cost.network_cost,
         basis=basis,
-        bandwidth_capacity_bps=rate_of(entry.bandwidth_capacity) if entry is not None else None,
-        bandwidth_allocated_bps=rate_of(entry.bandwidth_allocated) if entry is not None else None,
+        bandwidth_capacity_bps=rate_of(written_cost.bandwidth_capacity) if written_cost is not None else None,
+        bandwidth_allocated_bps=rate_of(written_cost.bandwidth_allocated) if written_cost is not None else None,
     )
     if sample is None:
         return view
