@@ -17,7 +17,7 @@ from controller.cluster.requests import has_infeasible_resize, ports_of, request
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
-from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
+from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL, NETAWARE_NAMESPACE
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -29,6 +29,8 @@ SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 EVICTION_COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
 """A 32-bit integer; the greatest one forbids eviction."""
 
+SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", NETAWARE_NAMESPACE})
+"""Namespaces of the cluster and of netaware, in which an admission policy forbids the controller's evictions."""
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
 MAX_INTERNED = 20_000
@@ -47,8 +49,8 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         qos: rank of its QoS class (`QOS_RANK`).
         eviction_cost: value of the annotation; cheaper pods are evicted first.
         eviction_forbidden_by: the reason why the descheduler never moves it; empty if it may.
-        bare: it has no owner that would replace it, and no annotation allows its eviction.
-        local_storage: it has an emptyDir or hostPath volume, and no annotation allows its eviction.
+        is_bare: it has no owner that would replace it, and no annotation allows its eviction.
+        has_local_storage: it has an emptyDir or hostPath volume, and no annotation allows its eviction.
         constraints: shared with the other pods of its template, as are ``labels`` and ``requests``.
         requests: by resource, as kube-scheduler counts them, with ``pods: 1``.
         created_s: unix seconds.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
+from controller.cluster.pod_info import SYSTEM_NAMESPACES
 from controller.descheduler.config import Strategy, resolve_limit
 from controller.descheduler.history import short_uid
 from controller.descheduler.round import Candidate, LimitScope, Round, workload_of
@@ -90,6 +91,8 @@ def _age_refusal(round_: Round, candidate: Candidate) -> str:
 
 def _namespace_refusal(round_: Round, candidate: Candidate) -> str:
     load, namespace = round_.config.low_node_load, candidate.pod.namespace
+    if namespace in SYSTEM_NAMESPACES:
+        return f"the admission policy forbids evictions in {namespace}"
     is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
     return "" if is_admitted else f"namespace {namespace} is not evictable"
 
@@ -179,7 +182,7 @@ POD_CONDITIONS = (
     MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
     MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume_refusal),
     MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage_refusal),
-    MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace_refusal),
+    MoveCondition("namespace", "`evictableNamespaces` admits its namespace, which is not one of the cluster's or netaware's own.", _namespace_refusal),
     MoveCondition("pod-selector", "One of `podSelectors` matches it, if there are any.", _selector_refusal, LOAD_STRATEGIES),
     MoveCondition("pod-age", "It is older than `protection.minPodAgeS`.", _age_refusal),
     MoveCondition("min-replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas_refusal),

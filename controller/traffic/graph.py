@@ -11,11 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from netperf.contract import NETAWARE_NAMESPACE
+from controller.cluster.pod_info import SYSTEM_NAMESPACES
 
 DNS_PORT = 53
 DNS_NAMES = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
-SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", NETAWARE_NAMESPACE})
 SCRAPER_NAMES = (
     "prometheus",
     "vmagent",

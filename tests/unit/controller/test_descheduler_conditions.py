@@ -106,6 +106,10 @@ CASES = [
     Case("local-storage", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
     Case("local-storage", {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
     Case("namespace", {}, {"policy": {"evictableNamespaces": {"exclude": ["default"]}}}),
+    *(
+        Case("namespace", {"namespace": namespace}, {}, f"the admission policy forbids evictions in {namespace}")
+        for namespace in ("kube-system", "kube-public", "kube-node-lease", "netaware-system")
+    ),
     Case("pod-selector", {}, OTHER_POOL),
     Case(
         "pod-age",

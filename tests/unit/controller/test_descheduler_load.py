@@ -190,7 +190,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
     [
         ({}, "a b c"),
         ({"evictableNamespaces": {"exclude": ["shop"]}}, "a"),
-        ({"evictableNamespaces": {"include": ["kube-system"]}}, "a"),
+        ({"evictableNamespaces": {"include": ["infra"]}}, "a"),
         ({"evictableNamespaces": {"include": ["other"]}}, ""),
         ({"podSelectors": [{"selector": {"matchLabels": {"app": app}}} for app in "bx"]}, "b"),
         ({"podSelectors": [{"selector": {"matchLabels": {"app": app}}} for app in "bc"]}, "b c"),
@@ -199,7 +199,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
     ],
 )
 def test_namespaces_and_selectors_admit_pods_to_moves(policy: dict[str, Any], goes: str) -> None:
-    spaces = {"a": "kube-system", "b": "shop", "c": "shop"}
+    spaces = {"a": "infra", "b": "shop", "c": "shop"}
     pods = [pod(n, "hot", namespace=space, labels={"app": n}, owner=f"ReplicaSet/{n}-1") for n, space in spaces.items()]
     nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
     usage = {"hot": amounts(3.9, 1), "idle": amounts(0, 1)}
