@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, get_args
 
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
 from controller.descheduler.config import Strategy, resolve_limit
-from controller.descheduler.history import short_uid
 from controller.descheduler.round import Candidate, LimitScope, Round, workload_of
 
 ALL_STRATEGIES: frozenset[Strategy] = frozenset(get_args(Strategy))
@@ -122,7 +121,7 @@ def _group_limit_refusal(round_: Round, candidate: Candidate) -> str:
 
 
 def _replica_backoff_refusal(round_: Round, candidate: Candidate) -> str:
-    uid = short_uid(candidate.pod.uid)
+    uid = candidate.pod.uid
     if uid in round_.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
     backoff = round_.history.backoff(uid, round_.now)

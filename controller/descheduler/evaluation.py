@@ -96,7 +96,7 @@ def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) 
     failures = int(outcome in INEFFECTIVE_OUTCOMES)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
-    return set_backoff(history, short_uid(uid), BackOff(until_s, failures, reason))
+    return set_backoff(history, uid, BackOff(until_s, failures, reason))
 
 
 def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:

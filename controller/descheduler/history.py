@@ -104,11 +104,11 @@ class BreakerEntry(Stored, frozen=True):
 
 
 class History(Stored, frozen=True):
-    """State that outlives a leader.
+    """State that the next leader continues from.
 
     Attributes:
         pending: moves whose outcome is not known yet.
-        backoffs: by workload (``namespace/Kind/name``) or replica (`short_uid` of its uid), see `is_workload`.
+        backoffs: by workload (``namespace/Kind/name``) or replica (its uid), see `is_workload`.
         evictions: those of the last ``limits.workloadBackoffS``.
         breaker_entries: those of the last day, at most `MAX_BREAKER_ENTRIES`.
     """
@@ -119,7 +119,7 @@ class History(Stored, frozen=True):
     breaker_entries: tuple[BreakerEntry, ...] = ()
 
     def backoff(self, key: str, now: float) -> BackOff | None:
-        """The running back-off of a workload or a replica; None without one."""
+        """The running back-off of a workload or a replica; None if there is none."""
         backoff = self.backoffs.get(key)
         return backoff if backoff is not None and backoff.until_s > now else None
 
@@ -168,7 +168,7 @@ def is_workload(key: str) -> bool:
 
 
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
-    """The history without expired entries. Failures are kept longer than their back-off, so that the next one is longer."""
+    """The history without expired entries. Failure counts outlive their back-off, so that repeated failures back off longer."""
 
     def keep_s(key: str, backoff: BackOff) -> float:
         if not backoff.failures:
@@ -198,6 +198,7 @@ class HistoryStore:
         Raises:
             KubekitError: the API server is unreachable, or forbids it.
         """
+        self._saved = None
         try:
             config_map = await self._client.get(CONFIGMAPS, CONFIGMAP_NAME, ConfigMap, namespace=self._namespace)
         except ApiError as error:

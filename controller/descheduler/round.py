@@ -161,7 +161,7 @@ class Round:
         evictions: by scope and name, the number of planned evictions and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.
         awaited_replacements: workload -> number of earlier evictions whose replacements are not bound yet.
-        unevaluated_replacements: `short_uid` of replacements whose moves have no outcome yet.
+        unevaluated_replacements: uids of replacements whose moves have no outcome yet.
     """
 
     def __init__(self, snapshot: DeschedulerSnapshot, history: History, config: ResolvedConfig, now: float) -> None:
@@ -183,7 +183,7 @@ class Round:
         self.awaited_replacements = Counter(move.workload for move in awaited)
         self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
-        self.unevaluated_replacements = {short_uid(p.replacement_uid) for p in history.pending if p.replacement_uid}
+        self.unevaluated_replacements = {p.replacement_uid for p in history.pending if p.replacement_uid}
         self._sizes: dict[str, WorkloadSize] = {}
 
     def workload_size(self, pod: PodInfo) -> WorkloadSize:

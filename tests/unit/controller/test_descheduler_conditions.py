@@ -30,7 +30,6 @@ from tests.support.descheduled import (
     pending_move,
     pod,
     settings,
-    short_uid,
     snapshot,
 )
 
@@ -139,7 +138,7 @@ CASES = [
     Case(
         "replica-backoff",
         {"uid": "q"},
-        {"memory": History(backoffs={short_uid("q"): BackOff(NOW_S + 60, 1, "the planner")})},
+        {"memory": History(backoffs={"q": BackOff(NOW_S + 60, 1, "the planner")})},
     ),
     Case(
         "workload-backoff",

@@ -108,7 +108,7 @@ def test_a_move_is_not_evaluated_without_usage() -> None:
         memory, outcomes = evaluated_after(blind, 306 + LIMITS.start_timeout_s, memory=before)
         assert outcomes == ["unknown"]
         assert (memory.backoffs[WORKLOAD], memory.breaker_entries) == (before.backoffs[WORKLOAD], ())
-        assert list(replicas(memory)) == [short_uid(replica("new", "idle").uid)]
+        assert list(replicas(memory)) == [replica("new", "idle").uid]
 
 
 def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
@@ -223,7 +223,7 @@ def test_each_outcome_backs_off_its_workload_and_replacement(
     failed = BackOff(NOW_S + after_s + 7200, 1, outcome)
     assert memory.backoffs.get(WORKLOAD) == (None if helped or says_nothing else failed)
     rests_s = HALF_A_DAY_S if helped else 2 * HALF_A_DAY_S
-    assert replicas(memory) == ({short_uid(NEW.uid): NOW_S + after_s + rests_s} if backs_off else {})
+    assert replicas(memory) == ({NEW.uid: NOW_S + after_s + rests_s} if backs_off else {})
     assert [result.has_helped for result in memory.breaker_entries] == ([] if says_nothing else [helped])
 
 
@@ -233,7 +233,7 @@ def test_the_successor_of_a_replacement_is_evaluated() -> None:
     assert evaluated_after(world(), 120, *landed.pending)[0].pending == landed.pending
     memory, outcomes = evaluated_after(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
     assert outcomes == ["returned"]
-    assert replicas(memory) == {short_uid(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
+    assert replicas(memory) == {replica("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
 
 
 # The breaker
