@@ -52,7 +52,7 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
     directory = Path(folder) if folder else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():
         raise ConfigError(
-            "--credentials", f"{directory} is no directory", "name a directory with server, ca.crt and token"
+            "--credentials", f"{directory} is not a directory", "name a directory with server, ca.crt and token"
         )
     server, token = _server_url(directory, environ), directory / "token"
     return ClusterConfig(
@@ -64,15 +64,14 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
 
 
 def _tls_context(directory: Path) -> ssl.SSLContext:
-    authority, certificate = directory / "ca.crt", directory / "tls.crt"
+    file = directory / "ca.crt"
     try:
-        context = tls.client_context(authority.read_bytes())
-        if certificate.exists():
-            context.load_cert_chain(certificate, directory / "tls.key", password=_no_passphrase)
+        context = tls.client_context(file.read_bytes())
+        file = directory / "tls.crt"
+        if file.exists():
+            context.load_cert_chain(file, directory / "tls.key", password=_no_passphrase)
     except OSError as error:  # ssl.SSLError is a subclass
-        raise ConfigError(
-            str(authority), f"ca.crt, or tls.crt and tls.key beside it, cannot be used: {error}"
-        ) from error
+        raise ConfigError(str(file), f"cannot be used: {error}") from error
     return context
 
 
@@ -88,7 +87,10 @@ def _server_url(directory: Path, environ: Mapping[str, str]) -> str:
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
+    try:
+        return path.read_text().strip() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from error
 
 
 def _no_passphrase() -> str:

@@ -129,7 +129,7 @@ async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: 
 async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
     code, stdout, stderr = await call_agent("run", "--node-name=n1", "--credentials=/does-not-exist")
     assert (code, stdout) == (2, "")
-    assert stderr.startswith("error: --credentials: /does-not-exist is no directory")
+    assert stderr.startswith("error: --credentials: /does-not-exist is not a directory")
     assert stderr.count("\n") == 1
 
 
