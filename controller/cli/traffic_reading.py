@@ -44,14 +44,14 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command that reads traffic."""
     names = [source.name for source in SOURCES]
     parser.add_argument("--source", choices=names, default="", help="default: the first that Prometheus has")
-    window_help = "range of rates, such as 30m, 6h, 7d (default: 1h)"
+    window_help = "range of rates, at least 1m, such as 30m, 6h, 7d (default: 1h)"
     parser.add_argument("--window", type=_parse_window, default=3600, metavar="TIME", help=window_help)
 
 
 def _parse_window(text: str) -> int:
     """A duration in seconds."""
     try:
-        return int(parse_duration(text, ""))
+        return int(parse_duration(text, "", minimum_s=60.0))
     except ConfigError as error:
         msg = f"{error.problem} ({error.fix})"
         raise argparse.ArgumentTypeError(msg) from error

@@ -321,9 +321,10 @@ def kubeconfig(folder: Path, server: str) -> str:
 def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as wrong:
-        run(["costs", "--percentile", "p42"])
-    assert wrong.value.code == 2
+    for words in (["costs", "--percentile", "p42"], ["money", "--window", "30s"]):
+        with pytest.raises(SystemExit) as wrong:
+            run(words)
+        assert wrong.value.code == 2
     assert run(["status", "--kubeconfig", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
     path = kubeconfig(tmp_path, "http://127.0.0.1:9")
