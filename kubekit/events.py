@@ -26,10 +26,10 @@ NOTE_LIMIT = 1024
 """Longest note in bytes, by the API server's validation."""
 _FIELD_LIMIT = 128
 """The same for action, reason and reporting instance, in characters."""
-CAUSES = ("queue-full", "refused", "unreachable")
+LOSS_CAUSES = ("queue-full", "refused", "unreachable")
 """Causes of lost events, a label of the metric."""
 _SERIES_INTERVAL_S = 60.0
-_MAX_REMEMBERED = 2000
+_MAX_WRITTEN = 2000
 
 
 class ObjectReference(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class EventRecorder:
             registry=registry,
         )
         # Export the counter from 0, because rate() misses a first increment.
-        for cause in CAUSES:
+        for cause in LOSS_CAUSES:
             self._lost.labels(cause)
 
     def normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
@@ -122,6 +122,7 @@ class EventRecorder:
         written = self._written.get(key)
         if written is not None:
             written.count += 1
+            self._written.move_to_end(key)
             if event.at - written.written_at < _SERIES_INTERVAL_S:
                 return
             if await self._update_series(written, event):
@@ -131,7 +132,7 @@ class EventRecorder:
         namespace = event.about.namespace or "default"
         await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
         self._written[key] = _WrittenEvent(name, namespace, 1, event.at)
-        if len(self._written) > _MAX_REMEMBERED:
+        if len(self._written) > _MAX_WRITTEN:
             self._written.popitem(last=False)
 
     async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:

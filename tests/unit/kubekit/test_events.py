@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.events import CAUSES, EventRecorder, ObjectReference
+from kubekit.events import LOSS_CAUSES, EventRecorder, ObjectReference
 from kubekit.wire import EVENTS
 from tests.support.stores import until
 from tests.unit.kubekit.simulated_api import SimulatedApi
@@ -67,13 +67,25 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
             now[0] += 7200
 
 
+async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubekit.events._MAX_WRITTEN", 2)
+    async with recording(api) as (recorder, now, _):
+        for note in ("a", "b", "a", "c"):
+            recorder.normal(POD, "Placed", note)
+        await until(lambda: len(api.objects) == 3)
+        now[0] += 61
+        recorder.normal(POD, "Placed", "a")
+        await until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
+    assert len(api.objects) == 3
+
+
 async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, _, registry):
 
         def lost(cause: str) -> float | None:
             return registry.get_sample_value("netaware_events_lost_total", {"cause": cause})
 
-        assert [lost(cause) for cause in CAUSES] == [0.0] * len(CAUSES), "a rate sees the first"
+        assert [lost(cause) for cause in LOSS_CAUSES] == [0.0] * len(LOSS_CAUSES), "a rate sees the first"
         api.fail_writes = [403]
         recorder.normal(POD, "A", "first")
         await until(lambda: lost("refused") == 1)
