@@ -86,8 +86,8 @@ def set_up(*, format_: str = "text", level: str = "info", stream: IO[str] | None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("asyncio", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for logger_name in ("asyncio", "aiohttp.access"):
+        logging.getLogger(logger_name).setLevel(logging.WARNING)
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
