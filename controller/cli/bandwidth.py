@@ -10,7 +10,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, share, short_rate
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, coloured_percent, format_short_rate, make_table
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 
@@ -44,15 +44,15 @@ class BandwidthCommand(Command):
 
 def _node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
     numbers = ("CAPACITY", "ALLOCATED", "", "PODS")
-    table = grid("NODE", "ZONE", *numbers, right=numbers)
+    table = make_table("NODE", "ZONE", *numbers, right=numbers)
     for node in nodes:
         capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
         table.add_row(
             node.node,
             node.zone or "-",
-            short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
-            short_rate(node.allocated_bps) if node.allocated_bps else "0",
-            share(node.allocated_bps, capacity),
+            format_short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
+            format_short_rate(node.allocated_bps) if node.allocated_bps else "0",
+            coloured_percent(node.allocated_bps, capacity),
             str(node.pods),
         )
     return table
@@ -60,7 +60,7 @@ def _node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
 
 def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
     """The table of pods, with problems below it."""
-    table = grid("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
+    table = make_table("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
     remarks: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
@@ -71,7 +71,7 @@ def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
         table.add_row(
             name,
             pod.node or Text("pending", style="italic"),
-            short_rate(pod.requested_bps) if pod.requested_bps else "-",
+            format_short_rate(pod.requested_bps) if pod.requested_bps else "-",
             _limit(pod.ingress_limit, pod.ingress_limit_bps),
             _limit(pod.egress_limit, pod.egress_limit_bps),
             Text("✗", style=BAD) if text else Text("✓" if pod.verdicts else "-", style=GOOD),
@@ -82,4 +82,4 @@ def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
 def _limit(text: str | None, rate_bps: int | None) -> Text:
     if text is None:
         return Text("-", style=FAINT)
-    return Text(short_rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
+    return Text(format_short_rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)

@@ -11,7 +11,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
-from controller.cli.style import FAINT, STRONG, age, grid, number
+from controller.cli.style import FAINT, STRONG, format_age, format_number, make_table
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network, by_pair
@@ -73,7 +73,7 @@ def _cell(pair: PairView, percentile: str | None) -> str:
     if percentile is None:
         return f"{'·' if pair.cost is None else pair.cost}{sign}"
     value_us = pair.percentiles_us[percentile]
-    return f"{'·' if value_us is None else number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
+    return f"{'·' if value_us is None else format_number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
 
 
 def _headline(answer: CostsView, percentile: str | None) -> Text:
@@ -87,7 +87,7 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)
     if network.measured_at is not None:
-        text.append(f"  newest sample {age(answer.at - network.measured_at)} ago", style=FAINT)
+        text.append(f"  newest sample {format_age(answer.at - network.measured_at)} ago", style=FAINT)
     return text
 
 
@@ -100,7 +100,7 @@ def _blocks(zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], wid
     for start in range(0, len(zones), per_block):
         columns = range(start, min(start + per_block, len(zones)))
         numbers = [f"{column + 1} " for column in columns]
-        table = grid(CORNER, *numbers, right=numbers)
+        table = make_table(CORNER, *numbers, right=numbers)
         for row, zone in enumerate(zones):
             table.add_row(names[row], *(cells.get((zone.name, zones[column].name), "") for column in columns))
         yield from ((Text(), table) if start else (table,))

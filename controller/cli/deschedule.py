@@ -15,7 +15,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, grid
+from controller.cli.style import BAD, FAINT, STRONG, make_table
 from controller.cluster.pods import Target
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
@@ -172,7 +172,7 @@ def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
 
 
 def _move_table(moves: Iterable[Move]) -> RenderableType:
-    table = grid("POD", "FROM", "TO", "NODE", "COST", "REASON")
+    table = make_table("POD", "FROM", "TO", "NODE", "COST", "REASON")
     for move in moves:
         table.add_row(
             Text(move.pod, style=STRONG),
@@ -195,7 +195,7 @@ def _short_name(resource: str) -> str:
 
 
 def _hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
-    table = grid("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
+    table = make_table("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
         usage = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
         limits = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.high.items())
@@ -206,7 +206,7 @@ def _hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
 
 def _skip_table(skips: Iterable[Skip]) -> RenderableType:
     skips = tuple(skips)
-    table = grid("STAYS", "NODE", "WHY")
+    table = make_table("STAYS", "NODE", "WHY")
     for skip in skips[:MAX_SKIPS]:
         table.add_row(skip.pod, skip.node, skip.why)
     if len(skips) > MAX_SKIPS:
@@ -217,7 +217,7 @@ def _skip_table(skips: Iterable[Skip]) -> RenderableType:
 
 
 def _condition_table(conditions: Iterable[ConditionState]) -> RenderableType:
-    table = grid("CONDITION", "KEEPS", "REQUIRES")
+    table = make_table("CONDITION", "KEEPS", "REQUIRES")
     for condition in conditions:
         table.add_row(
             condition.name, str(condition.keeps or "-"), Text(condition.requires.replace("`", ""), style=FAINT)

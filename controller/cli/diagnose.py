@@ -12,7 +12,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_age
 from controller.diagnosis.findings import CLUSTER_WIDE, Finding
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
@@ -76,9 +76,9 @@ def render_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
     """The diagnosis of a pod as text."""
     head = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
-        head.append(f"  for {age(at - pod.since)}", style=FAINT)
+        head.append(f"  for {format_age(at - pod.since)}", style=FAINT)
     if pod.until is not None and pod.until > at:
-        head.append(f", at most {age(pod.until - at)} more", style=FAINT)
+        head.append(f", at most {format_age(pod.until - at)} more", style=FAINT)
     return [head, *(_indented(f"fix: {fix}") for fix in pod.fix)]
 
 
@@ -89,7 +89,7 @@ def render_findings(findings: tuple[Finding, ...], at: float) -> list[Renderable
         sign = "·" if finding.severity == "info" else "✗"
         head = Text.assemble((f"{sign} {finding.summary}", BAD if finding.severity == "critical" else STRONG))
         if finding.since is not None:
-            head.append(f"  for {age(at - finding.since)}", style=FAINT)
+            head.append(f"  for {format_age(at - finding.since)}", style=FAINT)
         if finding.alert:
             head.append(f"  {finding.alert}", style=FAINT)
         parts.append(head)

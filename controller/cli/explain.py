@@ -13,7 +13,7 @@ from controller.cli.diagnose import render_pod
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, with_counts
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
@@ -84,9 +84,9 @@ def _headline(explanation: Explanation) -> Text:
 
 
 def _peer_table(explanation: Explanation) -> RenderableType:
-    table = grid("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
+    table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
     for peer in explanation.peers:
-        zones = with_counts(peer.places) or Text("nowhere yet", style=FAINT)
+        zones = format_counts(peer.places) or Text("nowhere yet", style=FAINT)
         direction = "needs it" if peer.direction == "depended-on-by" else "needed"
         table.add_row(peer.workload, Text(direction, style=FAINT), str(peer.max_cost), zones)
     return table
@@ -98,7 +98,7 @@ def _candidate_table(explanation: Explanation) -> RenderableType:
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden_peers = len(explanation.peers) - len(peers)
     columns = (*names, f"+{hidden_peers}") if hidden_peers else names
-    table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
+    table = make_table("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
     others = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
     for candidate in (*explanation.candidates[:MAX_CANDIDATES], *others):
         cells = [_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds, with_counts
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, format_counts, format_milliseconds, make_table
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
@@ -76,7 +76,7 @@ def _headline(group: GroupView) -> Text:
 def _table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
-    table = grid("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
+    table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
     edges_of: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
         edges_of[edge.dependent].append(edge)
@@ -98,13 +98,13 @@ def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
         cost,
         str(edge.max_cost),
         Text(sign, style=style),
-        milliseconds(edge.p50_us) if edge.p50_us is not None else "",
+        format_milliseconds(edge.p50_us) if edge.p50_us is not None else "",
     )
 
 
 def _where(pods: Sequence[PodView]) -> Text:
     """Zones with the numbers of their pods, then the numbers of gated and of other pending pods."""
-    text = Text(with_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
+    text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
     gated = sum(pod.gated for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
     for count, state in ((gated, "gated"), (pending, "pending")):

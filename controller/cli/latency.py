@@ -11,7 +11,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import note_unused_costs
-from controller.cli.style import BAD, STRONG, age, grid, milliseconds
+from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, make_table
 from controller.diagnosis.model import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
@@ -52,14 +52,14 @@ class LatencyCommand(Command):
     def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each direction."""
         numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
-        table = grid("", *numbers, "BASIS", "PROBER", right=numbers)
+        table = make_table("", *numbers, "BASIS", "PROBER", right=numbers)
         for name, pair in (("there", answer.there), ("back", answer.back)):
             table.add_row(
                 name,
                 "-" if pair.cost is None else str(pair.cost),
-                *map(milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
+                *map(format_milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
                 "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}",
-                age(None if pair.measured_at is None else answer.at - pair.measured_at),
+                format_age(None if pair.measured_at is None else answer.at - pair.measured_at),
                 Text(pair.basis, style=BAD if pair.basis in UNMEASURED else ""),
                 pair.prober or "-",
             )

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
+from controller.cli.style import BAD, FAINT, STRONG, format_money, format_percent, format_rate, make_table
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.traffic.drift import group_by_workload
 from controller.traffic.graph import TrafficGraph
@@ -66,9 +66,9 @@ class MoneyCommand(Command):
         bill = answer.bill
         head = Text()
         if bill.month is not None:
-            head.append(f"{money(bill.month, bill.currency)} per month", style=STRONG).append("  ")
-        crossing = percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
-        head.append(f"{rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
+            head.append(f"{format_money(bill.month, bill.currency)} per month", style=STRONG).append("  ")
+        crossing = format_percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
+        head.append(f"{format_rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
         parts: list[RenderableType] = [head]
         if bill.source:
             parts.append(Text(f"prices: {bill.source}", style=FAINT))
@@ -81,23 +81,24 @@ class MoneyCommand(Command):
 
 
 def _dependency_table(costs: Sequence[DependencyCost], currency: str) -> RenderableType:
-    table = grid(
+    table = make_table(
         "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", right=["RATE", "ACROSS ZONES", "PER MONTH"]
     )
     for cost in costs[:_MAX_ROWS]:
         mark = "" if cost.measured else "~"
-        crossing = Text(mark + rate(cost.crossing_bytes_per_s * 8), style=BAD if cost.crossing_bytes_per_s else FAINT)
-        table.add_row(
-            cost.client, cost.server, cost.group, rate(cost.bytes_per_s * 8), crossing, money(cost.month, currency)
-        )
+        style = BAD if cost.crossing_bytes_per_s else FAINT
+        crossing = Text(mark + format_rate(cost.crossing_bytes_per_s * 8), style=style)
+        rate = format_rate(cost.bytes_per_s * 8)
+        table.add_row(cost.client, cost.server, cost.group, rate, crossing, format_money(cost.month, currency))
     _note_hidden(table, len(costs))
     return table
 
 
 def _zone_pair_table(costs: Sequence[ZonePairCost], currency: str) -> RenderableType:
-    table = grid("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", right=["RATE", "PER MONTH"])
+    table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", right=["RATE", "PER MONTH"])
     for cost in costs[:_MAX_ROWS]:
-        table.add_row(cost.client_zone, cost.server_zone, rate(cost.bytes_per_s * 8), money(cost.month, currency))
+        rate = format_rate(cost.bytes_per_s * 8)
+        table.add_row(cost.client_zone, cost.server_zone, rate, format_money(cost.month, currency))
     _note_hidden(table, len(costs))
     return table
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
-from controller.cli.style import BAD, FAINT, GOOD, grid
+from controller.cli.style import BAD, FAINT, GOOD, make_table
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
@@ -115,7 +115,7 @@ def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
 
 def render_offline(answer: OfflinePlan) -> RenderableType:
     """The node of every pending pod, then the costs."""
-    table = grid("POD", "NODE")
+    table = make_table("POD", "NODE")
     reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
     for pod, node in sorted((answer.placements | reasons).items()):
         table.add_row(pod, node)

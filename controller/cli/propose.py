@@ -16,7 +16,7 @@ from controller.cli.command import Command
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
 from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
-from controller.cli.style import BAD, FAINT, STRONG, grid, rate
+from controller.cli.style import BAD, FAINT, STRONG, format_rate, make_table
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -107,11 +107,10 @@ class ProposeCommand(Command):
         if not answer.proposals:
             parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
         if answer.drift:
-            table = grid("DRIFT", "FROM", "TO", "RATE", "WHAT", right=["RATE"])
+            table = make_table("DRIFT", "FROM", "TO", "RATE", "WHAT", right=["RATE"])
             for drift in answer.drift:
-                table.add_row(
-                    Text(drift.kind, style=BAD), drift.client, drift.server, rate(drift.bytes_per_s * 8), drift.detail
-                )
+                rate = format_rate(drift.bytes_per_s * 8)
+                table.add_row(Text(drift.kind, style=BAD), drift.client, drift.server, rate, drift.detail)
             parts += [table, Text()]
         if answer.left_out:
             parts.append(Text(_left_out_text(answer.left_out), style=FAINT))
@@ -157,12 +156,12 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
 def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
-    table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
+    table = make_table("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
     for dependency in proposal.dependencies:
-        limits = (rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
+        limits = (format_rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
         if dependency.is_user_defined:
             limits = ("", "", "as written")
-        table.add_row(dependency.client, dependency.server, rate(dependency.bytes_per_s * 8), *limits)
+        table.add_row(dependency.client, dependency.server, format_rate(dependency.bytes_per_s * 8), *limits)
     parts: list[RenderableType] = [head, table]
     if proposal.patches:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
@@ -185,7 +184,7 @@ def _left_out_text(left_out: Sequence[LeftOut]) -> str:
     by_reason = defaultdict[str, float](float)
     for item in left_out:
         by_reason[item.reason] += item.bytes_per_s
-    parts = (f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items()))
+    parts = (f"{reason} {format_rate(total * 8)}" for reason, total in sorted(by_reason.items()))
     return f"not dependencies: {', '.join(parts)}"
 
 

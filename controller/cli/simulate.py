@@ -19,7 +19,7 @@ from controller.cli.offline import OfflinePlan, plan_offline, render_offline
 from controller.cli.offline_objects import read_cluster, read_documents
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session, WorkloadController
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, with_counts
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
@@ -245,11 +245,11 @@ def _pending_pods(group: AppGroup, graph: Graph, templates: Mapping[str, Workloa
 
 def _zones_text(zones: Sequence[str]) -> str:
     placed, unplaced = sorted(filter(None, zones)), zones.count("")
-    return with_counts(Counter([*placed, *["does not fit"] * unplaced]))
+    return format_counts(Counter([*placed, *["does not fit"] * unplaced]))
 
 
 def _placement_table(answer: Simulation) -> RenderableType:
-    table = grid("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", right=("PODS",))
+    table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", right=("PODS",))
     for workload, zones in answer.default.zones.items():
         table.add_row(workload, str(len(zones)), _zones_text(zones), _zones_text(answer.network_aware.zones[workload]))
     return table
@@ -258,7 +258,7 @@ def _placement_table(answer: Simulation) -> RenderableType:
 def _sum_table(answer: Simulation) -> RenderableType:
     """Sums of both placements; for the default scheduler of the median run, and the range of all runs' costs."""
     numbers = ("COST", "TIME PER CALL", "VIOLATED PAIRS", "UNPLACED")
-    table = grid("", *numbers, "", right=numbers)
+    table = make_table("", *numbers, "", right=numbers)
     costs = answer.default_costs
     cost_range = f"{costs[0]} to {costs[-1]} over {len(costs)} runs"
     rows = (("default scheduler", answer.default, cost_range), ("network-aware", answer.network_aware, ""))

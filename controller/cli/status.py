@@ -14,7 +14,7 @@ from controller.cli.command import Command
 from controller.cli.diagnose import render_findings
 from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
-from controller.cli.style import GOOD, STRONG, age, percent, rate
+from controller.cli.style import GOOD, STRONG, format_age, format_percent, format_rate
 from controller.views.model import Overview
 from controller.views.overview import build_overview
 
@@ -67,7 +67,7 @@ def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
     measured = {frozenset((p.origin, p.destination)): p.measured_at for p in network.pairs if p.measured_at is not None}
     text = f"{len(measured)} of {len(network.zones) * (len(network.zones) - 1) // 2} zone pairs measured"
     if measured:
-        text += f"  oldest {age(answer.at - min(measured.values()))} ago"
+        text += f"  oldest {format_age(answer.at - min(measured.values()))} ago"
     yield "Samples", text
     costs = [p.cost for p in network.pairs if p.cost is not None]
     span = f", {min(costs)} to {max(costs)}" if costs else ""
@@ -79,5 +79,5 @@ def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
     allocated_bps = sum(n.allocated_bps for n in bandwidth.nodes)
     text = f"{sum(n.allocatable_bps is not None for n in bandwidth.nodes)} of {len(bandwidth.nodes)} nodes publish their capacity"
     if total_bps:
-        text += f"  {rate(allocated_bps)} of {rate(total_bps)} allocated ({percent(allocated_bps, total_bps)})"
+        text += f"  {format_rate(allocated_bps)} of {format_rate(total_bps)} allocated ({format_percent(allocated_bps, total_bps)})"
     yield "Bandwidth", text

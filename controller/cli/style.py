@@ -1,6 +1,6 @@
 """Colours, tables and numbers in a terminal.
 
-Each colour comes with a sign, for colour-blind readers and logs. Orange is wrong, green is good; both are from the Okabe-Ito
+Each state's colour comes with a sign, for colour-blind readers and logs. Orange is wrong, green is good; both are from the Okabe-Ito
 palette, which remains distinguishable for every common kind of colour blindness.
 """
 
@@ -23,7 +23,7 @@ SIGNS: Mapping[DependencyState, tuple[str, str]] = {
 """State of a dependency -> its sign and colour."""
 
 
-def grid(*columns: str, right: Iterable[str] = ()) -> Table:
+def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
     """A table as kubectl prints it: bold headers, no lines, two spaces between columns.
 
     Args:
@@ -39,8 +39,8 @@ def grid(*columns: str, right: Iterable[str] = ()) -> Table:
     return table
 
 
-def number(value: float | None) -> str:
-    """Two significant figures below 10, whole above; a dash for None."""
+def format_number(value: float | None) -> str:
+    """Two decimals below 1, one below 10, none above or for a whole number; a dash for None."""
     if value is None:
         return "-"
     if value >= 10 or value == int(value):
@@ -48,12 +48,12 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
-def milliseconds(value_us: float | None) -> str:
+def format_milliseconds(value_us: float | None) -> str:
     """Microseconds as ``5.2 ms``; a dash for None."""
-    return "-" if value_us is None else f"{number(value_us / 1000)} ms"
+    return "-" if value_us is None else f"{format_number(value_us / 1000)} ms"
 
 
-def rate(value_bps: float | None) -> str:
+def format_rate(value_bps: float | None) -> str:
     """Bits per second as ``1.2 Gbit/s``; a dash for None."""
     if value_bps is None:
         return "-"
@@ -64,12 +64,12 @@ def rate(value_bps: float | None) -> str:
     return f"{value_bps:.0f} bit/s"
 
 
-def short_rate(value_bps: float | None) -> str:
-    """Bits per second as ``1.2G``, as quantities are written; a dash for None."""
-    return rate(value_bps).removesuffix("bit/s").replace(" ", "")
+def format_short_rate(value_bps: float | None) -> str:
+    """Bits per second as ``1.2G``, like a Kubernetes quantity; a dash for None."""
+    return format_rate(value_bps).removesuffix("bit/s").replace(" ", "")
 
 
-def age(seconds: float | None) -> str:
+def format_age(seconds: float | None) -> str:
     """Seconds as kubectl writes ages: ``42s``, ``3m``, ``5h``, ``2d``; a dash for None."""
     if seconds is None:
         return "-"
@@ -80,24 +80,24 @@ def age(seconds: float | None) -> str:
     return f"{whole // 86400}d"
 
 
-def with_counts(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Names with their counts above 1, as ``z1 ×2, z2``."""
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in counts.items())
 
 
-def percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """A share as ``12%``; ``<1%`` if it would be rounded to 0."""
     ratio = part / whole
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
 
-def share(part: float, whole: float | None) -> Text:
+def coloured_percent(part: float, whole: float | None) -> Text:
     """A share as ``12%``, orange above 100 %; a dash if the whole is unknown, empty if it is 0."""
     if not whole:
         return Text("-" if whole is None else "", style=FAINT)
-    return Text(percent(part, whole), style=BAD if part > whole else "")
+    return Text(format_percent(part, whole), style=BAD if part > whole else "")
 
 
-def money(amount: float | None, currency: str) -> str:
+def format_money(amount: float | None, currency: str) -> str:
     """An amount with its currency; a dash for None."""
     return "-" if amount is None else f"{amount:,.2f} {currency}"

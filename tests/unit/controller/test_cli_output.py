@@ -31,7 +31,7 @@ from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import rate
+from controller.cli.style import format_rate
 from controller.diagnosis.model import PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import build_network
@@ -199,7 +199,7 @@ async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one
     [(999.4, "999 bit/s"), (999.6, "1 kbit/s"), (999.4e6, "999 Mbit/s"), (999.6e6, "1 Gbit/s")],
 )
 def test_a_rate_has_three_figures_and_no_exponent(value_bps: float, shown: str) -> None:
-    assert rate(value_bps) == shown
+    assert format_rate(value_bps) == shown
 
 
 async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
