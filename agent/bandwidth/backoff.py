@@ -1,4 +1,4 @@
-"""Delays repeated repairs, and finds limits that another program disputes. Pure.
+"""Delays repeated repairs, and finds limits that another program disputes. No I/O; callers pass the time.
 
 A repair is repeated with exponential back-off, whether it failed or another program removed the limit. A limit that had to be set
 repeatedly within a short time is disputed.
@@ -16,19 +16,19 @@ from kubekit.waiting import backoff_s
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
 DISPUTE_WINDOW_S = 600.0
-"""A limit that needed no repair for this long is not disputed any more."""
+"""Attempts at a limit are forgotten when the last one, successful or not, is this old."""
 DISPUTED_AFTER = 3
-"""A limit is disputed when it was set this often, with less than `DISPUTE_WINDOW_S` between attempts."""
+"""A limit is disputed when it was set this often before its attempts are forgotten."""
 
 RepairKey = tuple[type[Action], str]
 """Class of the action, and name of its device."""
 
 
 class _Attempts(msgspec.Struct):
-    """Attempts to set one limit.
+    """Attempts at one kind of repair of one device.
 
     Attributes:
-        target: the limit to set.
+        target: the limit to set, or the action that removes it.
         count: number of attempts.
         set_at_s: times of the successful ones; before each but the first, another program had removed the limit.
         last_at_s, due_at_s: times of the last attempt and of the earliest next one.
@@ -94,5 +94,5 @@ def _key_of(action: Action) -> RepairKey:
 
 
 def _target_of(action: Action) -> object:
-    """What an action sets. Repairs of the filter and of the bucket of one limit have the same target."""
+    """What an action sets. Repairs of a limit's filter and of its tbf have the same target, so they count together."""
     return action.params if isinstance(action, LimitIngress | LimitEgress) else action

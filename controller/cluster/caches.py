@@ -1,4 +1,4 @@
-"""All stores of the controller: one watch per kind, shared by all packages.
+"""The stores that several packages of the controller share, filled by watches.
 
 Pods are stored in compact form, and as objects if they belong to an AppGroup; ConfigMaps only of netaware's own namespace. Other
 packages read these stores instead of the API server.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -26,7 +27,7 @@ AGENT_PODS = parse_selector(AGENT_POD_SELECTOR)
 
 
 class Caches:
-    """The stores.
+    """One store for each kind, and two for ConfigMaps; some hold a part of another store.
 
     Attributes:
         netaware_namespace: where netaware is installed.
@@ -58,10 +59,9 @@ class Caches:
         self.volumes: Reflector[PersistentVolume] = Reflector(client, VOLUMES, PersistentVolume)
         self.claims: Reflector[PersistentVolumeClaim] = Reflector(client, CLAIMS, PersistentVolumeClaim)
         self.classes: Reflector[StorageClass] = Reflector(client, CLASSES, StorageClass)
-        self.plans, self.results = (
-            Reflector(client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=selector)
-            for selector in (PLAN_SELECTOR, f"{PLAN_LABEL}!=true")
-        )
+        config_maps = partial(Reflector, client, CONFIGMAPS, ConfigMap, namespace=namespace)
+        self.plans: Reflector[ConfigMap] = config_maps(label_selector=PLAN_SELECTOR)
+        self.results: Reflector[ConfigMap] = config_maps(label_selector=f"{PLAN_LABEL}!=true")
 
     @property
     def by_name(self) -> Mapping[str, Store[Any]]:
@@ -83,7 +83,7 @@ class Caches:
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """Tasks that fill the stores."""
+        """Coroutines that fill the stores, by name."""
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
     def unsynced(self) -> str:
