@@ -1,7 +1,6 @@
 """Waits for netlink events about links and traffic control.
 
-Only the types of messages are read, because a change causes a full read anyway. If the socket loses messages, listeners of every kind
-are called.
+Reads message types only: listeners read the full state again. If the socket loses messages, listeners of every kind are called.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK, RTMGRP_TC
 
-from agent.netlink import each_datagram, each_message, open_socket, read_forever
+from agent.netlink import each_datagram, each_message, open_socket, read_forever, set_receive_buffer
 from kubekit import logs
 
 log = logs.get("agent.kernel")
@@ -52,7 +51,7 @@ class KernelEvents:
             await asyncio.Event().wait()
             return
         with netlink:
-            netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+            set_receive_buffer(netlink, _BUFFER_BYTES)
             await read_forever(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:

@@ -20,6 +20,7 @@ ATTRIBUTE = struct.Struct("=HH")
 ERRNO = struct.Struct("=i")
 """Begin of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
 _READ_BYTES = 1 << 16
+_SO_RCVBUFFORCE = 33
 _MAX_READS = 64
 
 
@@ -49,6 +50,14 @@ def open_socket(protocol: int, groups: int = 0) -> socket.socket:
         netlink.close()
         raise
     return netlink
+
+
+def set_receive_buffer(netlink: socket.socket, size: int) -> None:
+    """Set the bytes of messages that may wait; without CAP_NET_ADMIN at most net.core.rmem_max."""
+    try:
+        netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+    except PermissionError:
+        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
 async def read_forever(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:

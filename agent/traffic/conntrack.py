@@ -15,11 +15,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, each_datagram, each_message, open_socket, read_forever
+from agent.netlink import (
+    ATTRIBUTE,
+    ERRNO,
+    HEADER,
+    KernelError,
+    each_datagram,
+    each_message,
+    open_socket,
+    read_forever,
+    set_receive_buffer,
+)
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
-_SO_RCVBUFFORCE = 33
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
 _RECV_TIMEOUT_S = 10.0
@@ -171,7 +180,7 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
 
     try:
         with open_socket(NETLINK_NETFILTER) as netlink:
-            netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EVENT_BUFFER_BYTES)
+            set_receive_buffer(netlink, _EVENT_BUFFER_BYTES)
             netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
             await read_forever(netlink, read)
     except OSError as error:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agent.kernel_events import KernelEvents
+from agent.netlink import open_socket, set_receive_buffer
 from tests.integration.agent.pods_on_node import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change devices")
@@ -22,6 +25,13 @@ def device() -> Iterator[str]:
     run(f"ip link add {name} type veth peer name {name}p")
     yield name
     subprocess.run(["ip", "link", "del", name], check=False, capture_output=True)
+
+
+def test_a_receive_buffer_may_exceed_the_limit_for_unprivileged_sockets() -> None:
+    with open_socket(socket.NETLINK_ROUTE) as netlink:
+        size = 2 * int(Path("/proc/sys/net/core/rmem_max").read_text())
+        set_receive_buffer(netlink, size)
+        assert netlink.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * size, "the kernel doubles it"
 
 
 async def test_changes_reach_their_listeners_also_after_an_overrun_of_the_socket(device: str) -> None:
