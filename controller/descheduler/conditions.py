@@ -72,13 +72,13 @@ def _owner_refusal(round_: Round, candidate: Candidate) -> str:
 
 def _volume_refusal(round_: Round, candidate: Candidate) -> str:
     claims = candidate.pod.claim_names
-    if not claims or round_.config.protection.volume_claims:
+    if not claims or round_.config.protection.evict_volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
 def _local_storage_refusal(round_: Round, candidate: Candidate) -> str:
-    is_forbidden = candidate.pod.has_local_storage and not round_.config.protection.local_storage
+    is_forbidden = candidate.pod.has_local_storage and not round_.config.protection.evict_local_storage
     return "it has an emptyDir or hostPath volume" if is_forbidden else ""
 
 
@@ -179,8 +179,8 @@ POD_CONDITIONS = (
     MoveCondition("bare-pod", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
               lambda _, c: "no controller would replace it" if c.pod.is_bare else ""),
     MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
-    MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume_refusal),
-    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage_refusal),
+    MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set.", _volume_refusal),
+    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` is set.", _local_storage_refusal),
     MoveCondition("namespace", "`evictableNamespaces` admits its namespace, which is not one of the cluster's or netaware's own.", _namespace_refusal),
     MoveCondition("pod-selector", "One of `podSelectors` matches it, if there are any.", _selector_refusal, LOAD_STRATEGIES),
     MoveCondition("pod-age", "It is older than `protection.minPodAgeS`.", _age_refusal),

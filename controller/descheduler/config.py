@@ -23,7 +23,7 @@ _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 
 
 class Queries(Section, frozen=True):
-    """PromQL queries, whose series have the labels ``node``, or ``namespace`` and ``pod``. Empty queries are skipped.
+    """PromQL queries; empty ones are skipped. Those of nodes return the label ``node``, those of pods ``namespace`` and ``pod``.
 
     The label ``way`` keeps both directions of traffic, because ``or`` drops series with equal labels.
 
@@ -79,19 +79,19 @@ class UsageConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """Limits of evictions. A limit of 0 pods forbids them.
+    """Limits on evictions; 0 forbids them.
 
     Attributes:
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
-        per_namespace: as perNode, from a namespace.
-        per_round: as perNode, from the cluster.
+        per_namespace: the same, from a namespace.
+        per_round: the same, from the cluster.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
         workload_backoff_s: see perWorkload; also the first back-off of a pod that the planner would not move.
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
         usage_lag_s: time until usage shows a move, during which LowNodeLoad evicts no other pod of the node. A move is evaluated
             2.5 times as long after its replacement has started.
-        start_timeout_s: a move did not help if its replacement has no node after this time.
+        start_timeout_s: time for a replacement to be scheduled; afterwards its move did not help.
         min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 never stops it.
     """
 
@@ -113,18 +113,18 @@ class LimitsConfig(Section, frozen=True):
 
 
 class ProtectionConfig(Section, frozen=True):
-    """Pods that are never evicted, beside mirror, DaemonSet, critical and annotated ones.
+    """Pods that may be evicted. Mirror, static, DaemonSet and critical pods never are, nor those whose annotation forbids it.
 
     Attributes:
-        local_storage: whether to evict pods with emptyDir or hostPath volumes, whose data is lost.
-        volume_claims: whether to evict pods with PersistentVolumeClaims.
+        evict_local_storage: whether to evict pods with emptyDir or hostPath volumes, whose data is lost.
+        evict_volume_claims: whether to evict pods with PersistentVolumeClaims.
         owner_kinds: kinds of workloads whose pods may be evicted. A Job counts an eviction against its backoffLimit.
         min_replicas: pods of workloads with fewer replicas are not evicted.
         min_pod_age_s: younger pods are not evicted.
     """
 
-    local_storage: bool = False
-    volume_claims: bool = False
+    evict_local_storage: bool = False
+    evict_volume_claims: bool = False
     owner_kinds: tuple[str, ...] = ("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")
     min_replicas: Annotated[int, Range(1, 1_000_000)] = 2
     min_pod_age_s: Seconds = 60.0
@@ -135,7 +135,7 @@ class MisplacementConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether these two strategies run.
-        margin: minimum gain in network cost, which must also be 20 % of the current cost; not for a move that ends a violation.
+        margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that end a violation.
         hold_s: time for which a better node must have existed before the move.
     """
 
@@ -179,7 +179,8 @@ class DeschedulerConfig(Section, frozen=True):
         for name in ("per_workload", "unavailable_per_workload"):
             resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{to_camel_case(name)}")
         protection = self.protection
-        local_storage = protection.local_storage if policy.local_storage is None else policy.local_storage
+        if policy.evict_local_storage is not None:
+            protection = msgspec.structs.replace(protection, evict_local_storage=policy.evict_local_storage)
         return ResolvedConfig(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
             dry_run=self.dry_run
@@ -187,7 +188,7 @@ class DeschedulerConfig(Section, frozen=True):
             or (policy.low_node_load is not None and policy.low_node_load.args.dry_run),
             low_node_load=policy.low_node_load,
             limits=limits,
-            protection=msgspec.structs.replace(protection, local_storage=local_storage),
+            protection=protection,
             misplacement=self.misplacement,
         )
 

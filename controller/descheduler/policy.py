@@ -104,7 +104,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float | None = None
     dry_run: bool = False
     limits: dict[str, Any] = {}
-    local_storage: bool | None = None
+    evict_local_storage: bool | None = None
 
 
 def read_policy(document: object, field: str = "") -> Policy:
@@ -197,7 +197,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         else parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
-        local_storage=migration.evict_local_storage_pods,
+        evict_local_storage=migration.evict_local_storage_pods,
     )
 
 

@@ -191,11 +191,11 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     [
         ({}, {}),
         ({"owner": "", "annotations": {EVICT: "true"}}, {}),
-        ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"localStorage": True}}),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"evictLocalStorage": True}}),
         ({"spec": {"volumes": [{"emptyDir": {}}]}, "annotations": {EVICT: "true"}}, {}),
         (
             {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}},
-            {"protection": {"volumeClaims": True}},
+            {"protection": {"evictVolumeClaims": True}},
         ),
         ({"owner": "Job/migrate"}, {"protection": {"ownerKinds": ["Job"]}}),
         ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}, {}),
@@ -404,4 +404,4 @@ def test_spread_affinity_and_volumes_bind_a_replacement(
     nodes = [node("hot", labels={"zone": "a"}), node("idle", labels={"zone": "b"})]
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)}, volumes=volumes)
-    assert moved(once(view, settings(protection={"volumeClaims": True}))) == (["web"] if goes else [])
+    assert moved(once(view, settings(protection={"evictVolumeClaims": True}))) == (["web"] if goes else [])

@@ -194,8 +194,8 @@ def make_config(rng: random.Random) -> dict[str, Any]:
         "unavailablePerWorkload": rng.choice((1, 2, "10%", "50%")),
     }
     protection = {
-        "localStorage": chance(rng, 0.3),
-        "volumeClaims": chance(rng, 0.4),
+        "evictLocalStorage": chance(rng, 0.3),
+        "evictVolumeClaims": chance(rng, 0.4),
         "minReplicas": rng.choice((1, 2, 3)),
         "minPodAgeS": rng.choice((0, 60)),
         "ownerKinds": rng.choice((["ReplicaSet"], ["ReplicaSet", "StatefulSet"], ["ReplicaSet", "Job"])),
@@ -310,8 +310,8 @@ def check_pod(world: World, one: PodInfo) -> None:
     assert not one.is_terminating
     assert not one.eviction_forbidden_by
     assert not one.is_bare
-    assert not one.has_local_storage or protection["localStorage"]
-    assert not one.claim_names or protection["volumeClaims"]
+    assert not one.has_local_storage or protection["evictLocalStorage"]
+    assert not one.claim_names or protection["evictVolumeClaims"]
     kind = one.workload.split("/")[1] if one.workload else ""
     assert not kind or kind in protection["ownerKinds"]
     assert NOW_S - one.created_s >= protection["minPodAgeS"]
