@@ -10,12 +10,12 @@ from kubekit.errors import QuantityError
 _PATTERN = re.compile(
     r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?\Z"
 )
-_BINARY_KIBI_POWERS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_POWERS_OF_1024 = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def parse(text: str | int) -> Decimal:
-    """Parse a quantity exactly.
+    """Parse a quantity, to 28 significant digits.
 
     Args:
         text: for example ``"10Gi"``, ``"500m"``, ``"1e3"``, or an integer, which JSON allows too.
@@ -33,8 +33,8 @@ def parse(text: str | int) -> Decimal:
     suffix = match["suffix"] or ""
     try:
         number = Decimal(match["number"])
-        if suffix in _BINARY_KIBI_POWERS:
-            return number * (1 << 10 * _BINARY_KIBI_POWERS[suffix])
+        if suffix in _POWERS_OF_1024:
+            return number * (1 << 10 * _POWERS_OF_1024[suffix])
         if suffix in _DECIMAL_EXPONENTS:
             return number.scaleb(_DECIMAL_EXPONENTS[suffix])
         return number.scaleb(int(suffix[1:]))

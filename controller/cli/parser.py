@@ -29,7 +29,7 @@ exit codes:
   0    success
   1    failure: the cluster cannot be reached, refuses, or has no such object
   2    wrong usage or configuration
-  3    status and diagnose with --exit-code: there are findings
+  3    status and diagnose with --exit-code: there are findings worse than info
   130  interrupted
 
 environment:
@@ -104,9 +104,13 @@ def _shared_flags() -> argparse.ArgumentParser:
     group.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig")
-    group.add_argument("--netaware-namespace", metavar="NAME", help="namespace of netaware (default: netaware-system)")
+    group.add_argument(
+        "--netaware-namespace", metavar="NAME", help=f"namespace of netaware (default: {NETAWARE_NAMESPACE})"
+    )
     group.add_argument("--prometheus", metavar="URL", help="source of traffic and of limits that are not enforced")
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of a request (default: 15)")
+    group.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help=f"time limit of a request (default: {_DEFAULTS['timeout']:g})"
+    )
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
     return shared
