@@ -22,7 +22,7 @@ from controller.views.overview import build_overview
 class StatusCommand(Command):
     examples = (
         ("status", "all parts and findings"),
-        ("status --exit-code -o json", "for a script: exit code 3 if one is worse than info"),
+        ("status --exit-code -o json", "for a script: exit code 3 if a finding is worse than info"),
         ("status --prometheus http://localhost:9090", "with limits that are not enforced"),
     )
     description = (
