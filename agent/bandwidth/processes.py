@@ -1,5 +1,6 @@
 """Finds each pod's oldest process by its cgroup, whose path contains the pod's uid and the container's id.
 
+The oldest is usually the sandbox's pause process, which lives as long as the pod's network namespace.
 Works for cgroup v1 and v2, for kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind,
 nested kubelets), and inside a cgroup namespace, where paths of other namespaces begin with ``/..``. Needs no container runtime.
 """
@@ -50,7 +51,7 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
     return {uid: sandbox for uid, (_, sandbox) in oldest.items()}
 
 
-def eth0_index(proc: Path, pid: int) -> int | None:
+def pod_interface_index(proc: Path, pid: int) -> int | None:
     """Index of eth0 in a process's network namespace; None if unknown.
 
     ``/proc/<pid>/net/igmp`` lists indexes and names of devices, so the namespace need not be entered.
@@ -66,7 +67,7 @@ def eth0_index(proc: Path, pid: int) -> int | None:
     return None
 
 
-def shares_our_network(proc: Path, pid: int) -> bool:
+def is_in_host_network(proc: Path, pid: int) -> bool:
     """Whether a process is in our network namespace: its ``/proc/<pid>/net/dev`` has the inode of ours."""
     try:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino

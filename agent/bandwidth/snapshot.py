@@ -10,7 +10,7 @@ import msgspec
 
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.processes import POD_INTERFACE, eth0_index, find_processes, shares_our_network
+from agent.bandwidth.processes import POD_INTERFACE, find_processes, is_in_host_network, pod_interface_index
 from agent.bandwidth.state import BandwidthSnapshot
 from agent.bandwidth.tc_reader import read_tc_state
 
@@ -34,8 +34,8 @@ async def take_snapshot(
             container_id=attachments[uid].container_id if uid in attachments else process.container_id,
             attachment=attachments.get(uid),
             namespace_id=namespace_ids.get(uid),
-            host_network=shares_our_network(proc, process.pid),
-            eth0_index=eth0_index(proc, process.pid),
+            host_network=is_in_host_network(proc, process.pid),
+            eth0_index=pod_interface_index(proc, process.pid),
         )
         for uid, process in processes.items()
     }

@@ -125,9 +125,9 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     options = rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
     if kind == "u32" and _TCA_U32_SEL not in options:
         return None
-    matches_all = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_TCA_U32_SEL]))
-    is_offloaded = (rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
-    if rtnl.read_number(data, spans, _TCA_CHAIN) or is_offloaded or _TCA_U32_INDEV in options:
+    matches_all = kind == "matchall" or (kind == "u32" and _matches_every_packet(data, *options[_TCA_U32_SEL]))
+    skips_software = (rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
+    if rtnl.read_number(data, spans, _TCA_CHAIN) or skips_software or _TCA_U32_INDEV in options:
         matches_all = False  # The filter does not see every packet.
     target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):
@@ -161,7 +161,7 @@ def _actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:
     return [rtnl.parse_attributes(data, *span) for span in by_order.values()]
 
 
-def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
+def _matches_every_packet(data: bytes, begin: int, end: int) -> bool:
     """Whether the masks of all keys of a u32 selector are zero."""
     keys = data[begin + _U32_SEL_BYTES : end]
     return not any(any(keys[i : i + _U32_MASK_BYTES]) for i in range(0, len(keys), _U32_KEY_BYTES))

@@ -45,13 +45,13 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _has_kubelet(node: OwnNode) -> bool:
-    """Whether a real kubelet copies capacity to allocatable on this node, by its version."""
+    """Whether a real kubelet, whose version begins with numbers, copies capacity to allocatable on this node."""
     if node.metadata.annotation(KWOK_ANNOTATION):
         return False
     return _REAL_KUBELET.match(node.status.node_info.kubelet_version) is not None
 
 
-def owner_of(node: OwnNode) -> str:
+def bandwidth_owner_of(node: OwnNode) -> str:
     """The owner of the node's bandwidth; empty without one."""
     return node.metadata.annotation(OWNER_ANNOTATION)
 
@@ -74,16 +74,16 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         now_s: seconds since the epoch, for the condition.
         disputed: description of another writer's repeated writes; empty without any.
     """
-    obstacle = _obstacle(node, node_bandwidth, disputed)
-    condition = _condition_patch(node, obstacle or _state(node_bandwidth), now_s)
-    if obstacle is not None:
+    blocking = _blocking_condition(node, node_bandwidth, disputed)
+    condition = _condition_patch(node, blocking or _capacity_condition(node_bandwidth), now_s)
+    if blocking is not None:
         return Writes(condition=condition)
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
             for field in fields
-            if owner_of(node) and _quantities(node, field).get(BANDWIDTH) == "0"
+            if bandwidth_owner_of(node) and _quantities(node, field).get(BANDWIDTH) == "0"
         )
         return Writes(status=stale, condition=condition)
     value = str(node_bandwidth.rate_bps)
@@ -104,11 +104,11 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
 
 
 def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
-    """Remove everything that we wrote, and the named annotations (``--cleanup``)."""
+    """Plan the removal of our capacity and condition, and of the named annotations (``--cleanup``)."""
     present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
     condition = conditions.find_condition(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
-    fields = ("capacity", "allocatable") if owner_of(node) == AGENT else ()
+    fields = ("capacity", "allocatable") if bandwidth_owner_of(node) == AGENT else ()
     return Writes(
         status=tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
@@ -134,30 +134,30 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
         return False
 
 
-def _obstacle(node: OwnNode, node_bandwidth: NodeBandwidth, disputed: str) -> Condition | None:
+def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, disputed: str) -> Condition | None:
     """The condition that says why another writer's value stays; None if ours may be written."""
-    owner, foreign = owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
+    owner, foreign = bandwidth_owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
         return _owned_by_other(f"names {owner}; remove it")
     if not owner and foreign:
         return _owned_by_other(f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}")
-    return _problem("Disputed", disputed) if disputed else None
+    return _false_condition("Disputed", disputed) if disputed else None
 
 
-def _state(node_bandwidth: NodeBandwidth) -> Condition:
+def _capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
     if node_bandwidth.warnings:
-        return _problem("Misconfigured", "; ".join(node_bandwidth.warnings))
+        return _false_condition("Misconfigured", "; ".join(node_bandwidth.warnings))
     if node_bandwidth.rate_bps is None:
-        return _problem("CapacityUnknown", node_bandwidth.explanation)
+        return _false_condition("CapacityUnknown", node_bandwidth.explanation)
     reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
     return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
 def _owned_by_other(detail: str) -> Condition:
-    return _problem("OwnedByOther", f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish")
+    return _false_condition("OwnedByOther", f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish")
 
 
-def _problem(reason: str, message: str) -> Condition:
+def _false_condition(reason: str, message: str) -> Condition:
     return conditions.make_condition(CONDITION, holds=False, reason=reason, message=message)
 
 

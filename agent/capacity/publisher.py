@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, updated_peak_bps
-from agent.capacity.publication import Writes, foreign_value, owner_of, plan_writes
+from agent.capacity.publication import Writes, bandwidth_owner_of, foreign_value, plan_writes
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.node import NodeView, OwnNode
@@ -60,7 +60,7 @@ class CompetingWriter:
         if now_s < self._wait_until_s:
             return self._reason
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
-        is_ours = owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
+        is_ours = bandwidth_owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
         if not is_ours or not foreign_value(node, self.written_bps):
             return ""
         self.written_bps = None  # Count each replacement once.

@@ -69,10 +69,10 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     if not any(uplinks.values()):
         return HardwareCapacity(None, "there is no default route")
     try:
-        by_family = {family: resolver.sum_of(indexes) for family, indexes in uplinks.items() if indexes}
+        by_family = {family: resolver.resolve_route(indexes) for family, indexes in uplinks.items() if indexes}
     except _UnknownCapacity as reason:
         indexes = [index for family_indexes in uplinks.values() for index in family_indexes]
-        return HardwareCapacity(None, str(reason), resolver.lowest_names(indexes))
+        return HardwareCapacity(None, str(reason), resolver.physical_device_names(indexes))
     smallest = min(by_family.values(), key=lambda resolved: resolved.mbps)
     explanation = smallest.explanation
     for family, other in by_family.items():
@@ -84,7 +84,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
 
 
 def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
-    """Indexes of the devices of the default routes in use, by IP version, and of the standby devices, in the table's order.
+    """Indexes of the devices of the default routes in use, by IP version, and of the standby devices, in order of the routing table.
 
     Of several default routes of the least metric the kernel uses the first whose device is up, and all hops if it is a multipath one.
     """
@@ -115,7 +115,7 @@ class _Resolver:
         """Name of a link, or its index if the link is gone."""
         return self._links[index].name if index in self._links else str(index)
 
-    def sum_of(self, uplinks: list[int]) -> _Resolved:
+    def resolve_route(self, uplinks: list[int]) -> _Resolved:
         """The sum of a route's devices; a device that is reached twice counts once.
 
         Raises:
@@ -135,7 +135,7 @@ class _Resolver:
             parts.append(resolved.explanation)
         return _Resolved(mbps, " + ".join(parts), names)
 
-    def lowest_names(self, uplinks: list[int]) -> tuple[str, ...]:
+    def physical_device_names(self, uplinks: list[int]) -> tuple[str, ...]:
         """Names of the lowest devices that can be found, whose counters show the node's traffic also if no speed is known."""
         names: set[str] = set()
         pending = [self._links[index] for index in uplinks if index in self._links]

@@ -285,9 +285,9 @@ class GroupPod(Object, frozen=True):
         return find_condition(self.status.conditions, type_)
 
     @property
-    def found_no_node(self) -> bool:
+    def scheduling_failed(self) -> bool:
         """Whether an attempt to schedule it failed (Unschedulable, SchedulerError)."""
-        return found_no_node(self.condition("PodScheduled"))
+        return scheduling_failed(self.condition("PodScheduled"))
 
 
 class ExtenderPodSpec(Wire, frozen=True):
@@ -305,19 +305,19 @@ class ExtenderPod(Wire, frozen=True):
     status: GroupPodStatus = GroupPodStatus()
 
     @property
-    def found_no_node(self) -> bool:
+    def scheduling_failed(self) -> bool:
         """Whether an earlier attempt to schedule it failed."""
-        return found_no_node(find_condition(self.status.conditions, "PodScheduled"))
+        return scheduling_failed(find_condition(self.status.conditions, "PodScheduled"))
 
 
-def found_no_node(scheduled: Condition | None) -> bool:
+def scheduling_failed(scheduled: Condition | None) -> bool:
     """Whether the condition PodScheduled reports a failed attempt; SchedulingGated may remain for a moment after a gate opened."""
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
-def has_extender(scheduler_name: str, names: Collection[str]) -> bool:
-    """Whether a scheduler calls the extender; ``names`` is ``scheduler.schedulerNames``, empty for all."""
-    return not names or scheduler_name in names
+def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> bool:
+    """Whether a scheduler calls the extender; ``scheduler_names`` is the setting ``scheduler.schedulerNames``, empty for all."""
+    return not scheduler_names or scheduler_name in scheduler_names
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
@@ -354,7 +354,7 @@ _decode_target = msgspec.json.Decoder(Target).decode
 
 
 def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
-    """A pod's planned node; None if it has none, or an unreadable one."""
+    """A pod's planned node; None if it has none, or an invalid one."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None
@@ -362,8 +362,8 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
         return None
 
 
-def current_target(pod: GroupPod) -> Target | None:
+def pending_target(pod: GroupPod) -> Target | None:
     """The target of a pod in kube-scheduler's queue; None after a failed attempt."""
-    if not pod.is_waiting or pod.is_gated or pod.found_no_node:
+    if not pod.is_waiting or pod.is_gated or pod.scheduling_failed:
         return None
     return target_of(pod)

@@ -10,7 +10,7 @@ import msgspec
 
 from controller.appgroups.status import ADMITTED
 from controller.cluster.eligibility import has_node_constraints
-from controller.cluster.pods import has_extender, target_of
+from controller.cluster.pods import calls_extender, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact, unix_seconds
 from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
@@ -84,7 +84,7 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
 
 def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
     """Whether node affinity places the pod, or its scheduler calls our extender."""
-    return pod.has_placement or has_extender(pod.scheduler, facts.our_schedulers)
+    return pod.has_placement or calls_extender(pod.scheduler, facts.our_schedulers)
 
 
 def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:

@@ -79,7 +79,7 @@ def propose(
     existing = _ExistingGroups(groups, namespace)
     components = _connected_components(internal, existing)
     index_of = {member: index for index, members in enumerate(components) for member in members}
-    owners = [existing.owner_of(members) for members in components]
+    owners = [existing.group_of(members) for members in components]
     edges: dict[int, list[ObservedDependency]] = defaultdict(list)
     for d in internal:
         client, server = index_of[d.client], index_of[d.server]
@@ -132,7 +132,7 @@ class _ExistingGroups:
                 return name, item
         return "", None
 
-    def owner_of(self, members: Iterable[WorkloadId]) -> str:
+    def group_of(self, members: Iterable[WorkloadId]) -> str:
         """The group that lists one of these workloads; empty without one."""
         return next((owner for w in sorted(members) if (owner := self._find(w)[0])), "")
 
@@ -190,7 +190,7 @@ def _connected_components(
     Components of two existing AppGroups are never joined.
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
-    sets = _DisjointSets({end: existing.owner_of([end]) for end in ends})
+    sets = _DisjointSets({end: existing.group_of([end]) for end in ends})
     traffic_of: dict[WorkloadId, float] = defaultdict(float)
     callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for d in edges:

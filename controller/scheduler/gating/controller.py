@@ -17,7 +17,7 @@ from controller.appgroups.order import order
 from controller.cluster.caches import Caches
 from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, has_extender, target_of
+from controller.cluster.pods import GroupPod, calls_extender, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.balance import advice_conditions, placed_group
@@ -181,7 +181,7 @@ class GatingController:
             self._stuck_pods.forget(key)
             self._waiting_events.forget(key)
             self.plans.reservations.forget(key)
-        elif old is not None and new.found_no_node and not new.pod_group and _last_attempt(old) != _last_attempt(new):
+        elif old is not None and new.scheduling_failed and not new.pod_group and _attempt_of(old) != _attempt_of(new):
             # A refused PodGroup, and a nominated node, on which pods are being preempted, do not mean that the planned host was refused.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
@@ -193,7 +193,7 @@ class GatingController:
     def _report_placement(self, pod: GroupPod) -> None:
         """Record an event on a pod that was bound, with the reason for its node."""
         target = target_of(pod)
-        if not has_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
+        if not calls_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
             return
         try:
             explanation = explain(self.state, pod)
@@ -284,7 +284,7 @@ class GatingController:
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 
-def _last_attempt(pod: GroupPod) -> tuple[bool, str]:
+def _attempt_of(pod: GroupPod) -> tuple[bool, str]:
     """Whether the last scheduling attempt found no node, and its message; tells attempts with different results apart."""
     scheduled = pod.condition("PodScheduled")
-    return pod.found_no_node, scheduled.message if scheduled is not None else ""
+    return pod.scheduling_failed, scheduled.message if scheduled is not None else ""

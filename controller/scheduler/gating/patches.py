@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, has_extender
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, calls_extender
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     is_daemon_pod,
@@ -30,7 +30,7 @@ _REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
     """By which means a pod receives its placement: always by affinity for schedulers without our extender."""
-    if not has_extender(pod.spec.scheduler_name, config.scheduler_names):
+    if not calls_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
 

@@ -11,7 +11,7 @@ import msgspec
 from controller.cluster.declared_replicas import DeclaredReplicas, limit_replicas
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, NodeSelector, current_target
+from controller.cluster.pods import GroupPod, NodeSelector, pending_target
 from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
@@ -60,7 +60,7 @@ class PlanInputs(NamedTuple):
             costs=costs.table,
             hosts=node_cache.hosts,
             used=node_cache.used,
-            released_targets={p.metadata.key: target for p in pods if (target := current_target(p)) is not None},
+            released_targets={p.metadata.key: target for p in pods if (target := pending_target(p)) is not None},
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=app_group,
             routings=self.state.routings_of(pods),

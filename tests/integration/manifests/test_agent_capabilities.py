@@ -37,7 +37,7 @@ async def main(pid, name):
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
         "same namespace": device.namespace_id == numbers["uid"],
-        "own index": processes.eth0_index(Path("/proc"), pid) == device.peer,
+        "own index": processes.pod_interface_index(Path("/proc"), pid) == device.peer,
         "ingress": any(q.device_index == device.index and q.params == params for q in after.qdiscs),
         "egress": any(q.device_index == through.index and q.params == params for q in after.qdiscs),
         "redirect": any(f.device_index == device.index and f.redirects_to == through.index for f in after.filters),

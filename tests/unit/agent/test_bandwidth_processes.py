@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.cni import Network, read_network
-from agent.bandwidth.processes import eth0_index, find_processes, parse_cgroup, shares_our_network
+from agent.bandwidth.processes import find_processes, is_in_host_network, parse_cgroup, pod_interface_index
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
 PLAIN = UID.replace("-", "")
@@ -67,8 +67,8 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
         "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"
         "14\teth0      :     1      V3\n"
     )
-    assert eth0_index(tmp_path, 5) == 14
-    assert eth0_index(tmp_path, 6) is None
+    assert pod_interface_index(tmp_path, 5) == 14
+    assert pod_interface_index(tmp_path, 6) is None
 
 
 def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
@@ -81,5 +81,5 @@ def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None
 
 
 def test_a_process_in_our_network_namespace_is_recognized() -> None:
-    assert shares_our_network(Path("/proc"), os.getpid())
-    assert not shares_our_network(Path("/proc"), 2**22 + 1)
+    assert is_in_host_network(Path("/proc"), os.getpid())
+    assert not is_in_host_network(Path("/proc"), 2**22 + 1)
