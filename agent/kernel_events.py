@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK, RTMGRP_TC
 
-from agent.netlink import each_datagram, each_message, open_socket, read_forever, set_receive_buffer
+from agent.netlink import each_datagram, each_message, open_socket, read_forever
 from kubekit import logs
 
 log = logs.get("agent.kernel")
@@ -45,13 +45,12 @@ class KernelEvents:
     async def run(self) -> None:
         """Listen until cancelled. If listening is not permitted, only wait, because other parts poll anyway."""
         try:
-            netlink = open_socket(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC)
+            netlink = open_socket(socket.NETLINK_ROUTE, RTMGRP_LINK | RTMGRP_TC, buffer_bytes=_BUFFER_BYTES)
         except OSError as error:
             log.warning("cannot listen to the kernel, changes are seen by polling", error=error.strerror)
             await asyncio.Event().wait()
             return
         with netlink:
-            set_receive_buffer(netlink, _BUFFER_BYTES)
             await read_forever(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:

@@ -36,8 +36,10 @@ class KernelError(KubekitError):
         self.code = code
 
 
-def open_socket(protocol: int, groups: int = 0) -> socket.socket:
+def open_socket(protocol: int, groups: int = 0, *, buffer_bytes: int = 0) -> socket.socket:
     """Open a socket that does not block, subscribed to a mask of multicast groups.
+
+    ``buffer_bytes`` is the size of its receive buffer, without CAP_NET_ADMIN at most net.core.rmem_max; 0 for the default.
 
     Raises:
         OSError: the socket is not permitted.
@@ -45,19 +47,16 @@ def open_socket(protocol: int, groups: int = 0) -> socket.socket:
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     netlink = socket.socket(socket.AF_NETLINK, kind, protocol)
     try:
+        if buffer_bytes:
+            try:
+                netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
+            except PermissionError:
+                netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         netlink.bind((0, groups))
     except OSError:
         netlink.close()
         raise
     return netlink
-
-
-def set_receive_buffer(netlink: socket.socket, size: int) -> None:
-    """Set the bytes of messages that may wait; without CAP_NET_ADMIN at most net.core.rmem_max."""
-    try:
-        netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
-    except PermissionError:
-        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
 async def read_forever(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:

@@ -15,17 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import (
-    ATTRIBUTE,
-    ERRNO,
-    HEADER,
-    KernelError,
-    each_datagram,
-    each_message,
-    open_socket,
-    read_forever,
-    set_receive_buffer,
-)
+from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, each_datagram, each_message, open_socket, read_forever
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
@@ -179,8 +169,7 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
                 on_datagram(data)
 
     try:
-        with open_socket(NETLINK_NETFILTER) as netlink:
-            set_receive_buffer(netlink, _EVENT_BUFFER_BYTES)
+        with open_socket(NETLINK_NETFILTER, buffer_bytes=_EVENT_BUFFER_BYTES) as netlink:
             netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
             await read_forever(netlink, read)
     except OSError as error:

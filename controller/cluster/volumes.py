@@ -239,7 +239,7 @@ class Volumes(Index):
 
 
 def claims_of(pod: GroupPod) -> Iterator[str]:
-    """Names of a pod's claims; that of an ephemeral volume consists of pod and volume."""
+    """Names of a pod's claims. The claim of an ephemeral volume is named POD-VOLUME."""
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
             yield volume.persistent_volume_claim.claim_name
@@ -310,9 +310,9 @@ def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
 
 
 def _combine(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
-    """One node selector that matches if an alternative does; none if an alternative (None) matches every node.
+    """One node selector that matches if an alternative does; no selector if an alternative is None, which every node matches.
 
-    Merges terms on one label, because there may be a thousand volumes.
+    Without alternatives, the selector has no terms and matches no node. Merges terms on one label, because there may be a thousand volumes.
     """
     values: dict[str, list[str]] = {}
     terms: list[NodeSelectorTerm] = []

@@ -44,7 +44,7 @@ class PodSelector(Section, frozen=True):
 
 
 class AnomalyCondition(Section, frozen=True):
-    """When a node is hot for long enough.
+    """How long a node must be above a threshold until its pods are moved.
 
     Attributes:
         timeout: time after which a hot node must be found hot again; seconds, or a duration such as ``1m``.
@@ -74,7 +74,7 @@ class WeightArgs(Section, frozen=True):
 
 
 DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, memory=70)
-"""koord-descheduler has no defaults."""
+"""Default thresholds. koord-descheduler has none."""
 
 
 class PoolArgs(Section, frozen=True):

@@ -23,9 +23,9 @@ class MoveCondition(NamedTuple):
     Attributes:
         name: the label ``condition`` of a metric has it too.
         requires: one sentence for users.
-        refusal: why a candidate does not meet it; empty if it does.
+        refusal: returns why a candidate does not meet it; empty if it does. That of ``node-fit`` also sets the candidate's target.
         strategies: those that check it.
-        scope: a failure stops moves of this pod, of all pods of its node (in LowNodeLoad), or of the round.
+        scope: a failure is one of the pod, of its node or of the round. In LowNodeLoad, the last two end the moves off the node.
     """
 
     name: str
@@ -36,7 +36,7 @@ class MoveCondition(NamedTuple):
 
 
 class FailedCondition(NamedTuple):
-    """The first condition that a candidate does not meet, and why."""
+    """A condition that a candidate does not meet, and why."""
 
     condition: MoveCondition
     why: str
@@ -45,12 +45,12 @@ class FailedCondition(NamedTuple):
 def report_first_failure(
     round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]
 ) -> FailedCondition | None:
-    """The first condition, in order, that the candidate does not meet, which is added to the round's skips or notes; None without one."""
+    """Find the first condition that the candidate fails, and add it to the round's skips or notes. None if it meets all."""
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
             if condition.scope == "round":
                 round_.add_note(why)
-            # What stops a whole node is shown once, in its `NodeState`. Only LowNodeLoad has such states.
+            # A failure of a whole node is reported once, in its `NodeState`. Only LowNodeLoad has such states.
             if condition.scope == "pod" or candidate.node_load is None:
                 round_.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)
@@ -207,7 +207,7 @@ MOVE_CONDITIONS = (
     MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",
               _workload_limit_refusal),
     MoveCondition("unavailable-limit", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable_refusal),
-    MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
+    MoveCondition("disruption-budget", "No PodDisruptionBudget selects it, or exactly one, which allows a disruption.",
               lambda r, c: r.budgets.unevictable_reason(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),

@@ -20,8 +20,9 @@ class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``gone`` if the pod no longer exists or the move is outdated, ``throttled`` if the API server is busy, ``refused`` by
-            a webhook or an invalid request, ``unknown`` without an answer: the pod may have been evicted.
+        kind: ``gone`` if the pod no longer exists or the move is outdated, ``throttled`` if the API server is busy,
+            ``forbidden`` if a right is missing or a webhook denies it, ``refused`` for an invalid request or a failing webhook,
+            ``unknown`` without a valid answer: the pod may have been evicted.
         message: the API server's message, or why the move is outdated.
     """
 
@@ -35,7 +36,7 @@ class EvictionResult(NamedTuple):
 
     @property
     def is_refused(self) -> bool:
-        """Whether a retry would be refused too, because a right is missing or a webhook objects."""
+        """Whether a retry would be refused too, because of a right, a webhook or the request itself."""
         return self.kind in {"forbidden", "refused"}
 
 

@@ -49,7 +49,7 @@ class PendingMove(Stored, frozen=True):
     """A move whose outcome is not known yet.
 
     Attributes:
-        at_s: time of its round, unix seconds.
+        at_s: time of the round that planned it, unix seconds.
         usage_percent_before: usage of the node's exceeded resources before the round, percent of allocatable.
         expected_relief_percent: percentage points by which this move should lower that usage.
         exceeded_thresholds: high thresholds of these resources, percent of allocatable.

@@ -241,7 +241,7 @@ def next_victim(
 ) -> Candidate | None:
     """The pod to move next; None if no move would relieve the node.
 
-    Sorted by priority, QoS class and eviction cost, lowest first; then pods whose move alone suffices, the smallest first; then
+    Order: by priority, QoS class and eviction cost, lowest first; then pods whose move alone suffices, the smallest first; then
     pods that use more; then younger ones; then by name.
 
     Args:
@@ -267,9 +267,9 @@ def next_victim(
 def nodes_to_taint(
     states: Iterable[NodeState], detectors: Mapping[str, AnomalyDetector], nodes: Mapping[str, Host]
 ) -> frozenset[str]:
-    """Nodes that should have `HOT_TAINT`: hot ones, and those above the middle between their thresholds, until they have low load.
+    """Nodes that should have `HOT_TAINT`: hot ones, and those above the midpoint of their thresholds, until they have low load.
 
-    Without the taint, replacements would make a node hot that is just below its threshold.
+    Without the taint, replacements would overload a node that is just below its threshold.
     """
 
     def is_tainted(name: str) -> bool:

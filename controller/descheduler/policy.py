@@ -18,6 +18,8 @@ CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
 _Limit = Annotated[int, Range(0, 1_000_000)]
 _NO_LIMIT = 1_000_000
+_MIGRATION = "MigrationController"
+_PLUGIN_OF_POINT = {"deschedule": "", "balance": "LowNodeLoad", "evict": _MIGRATION, "filter": _MIGRATION}
 
 
 class _Plugin(Section, frozen=True):
@@ -37,12 +39,7 @@ class _Plugins(Section, frozen=True):
 
     def check(self, field: str) -> None:
         """Raise ConfigError for a plugin that has no effect where it is enabled."""
-        for point, known in (
-            ("deschedule", ""),
-            ("balance", "LowNodeLoad"),
-            ("evict", "MigrationController"),
-            ("filter", "MigrationController"),
-        ):
+        for point, known in _PLUGIN_OF_POINT.items():
             for i, plugin in enumerate(getattr(self, point).enabled):
                 if plugin.name != known:
                     remedy = f"enable only {known} there" if known else "remove it"
@@ -172,7 +169,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     load_args = _read_load_args(load_document, load_field)
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
-    migration_document, migration_field = plugins.get("MigrationController", ({}, ""))
+    migration_document, migration_field = plugins.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
@@ -189,9 +186,8 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         limits["workload_backoff_s"] = parse_duration(
             backoff, join_path(migration_field, "objectLimiters.workload.duration")
         )
-    is_enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
-        low_node_load=load_args.resolve(load_field) if is_enabled else None,
+        low_node_load=load_args.resolve(load_field) if profile.plugins.balance.enabled else None,
         interval_s=None
         if interval is None
         else parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1),

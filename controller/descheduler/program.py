@@ -161,7 +161,7 @@ class Descheduler:
         # Usage of unknown pods is normal: pods start and end while it is read.
         reasons = ",".join(sorted(reason for reason in refused if reason != "unknown-pod"))
         message = "usage readings ignored" if reasons else "no usage readings are ignored any more"
-        log.change("usage-refused", reasons, message, count=sum(refused.values()))
+        log.change("usage-refused", reasons, message, count=sum(refused.values()) - refused["unknown-pod"])
         return unconfirmed
 
     async def _write_taints(self, decision: RoundDecision) -> None:

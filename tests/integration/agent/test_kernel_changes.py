@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.kernel_events import KernelEvents
-from agent.netlink import open_socket, set_receive_buffer
+from agent.netlink import open_socket
 from tests.integration.agent.pods_on_node import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change devices")
@@ -28,9 +28,8 @@ def device() -> Iterator[str]:
 
 
 def test_a_receive_buffer_may_exceed_the_limit_for_unprivileged_sockets() -> None:
-    with open_socket(socket.NETLINK_ROUTE) as netlink:
-        size = 2 * int(Path("/proc/sys/net/core/rmem_max").read_text())
-        set_receive_buffer(netlink, size)
+    size = 2 * int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with open_socket(socket.NETLINK_ROUTE, buffer_bytes=size) as netlink:
         assert netlink.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * size, "the kernel doubles it"
 
 
