@@ -5,7 +5,7 @@ Fields and enabled plugins without a counterpart here are errors that name them;
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -18,7 +18,7 @@ CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
 _Limit = Annotated[int, Range(0, 1_000_000)]
 _NO_LIMIT = 1_000_000
-_MIGRATION = "MigrationController"
+_MIGRATION: Final = "MigrationController"
 _PLUGIN_OF_POINT = {"deschedule": "", "balance": "LowNodeLoad", "evict": _MIGRATION, "filter": _MIGRATION}
 
 
