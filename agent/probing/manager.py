@@ -21,7 +21,7 @@ from agent.probing.plan_source import PlanSource, run_until
 from agent.probing.probe_responder import ProbeResponder, keep_announced
 from agent.probing.results import ResultsWriter
 from agent.probing.results_queue import ResultsQueue
-from agent.probing.scheduler import Outcome, ProbeScheduler
+from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from agent.probing.secret import SecretSource
 from kubekit import logs
 from kubekit.client import Client
@@ -117,7 +117,7 @@ class ProbingManager:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _record_outcome(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: ProbeOutcome) -> None:
         self._metrics.add(outcome)
         if outcome.sample is not None:
             self._results_queue.add(outcome.sample)

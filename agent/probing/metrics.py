@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 
 from agent.probing.plan_source import PlanSource
-from agent.probing.scheduler import Outcome
+from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Peer
 from netperf.probers.prober import FailureName
 from netperf.sample import PERCENTILES, NodeLocation, QualityFlag, Sample, Test
@@ -62,7 +62,7 @@ class ProbeMetrics:
         pairs = [_pair_of(p.origin, p.destination) for p in self._plans.own_probes if p.pair_index == 0]
         self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ProbeOutcome) -> None:
         """Add an outcome. Ignored if its zone pair has left the plan, its result is ``waiting``, or its node pair is an additional one.
 
         Series describe a zone pair by its first node pair.
@@ -145,7 +145,7 @@ class ProbeMetrics:
     def _counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            f"Probe runs, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureName)))}.",
+            f"Probe runs, and checks by datagrams alone, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureName)))}.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(

@@ -2,7 +2,7 @@
 
 A round is the plan's interval, in which each of this node's probes has a slot (`netperf.pacing`). Slots follow from the plan and the
 wall clock, so agents need not coordinate. A run of netperf is cut off when the node's next run starts, so a peer that drops packets
-costs only its own run. A stream for which the budget of bandwidth is spent is skipped and counted. Pairs without runs are measured by
+costs only its own run. A TCP_STREAM run is skipped and counted if the bandwidth budget is used up. Pairs without runs are measured by
 datagrams alone, once a round.
 """
 
@@ -55,18 +55,18 @@ MAX_SLEEP_S = 30.0
 Result = Literal["ok", "over-budget", "waiting"] | FailureName
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one run.
+class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one run, or of datagrams alone.
 
     Attributes:
         origin, destination, pair_index: of the probe.
         test: the test that was run.
         result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
-        sample: with ``ok``, and after a failed run if enough datagrams came back.
+        sample: after a run that succeeded, and otherwise if enough datagrams came back.
         failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
         run_flags: quality flags of the run; the sample has those of the measurement used for the cost.
-        peer_answered: an earlier failure is over.
+        peer_answered: whether the peer responded to the run or a datagram.
     """
 
     origin: NodeLocation
@@ -94,7 +94,7 @@ class ProbeScheduler:
         self,
         plans: PlanSource,
         max_stream_bps: float,
-        listener: Callable[[Outcome], None],
+        listener: Callable[[ProbeOutcome], None],
         background: BackgroundProber,
         *,
         wall_clock: Callable[[], float] = time.time,
@@ -122,7 +122,7 @@ class ProbeScheduler:
         for counts in (self._consecutive_failures, self._consecutive_failed_runs):
             for pair in counts.keys() - current:
                 del counts[pair]
-        self._changed.set()
+        self._changed.set()  # wakes all waiters; later ones get the new event
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class ProbeScheduler:
             pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
-            elif not await wait_until_set(changed, self._until_own_time_s(plan)):
+            elif not await wait_until_set(changed, self._seconds_to_phase(plan)):
                 # Concurrently, so that several dead hosts take no longer than one.
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
@@ -159,7 +159,7 @@ class ProbeScheduler:
         if self._plans.plan is plan:
             self._listener(self._conclude(probe, plan.settings.test, failure))
 
-    def _until_own_time_s(self, plan: ZonePlan) -> float:
+    def _seconds_to_phase(self, plan: ZonePlan) -> float:
         """Time until this node's phase of the round, which follows from a hash of the node's name."""
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
@@ -183,7 +183,7 @@ class ProbeScheduler:
                 return False
         return True
 
-    async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> Outcome:
+    async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
         probe, settings, test, now_s = scheduled.probe, plan.settings, scheduled.test, self._wall_clock()
         if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
             skipped = _make_outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
@@ -213,7 +213,7 @@ class ProbeScheduler:
             return plan.interval_s + minimum_s
         return max(minimum_s, following.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
 
-    def _conclude(self, probe: Probe, test: Test, run: Measurement | ProbeFailedError | None) -> Outcome:
+    def _conclude(self, probe: Probe, test: Test, run: Measurement | ProbeFailedError | None) -> ProbeOutcome:
         """Combine a run (None if none is planned) and datagrams into a pair's outcome, and log it if it changed."""
         datagrams, returned = self._background.close_window(probe)
         if isinstance(run, Measurement):
@@ -225,7 +225,9 @@ class ProbeScheduler:
         _log_change(outcome)
         return outcome
 
-    def _outcome_of_run(self, probe: Probe, test: Test, run: Measurement, datagrams: Measurement | None) -> Outcome:
+    def _outcome_of_run(
+        self, probe: Probe, test: Test, run: Measurement, datagrams: Measurement | None
+    ) -> ProbeOutcome:
         self._consecutive_failed_runs.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_instrument(run, datagrams, run_flags)
@@ -235,7 +237,7 @@ class ProbeScheduler:
 
     def _outcome_without_run(
         self, probe: Probe, test: Test, run: ProbeFailedError | None, datagrams: Measurement | None, returned: int
-    ) -> Outcome:
+    ) -> ProbeOutcome:
         """The outcome by datagrams, where no run is planned or it failed.
 
         A failed run is not a failure of the pair if datagrams come back. If neither succeeded, a failure is reported, because a missing
@@ -281,8 +283,8 @@ class ProbeScheduler:
         }
 
 
-def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Outcome:
-    return Outcome(
+def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> ProbeOutcome:
+    return ProbeOutcome(
         origin=probe.origin.location,
         destination=probe.destination.location,
         pair_index=probe.pair_index,
@@ -292,11 +294,12 @@ def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> Ou
     )
 
 
-def _log_change(outcome: Outcome) -> None:
+def _log_change(outcome: ProbeOutcome) -> None:
     """Log an outcome if its result differs from the last one of its destination and test."""
     destination, test, result = outcome.destination.node, outcome.test, outcome.result
     topic = f"{destination}/{test}"
     if result == "ok":
         log.change(topic, "", "probes succeed again", destination=destination, test=test)
     elif result != "waiting":
-        log.change(topic, result, "probe failed", destination=destination, test=test, why=result, detail=outcome.detail)
+        message = "probe skipped" if result == "over-budget" else "probe failed"
+        log.change(topic, result, message, destination=destination, test=test, why=result, detail=outcome.detail)

@@ -21,7 +21,7 @@ class BandwidthCommand(Command):
         ("bandwidth pod -A", "by pod"),
     )
     description = (
-        "Of nodes: capacity, and the sum of requests for network.aware.com/bandwidth. Of pods: requests, limits by annotation, and "
+        "Nodes: capacity, and the sum of requests for network.aware.com/bandwidth. Pods: requests, limits by annotation, and "
         "with --prometheus whether limits are enforced. Actual traffic is on the Grafana dashboard Bandwidth."
     )
 

@@ -32,11 +32,11 @@ async def write_status(
     """Write a status if it differs from the current one; returns the new object, else None.
 
     Args:
-        client: fenced by the leadership.
+        client: client with the leader's write fence.
         resource: kind of the object.
         current: the object as it was read; the API server rejects the write if there is a newer version.
         desired: the new status.
-        count_field: a counter that the CRD requires, written even if it is 0.
+        count_field: a counter that the CRD requires, and that is omitted from the encoded status if it is 0.
 
     Raises:
         KubekitError: it was not written.

@@ -33,7 +33,7 @@ _TOPOLOGY_LABELS = (
     (ZONE_LABEL, "failure-domain.beta.kubernetes.io/zone"),
     (REGION_LABEL, "failure-domain.beta.kubernetes.io/region"),
 )
-Stored = TypeVar("Stored", bound=Object)
+StorageObject = TypeVar("StorageObject", bound=Object)
 
 
 class VolumeNodeAffinity(Wire, frozen=True):
@@ -174,7 +174,7 @@ class Volumes(Index):
         """Update a class."""
         self._store(self._classes, name, new)
 
-    def _store(self, objects: dict[str, Stored], key: str, new: Stored | None) -> None:
+    def _store(self, objects: dict[str, StorageObject], key: str, new: StorageObject | None) -> None:
         before = objects.pop(key, None)
         if new is not None:
             objects[key] = new

@@ -31,7 +31,7 @@ class ZoneMap(msgspec.Struct, frozen=True):
         zones: zone -> the region that most of its nodes have; empty if none has one. Costs are written for it.
         locations: node name -> its own zone and region; either may be empty.
         unzoned: nodes without a zone label, sorted.
-        conflicting_regions: zones whose nodes have different regions, sorted; there may be no cost for nodes of the minority.
+        conflicting_regions: zones whose nodes have different regions, or only some with one, sorted.
     """
 
     zones: dict[str, str]

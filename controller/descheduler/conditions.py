@@ -124,7 +124,7 @@ def _replica_backoff_refusal(round_: Round, candidate: Candidate) -> str:
     uid = candidate.pod.uid
     if uid in round_.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
-    backoff = round_.history.backoff(uid, round_.now)
+    backoff = round_.history.running_backoff(uid, round_.now)
     if backoff is None:
         return ""
     return f"{backoff.reason}; not moved for another {(backoff.until_s - round_.now) / 60:.0f} min"
@@ -132,7 +132,7 @@ def _replica_backoff_refusal(round_: Round, candidate: Candidate) -> str:
 
 def _workload_backoff_refusal(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
-    backoff = round_.history.backoff(workload, round_.now)
+    backoff = round_.history.running_backoff(workload, round_.now)
     if backoff is None:
         return ""
     failed = f"{backoff.failures} moves that did not help ({backoff.reason})"

@@ -16,7 +16,7 @@ from controller.cluster.pods import Target, target_of
 from controller.descheduler.conditions import PLANNER, report_first_failure
 from controller.descheduler.config import ResolvedConfig
 from controller.descheduler.evaluation import EvaluatedMove, evaluate_moves
-from controller.descheduler.history import History, PendingMove, back_off
+from controller.descheduler.history import History, PendingMove, extend_backoff
 from controller.descheduler.low_node_load import LowNodeLoadRound
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.node_load import AnomalyDetector
@@ -118,7 +118,7 @@ class UnconfirmedRound:
                 del round_.moves[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
                 reason = candidate.planner_refusal
-                self._history = back_off(self._history, uid, reason, first_s, round_.now, max_s=max_s)
+                self._history = extend_backoff(self._history, uid, reason, first_s, round_.now, max_s=max_s)
                 continue
             candidate.target = target.node
             round_.reserve_target(candidate)

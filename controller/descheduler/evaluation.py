@@ -14,13 +14,13 @@ from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import (
     MAX_BREAKER_ENTRIES,
-    BackOff,
+    Backoff,
     BreakerEntry,
     History,
-    Outcome,
+    MoveOutcome,
     PendingMove,
-    back_off,
     drop_expired,
+    extend_backoff,
     remove_move,
     set_backoff,
     short_uid,
@@ -31,7 +31,7 @@ from controller.descheduler.usage import exceeded_resources, percents
 REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
 
-INEFFECTIVE_OUTCOMES: frozenset[Outcome] = frozenset(
+INEFFECTIVE_OUTCOMES: frozenset[MoveOutcome] = frozenset(
     ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-ready", "not-scheduled")
 )
 """Outcomes of moves that did not help."""
@@ -45,7 +45,7 @@ class EvaluatedMove(NamedTuple):
     """
 
     pending: PendingMove
-    outcome: Outcome
+    outcome: MoveOutcome
     backoff_s: float
 
 
@@ -55,7 +55,7 @@ def evaluate_moves(
     """Evaluate pending moves: the history after it, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     still_pending: list[PendingMove] = []
-    outcomes: list[tuple[PendingMove, Outcome]] = []
+    outcomes: list[tuple[PendingMove, MoveOutcome]] = []
     for pending in sorted(history.pending, key=lambda pending: pending.at_s):
         pending = _with_replacement(pending, snapshot, claimed_uids, now)
         outcome = _outcome(pending, snapshot, limits, now)
@@ -79,24 +79,24 @@ def evaluate_moves(
             history = msgspec.structs.replace(history, breaker_entries=entries)
         # Several moves of one workload that fail in one round count as one failure.
         if outcome in INEFFECTIVE_OUTCOMES and workload not in backed_off:
-            history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
+            history = extend_backoff(history, workload, outcome, limits.failure_backoff_s, now)
             backed_off.add(workload)
-        elif outcome == "helped" and not history.backoff(workload, now):
+        elif outcome == "helped" and not history.running_backoff(workload, now):
             # A success clears the failure count, but does not end a running back-off.
             backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
         # A back-off beyond MAX_BACKOFFS is dropped already.
-        running = history.backoff(workload, now) if outcome in INEFFECTIVE_OUTCOMES else None
+        running = history.running_backoff(workload, now) if outcome in INEFFECTIVE_OUTCOMES else None
         evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
     return drop_expired(history, limits, now), evaluated
 
 
-def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) -> History:
+def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: float) -> History:
     """Back off from the replacement with this uid, twice as long if its move did not help."""
     failures = int(outcome in INEFFECTIVE_OUTCOMES)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
-    return set_backoff(history, uid, BackOff(until_s, failures, reason))
+    return set_backoff(history, uid, Backoff(until_s, failures, reason))
 
 
 def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
@@ -144,7 +144,9 @@ def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids:
     return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older]
 
 
-def _outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
+def _outcome(
+    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
+) -> MoveOutcome | None:
     """The outcome of a move; None while it is not known."""
     move = pending.move
     if not pending.replacement_node:
@@ -164,7 +166,7 @@ def _outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, limits: Limits
     return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
 
 
-def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> Outcome | None:
+def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
     if _is_usage_missing(pending, snapshot):
         # Missing usage must not count as a success, which would clear failures and close the breaker.
         return None if may_wait else "unknown"
@@ -176,7 +178,7 @@ def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wa
 
 def _outcome_without_replacement(
     pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
-) -> Outcome | None:
+) -> MoveOutcome | None:
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
     if pod is not None and pod.uid == pending.move.uid:
         # The eviction was not sent, or its answer was lost. A pod may take long to terminate.

@@ -20,7 +20,7 @@ from netperf.contract import PART_OF
 
 log = logs.get("controller.descheduler")
 
-Outcome = Literal[
+MoveOutcome = Literal[
     "helped",
     "returned",  # the replacement is on the old node; for ZoneSurvival, in the old zone
     "node-still-hot",
@@ -41,11 +41,11 @@ MAX_BREAKER_ENTRIES = 1000
 MAX_REASON_CHARS = 100
 
 
-class Stored(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class HistoryRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Base of what is written into the ConfigMap."""
 
 
-class PendingMove(Stored, frozen=True):
+class PendingMove(HistoryRecord, frozen=True):
     """A move whose outcome is not known yet.
 
     Attributes:
@@ -74,13 +74,13 @@ def short_uid(uid: str) -> str:
     return f"{zlib.crc32(uid.encode()):08x}"
 
 
-class BackOff(Stored, frozen=True):
+class Backoff(HistoryRecord, frozen=True):
     """The back-off of a workload or a replica, which is not moved until it ends.
 
     Attributes:
         until_s: its end, unix seconds.
         failures: number of consecutive failures.
-        reason: an `Outcome`, ``refused`` for an eviction, or the planner's answer.
+        reason: an `MoveOutcome`, ``refused`` for an eviction, or the planner's answer.
     """
 
     until_s: float
@@ -88,14 +88,14 @@ class BackOff(Stored, frozen=True):
     reason: str = ""
 
 
-class Eviction(Stored, frozen=True):
+class Eviction(HistoryRecord, frozen=True):
     """An eviction that counts against ``limits.perWorkload``; ``at_s`` is unix seconds."""
 
     at_s: float
     workload: str
 
 
-class BreakerEntry(Stored, frozen=True):
+class BreakerEntry(HistoryRecord, frozen=True):
     """Whether a move helped, for the strategy's breaker; ``at_s`` is the time of its evaluation, unix seconds."""
 
     at_s: float
@@ -103,7 +103,7 @@ class BreakerEntry(Stored, frozen=True):
     has_helped: bool = False
 
 
-class History(Stored, frozen=True):
+class History(HistoryRecord, frozen=True):
     """State that the next leader continues from.
 
     Attributes:
@@ -114,11 +114,11 @@ class History(Stored, frozen=True):
     """
 
     pending: tuple[PendingMove, ...] = ()
-    backoffs: dict[str, BackOff] = {}
+    backoffs: dict[str, Backoff] = {}
     evictions: tuple[Eviction, ...] = ()
     breaker_entries: tuple[BreakerEntry, ...] = ()
 
-    def backoff(self, key: str, now: float) -> BackOff | None:
+    def running_backoff(self, key: str, now: float) -> Backoff | None:
         """The running back-off of a workload or a replica; None if there is none."""
         backoff = self.backoffs.get(key)
         return backoff if backoff is not None and backoff.until_s > now else None
@@ -143,17 +143,17 @@ def remove_move(history: History, removed: PendingMove) -> History:
     return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
 
 
-def back_off(
+def extend_backoff(
     history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
 ) -> History:
-    """Back off from a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
+    """Extend the back-off of a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
     before = history.backoffs.get(key)
     failures = (before.failures if before else 0) + 1
     until_s = now + backoff_s(failures, first_s, max_s)
-    return set_backoff(history, key, BackOff(until_s, failures, reason[:MAX_REASON_CHARS]))
+    return set_backoff(history, key, Backoff(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
-def set_backoff(history: History, key: str, backoff: BackOff) -> History:
+def set_backoff(history: History, key: str, backoff: Backoff) -> History:
     """Set the back-off of a workload or a replica. Of more than `MAX_BACKOFFS`, those that end first are dropped."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
@@ -170,7 +170,7 @@ def is_workload(key: str) -> bool:
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
     """The history without expired entries. Failure counts outlive their back-off, so that repeated failures back off longer."""
 
-    def keep_s(key: str, backoff: BackOff) -> float:
+    def keep_s(key: str, backoff: Backoff) -> float:
         if not backoff.failures:
             return 0.0
         return MAX_BACKOFF_S if is_workload(key) else limits.failure_backoff_s

@@ -19,7 +19,7 @@ from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
 from controller.descheduler.evict import EvictionResult, evict, outdated_reason
-from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, back_off, remove_move
+from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, extend_backoff, remove_move
 from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
 from controller.descheduler.round_plan import Move
@@ -228,6 +228,6 @@ class Descheduler:
             self._history = remove_move(self._history, pending)
         if is_live and result.is_refused:
             first_s = self._config.limits.failure_backoff_s
-            self._history = back_off(self._history, move.workload, "refused", first_s, self._wall())
+            self._history = extend_backoff(self._history, move.workload, "refused", first_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
         self._reporter.report_eviction(move, result)

@@ -12,7 +12,7 @@ from controller.descheduler.config import LimitsConfig, Strategy
 from controller.descheduler.decide import RoundDecision
 from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
 from controller.descheduler.evict import EvictionResult, ResultKind
-from controller.descheduler.history import History, Outcome, is_workload
+from controller.descheduler.history import History, MoveOutcome, is_workload
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
@@ -29,9 +29,9 @@ HOT_EFFECT = "PreferNoSchedule"
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _PREFIX = "netaware_descheduler"
-_INEFFECTIVE_TEXTS: dict[Outcome, str] = {
+_INEFFECTIVE_TEXTS: dict[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
-    "node-still-hot": "the node did not cool",
+    "node-still-hot": "the node is still overutilized",
     "cost-not-fallen": "its network cost did not fall",
     "not-scheduled": "its replacement has no node",
     "not-ready": "its replacement is not ready",
@@ -45,7 +45,7 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
 
 
 class RoundReporter:
-    """Writes events and log lines, once per change of state."""
+    """Writes events and log lines: once per eviction and evaluated move, otherwise once per change of state."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
@@ -130,7 +130,7 @@ def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, l
 
 
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges show the leader's newest round; other replicas have no series of gauges with labels, and 0 for others."""
+    """Metrics of rounds. Gauges show the leader's newest round; other replicas export no labelled gauges, and 0 for the rest."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -139,7 +139,7 @@ class DeschedulerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
-        results, outcomes = ", ".join(get_args(ResultKind)), ", ".join(get_args(Outcome))
+        results, outcomes = ", ".join(get_args(ResultKind)), ", ".join(get_args(MoveOutcome))
         self.rounds = counter(
             "rounds", "Rounds: finished, usage-missing (a source of usage failed), failed.", "outcome"
         )
@@ -163,7 +163,7 @@ class DeschedulerMetrics:
         for strategy in STRATEGIES:
             for result in get_args(ResultKind):
                 self.evictions.labels(strategy, result)
-            for outcome in get_args(Outcome):
+            for outcome in get_args(MoveOutcome):
                 self.outcomes.labels(strategy, outcome)
 
     def show_round(self, decision: RoundDecision) -> None:
@@ -183,7 +183,9 @@ class DeschedulerMetrics:
     def show_backoffs(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
         kinds = Counts(
-            "workload" if is_workload(key) else "replica" for key in history.backoffs if history.backoff(key, now)
+            "workload" if is_workload(key) else "replica"
+            for key in history.backoffs
+            if history.running_backoff(key, now)
         )
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.probing.scheduler import Outcome
+from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
 from netperf.sample import Measurement, Sample
 
@@ -31,10 +31,10 @@ def measured(p50_us: float = 500.0, **fields: Any) -> Measurement:
     return Measurement(p50_us=p50_us, **(usual | fields))
 
 
-def outcome(to: Peer, measurement: Measurement | None = None, **fields: Any) -> Outcome:
+def outcome(to: Peer, measurement: Measurement | None = None, **fields: Any) -> ProbeOutcome:
     """A run from `HERE`: ok with ``measurement``, else what ``fields`` say."""
     good = measurement and Sample(
         origin=HERE.location, destination=to.location, measurement=measurement, taken_at=1000.0
     )
     usual = {"test": "TCP_RR", "result": "ok", "sample": good}
-    return Outcome(origin=HERE.location, destination=to.location, **(usual | fields))
+    return ProbeOutcome(origin=HERE.location, destination=to.location, **(usual | fields))

@@ -10,7 +10,7 @@ import pytest
 
 from agent.probing.background import BackgroundProber
 from agent.probing.plan_source import PlanSource
-from agent.probing.scheduler import Outcome, ProbeScheduler
+from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from netperf.plans import Probe, ProbeSettings
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.prober import ProbeFailedError
@@ -45,8 +45,8 @@ class Steady(NetperfProber):
 @asynccontextmanager
 async def probing(
     prober: Steady | None, background: Answers | None = None
-) -> AsyncIterator[tuple[PlanSource, list[Outcome]]]:
-    outcomes: list[Outcome] = []
+) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
+    outcomes: list[ProbeOutcome] = []
     plans, loop = PlanSource("n1"), asyncio.get_running_loop()
     scheduler = ProbeScheduler(
         plans, 10e6, outcomes.append, background or Answers(), wall_clock=lambda: EPOCH + loop.time()
@@ -112,7 +112,7 @@ def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
     return measured(p50_us, prober="datagrams", test="UDP_RR", transactions=transactions)
 
 
-async def outcome_of(background: Answers, prober: Steady) -> Outcome:
+async def outcome_of(background: Answers, prober: Steady) -> ProbeOutcome:
     async with probing(prober, background) as (plans, outcomes):
         plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(120)
