@@ -83,7 +83,7 @@ async def test_changing_the_overlay_as_documented_takes_back_rights(kubectl: Kub
     controller = f"--as=system:serviceaccount:{NAMESPACE}:netaware-controller"
 
     async def apply(overlay: str) -> str:
-        words = shlex.split(line.replace("manifests/overlays/default", str(MANIFESTS / "overlays" / overlay)))
+        words = shlex.split(line.replace("dist/overlay", str(MANIFESTS / "overlays" / overlay)))
         return await pruning(*words[2:])
 
     async def may_evict() -> bool:
@@ -93,6 +93,7 @@ async def test_changing_the_overlay_as_documented_takes_back_rights(kubectl: Kub
     async def may_not() -> bool:
         return not await may_evict()
 
+    await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "descheduler"))  # the first installation
     await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
     await apply("descheduler")
     await eventually(may_evict)
