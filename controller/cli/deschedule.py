@@ -135,8 +135,8 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(cluster, history, RoundState(), settings, now, assume_lasting=True)
-    hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
-    inputs.node_cache.set_hot_nodes(frozenset(hot))
+    overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
+    inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""

@@ -92,9 +92,9 @@ class NodeCache:
         hosts: node name -> host.
         pods: pods whose requests are counted, by key.
         used: node name -> sum of its pods' requests, including "pods" and host ports.
-        version: counts changes of ``hosts`` and ``hot``, not of ``used``.
+        version: counts changes of ``hosts`` and ``avoided``, not of ``used``.
         freed: counts how often a pod freed resources.
-        hot: names of nodes above the descheduler's thresholds.
+        avoided: names of nodes that the descheduler finds overutilized; plans avoid them.
         templates: counted pods by template.
     """
 
@@ -102,7 +102,7 @@ class NodeCache:
         self.hosts: dict[str, Host] = {}
         self.used: dict[str, Amounts] = {}
         self.version = self.freed = 0
-        self.hot: frozenset[str] = frozenset()
+        self.avoided: frozenset[str] = frozenset()
         self.pods: dict[str, PodInfo] = {}
         self.templates: dict[TemplateKey, PodTemplate] = {}
 
@@ -122,10 +122,10 @@ class NodeCache:
             self.hosts[key] = host
             self.version += 1
 
-    def set_hot_nodes(self, hot: frozenset[str]) -> None:
-        """Set the hot nodes; a change of ``version`` makes pending plans obsolete."""
-        if hot != self.hot:
-            self.hot = hot
+    def set_avoided_nodes(self, names: frozenset[str]) -> None:
+        """Set the nodes that plans avoid; a change increments ``version``, which makes pending plans obsolete."""
+        if names != self.avoided:
+            self.avoided = names
             self.version += 1
 
     def on_pod_change(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:

@@ -47,8 +47,8 @@ class AnomalyCondition(Section, frozen=True):
     """How long a node must be above a threshold until its pods are moved.
 
     Attributes:
-        timeout: time after which a hot node must be found hot again; seconds, or a duration such as ``1m``.
-        consecutive_abnormalities: consecutive rounds above a threshold that make a node hot.
+        timeout: an anomaly ends after this time unless it is detected again; seconds, or a duration such as ``1m``.
+        consecutive_abnormalities: consecutive rounds above a threshold that make a node anomalous.
         consecutive_normalities: consecutive rounds within the thresholds that make it normal again.
     """
 

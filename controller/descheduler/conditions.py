@@ -168,7 +168,7 @@ def _unavailable_refusal(round_: Round, candidate: Candidate) -> str:
 
 
 REASON_CONDITIONS = (
-    MoveCondition("reason-duration", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
+    MoveCondition("reason-duration", "The reason has lasted: overutilized for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
               lambda _, c: c.duration_refusal, scope="node"),
     MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lag_refusal, LOAD_STRATEGIES, "node"),
 )  # fmt: skip

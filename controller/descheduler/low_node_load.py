@@ -1,4 +1,4 @@
-"""LowNodeLoad: moves pods off hot nodes until these are within their thresholds.
+"""LowNodeLoad: moves pods off overutilized nodes until these are within their thresholds.
 
 Free capacity is the sum of ``high x allocatable - usage`` over the nodes with low load (docs/descheduling.md): with a threshold
 of 70 %, 96 cores of which 20 % are in use can take another 48.
@@ -73,10 +73,10 @@ class LowNodeLoadRound(TargetFinder):
         keep_s = max(self._config.cache_timeout_s, 3 * self._round.config.interval_s)
         detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
         for pool in self._config.pools:
-            hot = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
-            for load in sorted(hot, key=lambda load: (-load.mean_percent, load.name)):
+            overutilized = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
+            for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
                 detector, needed = detectors[load.name], pool.anomaly.consecutive_abnormalities
-                if assume_lasting or detector.is_hot:
+                if assume_lasting or detector.is_anomalous:
                     self._relieve(load)
                 else:
                     why = f"overutilized for {detector.abnormal_rounds} of {needed} consecutive rounds"
@@ -84,7 +84,7 @@ class LowNodeLoadRound(TargetFinder):
         return detectors
 
     def states(self) -> tuple[NodeState, ...]:
-        """The states of all nodes, with the reason why a hot one is not relieved."""
+        """The states of all nodes, with the reason why an overutilized one is not relieved."""
         expired = self._round.snapshot.usage.expired
         return tuple(
             NodeState(
@@ -122,7 +122,7 @@ class LowNodeLoadRound(TargetFinder):
         return {resource: free[resource] - unassigned.get(resource, 0.0) for resource in RESOURCES if resource in free}
 
     def _relieve(self, load: NodeLoad) -> None:
-        """Plan moves off one hot node."""
+        """Plan moves off one overutilized node."""
         round_, kept_counts = self._round, Counter[str]()
         victims: list[Candidate] = []
         for pod in round_.snapshot.pods.where("node", load.name).values():
@@ -246,7 +246,7 @@ def next_victim(
 
     Args:
         victims: pods that may be moved.
-        load: load of the hot node.
+        load: load of the overutilized node.
         used: the node's usage after the moves planned so far.
         exceeded: resources above their threshold with that usage.
     """
@@ -267,7 +267,7 @@ def next_victim(
 def nodes_to_taint(
     states: Iterable[NodeState], detectors: Mapping[str, AnomalyDetector], nodes: Mapping[str, Host]
 ) -> frozenset[str]:
-    """Nodes that should have `HOT_TAINT`: hot ones, and those above the midpoint of their thresholds, until they have low load.
+    """Nodes that should have `HOT_TAINT`: anomalous ones, and those above the midpoint of their thresholds, until they have low load.
 
     Without the taint, replacements would overload a node that is just below its threshold.
     """
@@ -285,7 +285,7 @@ def nodes_to_taint(
     return frozenset(
         state.node
         for state in states
-        if (state.node in detectors and detectors[state.node].is_hot)
+        if (state.node in detectors and detectors[state.node].is_anomalous)
         or is_above(state, 0.5)
         # Keep the taint while usage is unknown.
         or (is_tainted(state.node) and (state.kind == "unknown" or is_above(state, 0.0)))

@@ -132,19 +132,19 @@ def usage_of(pod: PodInfo, snapshot: DeschedulerSnapshot, resources: Iterable[st
 
 @dataclass(frozen=True, slots=True)
 class AnomalyDetector:
-    """Decides by consecutive rounds whether one node has been hot for long enough.
+    """Decides by consecutive rounds whether one node has been overutilized for long enough.
 
     Attributes:
-        is_hot: overutilized for enough rounds; ends with enough normal rounds, or with the condition's timeout.
+        is_anomalous: overutilized for enough rounds; ends with enough normal rounds, or with the condition's timeout.
         is_avoided: the same without the timeout; plans avoid the node.
-        hot_since_s: time since which ``is_hot`` is true, unix seconds.
+        anomalous_since_s: time since which ``is_anomalous`` is true, unix seconds.
         abnormal_rounds, normal_rounds: number of consecutive rounds, up to the newest, in which it was overutilized, or not.
         known_at_s: time of the newest round in which the node's usage was known.
     """
 
-    is_hot: bool = False
+    is_anomalous: bool = False
     is_avoided: bool = False
-    hot_since_s: float = 0.0
+    anomalous_since_s: float = 0.0
     abnormal_rounds: int = 0
     normal_rounds: int = 0
     known_at_s: float = 0.0
@@ -152,12 +152,12 @@ class AnomalyDetector:
     def after_round(self, *, is_overutilized: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
         """The detector after one more round."""
         before = self
-        if self.is_hot and now - self.hot_since_s > float(condition.timeout):
+        if self.is_anomalous and now - self.anomalous_since_s > float(condition.timeout):
             before = AnomalyDetector(is_avoided=True)
         if is_overutilized:
             after = replace(before, abnormal_rounds=before.abnormal_rounds + 1, normal_rounds=0, known_at_s=now)
-            if not before.is_hot and after.abnormal_rounds >= condition.consecutive_abnormalities:
-                return replace(after, is_hot=True, is_avoided=True, hot_since_s=now)
+            if not before.is_anomalous and after.abnormal_rounds >= condition.consecutive_abnormalities:
+                return replace(after, is_anomalous=True, is_avoided=True, anomalous_since_s=now)
             return after
         normal_rounds = before.normal_rounds + 1
         if before.is_avoided and normal_rounds < condition.consecutive_normalities:

@@ -54,7 +54,7 @@ class Descheduler:
         config: the checked section ``descheduler``.
         recorder: writes events.
         registry: of the metrics.
-        inputs: the planner's inputs, from which snapshots are taken; the hot nodes are set there.
+        inputs: the planner's inputs, from which snapshots are taken; the nodes to avoid are set there.
         planner: confirms moves of pods that it placed.
         usage_reader: by default, one for the sources that the configuration names.
         wall: wall clock, unix seconds.
@@ -96,7 +96,7 @@ class Descheduler:
             await supervise({"budgets": self._budgets.run(), "rounds": self._rounds()})
         finally:
             self._metrics.clear()
-            self._inputs.node_cache.set_hot_nodes(frozenset())
+            self._inputs.node_cache.set_avoided_nodes(frozenset())
 
     async def _rounds(self) -> None:
         await self._caches.pods.synced.wait()
@@ -131,7 +131,7 @@ class Descheduler:
             self._metrics.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
             self._reporter.report_outcome(evaluated)
         avoided = frozenset(name for name, detector in self._state.detectors.items() if detector.is_avoided)
-        self._inputs.node_cache.set_hot_nodes(avoided)
+        self._inputs.node_cache.set_avoided_nodes(avoided)
         decision = await unconfirmed.confirm(self._planner.simulate_replacement)
         self._history = decision.history
         self._metrics.show_round(decision)

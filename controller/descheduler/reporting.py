@@ -153,7 +153,7 @@ class DeschedulerMetrics:
             registry=registry,
         )
         self._nodes = gauge("nodes", f"Nodes, by pool and load: {', '.join(LOAD_CLASSES)}.", "pool", "load")
-        self._hot = gauge("hot_nodes", "Nodes that have been hot for long enough.")
+        self._hot = gauge("hot_nodes", "Nodes that were overutilized for consecutiveAbnormalities rounds.")
         self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round cannot relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
         self._backed_off = gauge("backed_off", "Back-offs, by kind: workload or replica.", "kind")
@@ -174,7 +174,7 @@ class DeschedulerMetrics:
         for pool in {state.pool for state in plan.nodes}:
             for load in LOAD_CLASSES:
                 self._nodes.labels(pool, load).set(counts[pool, load])
-        self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.is_hot))
+        self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.is_anomalous))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
         self._skipped.clear()
         for condition, count in plan.skip_counts.items():

@@ -68,7 +68,7 @@ class NodeState(DescheduleOutput, frozen=True):
         usage_percent: percent of allocatable by resource.
         low, high: thresholds, percent by resource.
         stuck: hot for long enough, but still above a threshold after the planned moves.
-        why: why a hot node is not relieved, or its load is not known; empty otherwise.
+        why: why an overutilized node is not relieved, or its load is not known; empty otherwise.
     """
 
     node: str

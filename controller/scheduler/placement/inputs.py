@@ -66,7 +66,7 @@ class PlanInputs(NamedTuple):
             routings=self.state.routings_of(pods),
             has_topology=bool(costs.topology),
             volumes=self.volume_selectors(pods, replicas),
-            hot_hosts=node_cache.hot,
+            avoided_hosts=node_cache.avoided,
             foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,

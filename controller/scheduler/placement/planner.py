@@ -224,21 +224,21 @@ class _GroupPlanner:
             host_of = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
             return _Placement(request, problem, hints, host_of)
 
-        hot_hosts = self.snapshot.hot_hosts
-        if not hot_hosts:
+        avoided_hosts = self.snapshot.avoided_hosts
+        if not avoided_hosts:
             return search(request)
         waiting = [
-            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | hot_hosts)
+            msgspec.structs.replace(replica, refused_hosts=replica.refused_hosts | avoided_hosts)
             for replica in request.waiting
         ]
-        without_hot_hosts = search(msgspec.structs.replace(request, waiting=waiting))
-        if without_hot_hosts.shortfall() == (0, 0):
-            return without_hot_hosts
-        with_hot_hosts = search(request)
-        if with_hot_hosts.shortfall() < without_hot_hosts.shortfall():
-            return with_hot_hosts
+        without_avoided_hosts = search(msgspec.structs.replace(request, waiting=waiting))
+        if without_avoided_hosts.shortfall() == (0, 0):
+            return without_avoided_hosts
+        with_avoided_hosts = search(request)
+        if with_avoided_hosts.shortfall() < without_avoided_hosts.shortfall():
+            return with_avoided_hosts
         # Heat is not the reason for unplaced pods, because hot hosts would not help.
-        return without_hot_hosts._replace(request=request)
+        return without_avoided_hosts._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:
         """[replica] host in the previous plan, else a host that an outdated pod of its workload vacates, else -1."""

@@ -294,7 +294,7 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_end
         rules = settings({"anomalyCondition": anomaly}, intervalS=10)
         state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).state
         detector = state.detectors["n"]
-        signs += "H" if detector.is_hot else "w" if detector.is_avoided else "-"
+        signs += "H" if detector.is_anomalous else "w" if detector.is_avoided else "-"
     assert signs == found
 
 
@@ -325,7 +325,7 @@ def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds()
     rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), RoundState()
     for i in range(5):
         state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
-    assert state.detectors["hot"].is_hot, "five rounds of five minutes count"
+    assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
 
 
 def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> None:
@@ -414,7 +414,7 @@ def test_hot_nodes_and_those_above_the_middle_of_their_thresholds_are_tainted_un
 
     def tainted(cpu: float, *, kind: LoadClass = "normal", hot: bool = False) -> set[str]:
         states = [NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0}) for name in nodes]
-        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_hot=hot)), nodes))
+        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_anomalous=hot)), nodes))
 
     assert tainted(36) == {"plain", "tainted"}
     assert tainted(30) == {"tainted"}

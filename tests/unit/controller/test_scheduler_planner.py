@@ -109,7 +109,7 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         {"w1-0": "a"},
     ),
     "no limit is broken for a cool host": (
-        line((1, 1), most=9), "999", {"hot_hosts": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
+        line((1, 1), most=9), "999", {"avoided_hosts": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
         {"w1-0": "a"},
     ),
     "finished pods and those of no workload are left out": (
@@ -287,11 +287,11 @@ def test_a_hot_host_is_not_used_unless_it_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
-    asked = snapshot(line((1, 1)), nodes, hot_hosts=frozenset({"a"}), previous_targets=previous)
+    asked = snapshot(line((1, 1)), nodes, avoided_hosts=frozenset({"a"}), previous_targets=previous)
     asked = msgspec.structs.replace(asked, pods=[asked.pods[0], nowhere])
     plan = plan_group(asked)
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
-    plan = plan_group(msgspec.structs.replace(asked, hot_hosts=frozenset({"a", "b"})))
+    plan = plan_group(msgspec.structs.replace(asked, avoided_hosts=frozenset({"a", "b"})))
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "nothing else will do"
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], full]))

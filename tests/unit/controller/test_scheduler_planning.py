@@ -271,7 +271,7 @@ def bind_volume(world: World, _: str) -> None:
 
 
 def heat_target(world: World, target: str) -> None:
-    world.node_cache.set_hot_nodes(frozenset({target}))
+    world.node_cache.set_avoided_nodes(frozenset({target}))
 
 
 def bind_noisy_pod(world: World, target: str) -> None:
@@ -336,7 +336,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
 
     assert await simulated() == "n00", "it has room for the pod only because the pod is gone; n01 has none"
     world.add_node("n02", "z2")
-    world.node_cache.set_hot_nodes(frozenset({"n00"}))
+    world.node_cache.set_avoided_nodes(frozenset({"n00"}))
     assert await simulated() == "n02"
     with pytest.raises(PlanningError):
         await world.plans.simulate_replacement("d/g1", "d/missing", 0)
