@@ -75,7 +75,7 @@ class Cluster:
         ).stdout[-4000:]
 
     def apply(self, folder: Path) -> None:
-        """Apply an overlay as docs/install.md says, which prunes the one before, and wait for its rollout."""
+        """Apply an overlay as docs/upgrade.md says, which prunes the one before, and wait for its rollout."""
         self.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
         prune = ["--prune", "--applyset=netaware", "-n", NAMESPACE, "-k", str(folder)]
         self.run("apply", "--server-side", "--force-conflicts", *prune, env={"KUBECTL_APPLYSET": "true"})
