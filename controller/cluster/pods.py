@@ -214,6 +214,12 @@ class GroupPodStatus(Wire, frozen=True):
     init_container_statuses: list[ContainerStatus] | None = None
     pod_ips: list[PodIP] | None = msgspec.field(default=None, name="podIPs")
 
+    @property
+    def scheduling_failed(self) -> bool:
+        """Whether the last attempt to schedule the pod failed; SchedulingGated may remain for a moment after a gate opened."""
+        scheduled = find_condition(self.conditions, "PodScheduled")
+        return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
+
 
 class GroupPod(Object, frozen=True):
     """A pod as the API server sends it: the fields that any package reads."""
@@ -284,11 +290,6 @@ class GroupPod(Object, frozen=True):
         """Its condition of a type; None without one."""
         return find_condition(self.status.conditions, type_)
 
-    @property
-    def scheduling_failed(self) -> bool:
-        """Whether an attempt to schedule it failed (Unschedulable, SchedulerError)."""
-        return scheduling_failed(self.condition("PodScheduled"))
-
 
 class ExtenderPodSpec(Wire, frozen=True):
     """The spec of `ExtenderPod`."""
@@ -303,16 +304,6 @@ class ExtenderPod(Wire, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: ExtenderPodSpec = ExtenderPodSpec()
     status: GroupPodStatus = GroupPodStatus()
-
-    @property
-    def scheduling_failed(self) -> bool:
-        """Whether an earlier attempt to schedule it failed."""
-        return scheduling_failed(find_condition(self.status.conditions, "PodScheduled"))
-
-
-def scheduling_failed(scheduled: Condition | None) -> bool:
-    """Whether the condition PodScheduled reports a failed attempt; SchedulingGated may remain for a moment after a gate opened."""
-    return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
 def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> bool:
@@ -364,6 +355,6 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
 
 def pending_target(pod: GroupPod) -> Target | None:
     """The target of a pod in kube-scheduler's queue; None after a failed attempt."""
-    if not pod.is_waiting or pod.is_gated or pod.scheduling_failed:
+    if not pod.is_waiting or pod.is_gated or pod.status.scheduling_failed:
         return None
     return target_of(pod)

@@ -51,7 +51,7 @@ class PodFact(GroupPod, frozen=True):
     @property
     def is_unschedulable(self) -> bool:
         """Whether it is pending, and its scheduler tried it and found no node."""
-        return self.is_waiting and not self.spec.scheduling_gates and self.scheduling_failed
+        return self.is_waiting and not self.spec.scheduling_gates and self.status.scheduling_failed
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):

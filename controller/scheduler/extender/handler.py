@@ -153,7 +153,7 @@ class Extender:
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
         # A pod that found no node with the plan is filtered by the rule.
-        target = None if args.pod.scheduling_failed else self._target(args.pod, score_table)
+        target = None if args.pod.status.scheduling_failed else self._target(args.pod, score_table)
         planned = self._answers.encode_planned(args.nodenames, score_table, target) if target is not None else None
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
@@ -204,7 +204,7 @@ class Extender:
         nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
         if not score_table.neutral:
             nodes = self._nodes_passed_after_eviction(args.pod, nodes)
-        target = None if args.pod.scheduling_failed else self._target(args.pod, score_table)
+        target = None if args.pod.status.scheduling_failed else self._target(args.pod, score_table)
         if target is not None and target.node in nodes:
             planned = nodes[target.node]
             if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in nodes.values()):

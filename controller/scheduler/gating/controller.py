@@ -181,7 +181,7 @@ class GatingController:
             self._stuck_pods.forget(key)
             self._waiting_events.forget(key)
             self.plans.reservations.forget(key)
-        elif old is not None and new.scheduling_failed and not new.pod_group and _attempt_of(old) != _attempt_of(new):
+        elif old is not None and not new.pod_group and new.status.scheduling_failed and _attempt(old) != _attempt(new):
             # A refused PodGroup, and a nominated node, on which pods are being preempted, do not mean that the planned host was refused.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
@@ -284,7 +284,7 @@ class GatingController:
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 
-def _attempt_of(pod: GroupPod) -> tuple[bool, str]:
+def _attempt(pod: GroupPod) -> tuple[bool, str]:
     """Whether the last scheduling attempt found no node, and its message; tells attempts with different results apart."""
     scheduled = pod.condition("PodScheduled")
-    return pod.scheduling_failed, scheduled.message if scheduled is not None else ""
+    return pod.status.scheduling_failed, scheduled.message if scheduled is not None else ""

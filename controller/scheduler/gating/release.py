@@ -245,7 +245,7 @@ class _Decider:
         """
         if pod.other_gates or pod.metadata.key in self._queue.awaiting_rollout:
             return True
-        if pod.is_gated or not pod.scheduling_failed:
+        if pod.is_gated or not pod.status.scheduling_failed:
             return False
         pod_affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
         requires_pods = pod_affinity is not None and pod_affinity.required_during_scheduling_ignored_during_execution

@@ -119,7 +119,7 @@ class StuckPods:
         waits: list[float] = []
         for pod in pods:
             key = pod.metadata.key
-            if not pod.is_waiting or pod.is_gated or not pod.scheduling_failed:
+            if not pod.is_waiting or pod.is_gated or not pod.status.scheduling_failed:
                 self.forget(key)
                 continue
             self._histories.setdefault(key, _History(now))

@@ -117,7 +117,8 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
 
         async def refused() -> bool:
             condition, pods = await tried(client, namespace), await pods_of(client, namespace)
-            return condition is not None and condition.status == "False" and all(pod.scheduling_failed for pod in pods)
+            has_failed = condition is not None and condition.status == "False"
+            return has_failed and all(pod.status.scheduling_failed for pod in pods)
 
         await until(refused)
         left = await pods_of(client, namespace)

@@ -157,7 +157,7 @@ class World:
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
         wanted, carried = self.plans.reservations.host_requests_of(pod)["cpu"], target_of(pod)
         free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
-        if carried is not None and carried.node in free and not pod.scheduling_failed:
+        if carried is not None and carried.node in free and not pod.status.scheduling_failed:
             return carried.node
         return rng.choice(free) if free else ""
 

@@ -56,7 +56,7 @@ async def play(seed: int) -> int:
                 world.release(key, target)
             case "bind" if pod.is_waiting and not pod.is_gated and (node := world.free_node(pod, rng)):
                 world.bind(key, node)
-            case "refuse" if pod.is_waiting and not pod.is_gated and not pod.scheduling_failed:
+            case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
                 if (carried := target_of(pod)) is not None:
                     world.plans.reservations.refuse(world.pods[key], carried.node)
