@@ -74,7 +74,7 @@ async def _quiet() -> Figures:
         cpu_s, started = _cpu_s(agent), time.monotonic()
         await asyncio.sleep(QUIET_S)
         idle = (_cpu_s(agent) - cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
-        memory_mb = _memory_mb(agent)
+        memory_mb = psutil.Process(agent.process.pid).memory_info().rss / 2**20
     what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
     details = f"{what}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
     return {
@@ -134,10 +134,6 @@ def _cpu_s(agent: Agent) -> float:
     """CPU seconds of the agent itself so far, without its children."""
     times = psutil.Process(agent.process.pid).cpu_times()
     return float(times.user + times.system)
-
-
-def _memory_mb(agent: Agent) -> float:
-    return float(psutil.Process(agent.process.pid).memory_info().rss / 2**20)
 
 
 if __name__ == "__main__":

@@ -97,10 +97,6 @@ async def make_costs(client: Client) -> None:
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
 
-async def make_groups(client: Client, count: int, mode: str, handed: dict[str, Handover]) -> None:
-    await in_batches([make_group(client, number, mode, handed) for number in range(count // GROUP_SIZE)])
-
-
 async def make_group(client: Client, number: int, mode: str, handed: dict[str, Handover]) -> None:
     rng = random.Random(number)
     calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
@@ -153,7 +149,7 @@ async def run_mode(
     plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handed: dict[str, Handover]
 ) -> float:
     """Bind all pods once, and clean up; pods a second."""
-    await make_groups(client, pods, mode, handed)
+    await in_batches([make_group(client, number, mode, handed) for number in range(pods // GROUP_SIZE)])
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(counted(client))
         url = None

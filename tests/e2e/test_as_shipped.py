@@ -94,11 +94,6 @@ def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms, image
     return one
 
 
-def agent_images(cluster: Cluster) -> set[str]:
-    pods = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")["items"]
-    return {pod["spec"]["containers"][0]["image"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
-
-
 @pytest.mark.timeout(1500, func_only=True)
 def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(cluster: Cluster, tmp_path: Path) -> None:
     nodes, discipline = cluster.node_objects(), cluster.traffic_control()
@@ -123,7 +118,9 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
     places(cluster)
     images = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
     cluster.apply(on_top_of("enforce", folder=tmp_path, images=images))
-    assert agent_images(cluster) == {f"{AGENT.name}:{NEXT_VERSION}"}
+    agents = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")["items"]
+    images_of_agents = {p["spec"]["containers"][0]["image"] for p in agents if "deletionTimestamp" not in p["metadata"]}
+    assert images_of_agents == {f"{AGENT.name}:{NEXT_VERSION}"}
     uninstall_as_documented(cluster)
     for node in cluster.lab["nodes"]:
         cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity-")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
@@ -83,12 +82,6 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
             netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
 
-def shown_by_tc(device: str) -> dict[str, Any]:
-    shown: list[dict[str, Any]] = json.loads(run(f"tc -j qdisc show dev {device} root"))
-    options: dict[str, Any] = shown[0]["options"]
-    return options
-
-
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
     with node_pod(9) as pod, serving(pod):
@@ -119,7 +112,8 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
             statuses = of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
             for direction in ("ingress", "egress"):
                 device = device_of(pod, direction)
-                shown, status = shown_by_tc(device), statuses[direction]
+                shown = json.loads(run(f"tc -j qdisc show dev {device} root"))[0]["options"]
+                status = statuses[direction]
                 assert (status.verdict, status.device_name) == (verdict, device)
                 assert status.burst_bytes == pytest.approx(shown["burst"], rel=1e-3)
                 assert status.rate_bytes_per_s == shown["rate"]

@@ -61,13 +61,6 @@ async def open_gates(client: Client, namespace: str, pod: str) -> None:
     await client.request("PATCH", path, body={"spec": {"schedulingGates": None}}, content_type=MERGE_PATCH)
 
 
-async def until_leads(client: Client, namespace: str) -> None:
-    """Wait until the controller opens gates."""
-    await create_pod(client, namespace, "probe", group="a1", workload="P0")
-    await until(lambda: _open(client, namespace, "probe"))
-    await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
-
-
 async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
     found = [await events_of(client, namespace, pod) for pod in pods]
     return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
@@ -88,7 +81,9 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
             await until(lambda: _sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
         begins.set()
-        await until_leads(client, namespace)
+        await create_pod(client, namespace, "probe", group="a1", workload="P0")
+        await until(lambda: _open(client, namespace, "probe"))
+        await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
         await until(lambda: _sees_gated(controller, 1))
         await open_gates(client, namespace, "new")

@@ -112,13 +112,6 @@ def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
     return measured(p50_us, prober="datagrams", test="UDP_RR", transactions=transactions)
 
 
-async def outcome_of(background: Answers, prober: Steady) -> ProbeOutcome:
-    async with probing(prober, background) as (plans, outcomes):
-        plans.set_plan(plan(THERE[0]))
-        await asyncio.sleep(120)
-    return outcomes[-1]
-
-
 @pytest.mark.parametrize(
     ("measurement", "cost_source"),
     [
@@ -132,7 +125,10 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 ) -> None:
     background = Answers()
     background.measurement, background.returned = measurement, 100
-    outcome = await outcome_of(background, Steady())
+    async with probing(Steady(), background) as (plans, outcomes):
+        plans.set_plan(plan(THERE[0]))
+        await asyncio.sleep(120)
+    outcome = outcomes[-1]
     assert outcome.sample is not None
     assert (outcome.sample.cost_source, outcome.sample.measurement.prober) == (cost_source, "netperf")
     assert set(background.paused) == {True, False}

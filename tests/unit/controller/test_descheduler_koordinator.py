@@ -56,10 +56,6 @@ def high(names: Iterable[str], **more: Any) -> list[PodInfo]:
     return [free(name, priority=10_000, **more) for name in names]
 
 
-def best_effort(name: str) -> PodInfo:
-    return free(name, cpu="", qos="BestEffort")
-
-
 class Case(NamedTuple):
     """One of theirs.
 
@@ -126,7 +122,7 @@ CASES = [
     ),
     Case(
         "without priorities evicting best-effort pods only",
-        [*map(best_effort, ("p1", "p2", "p4", "p5")), free("p3"), *STAY, ON_N2],
+        [*(free(name, cpu="", qos="BestEffort") for name in ("p1", "p2", "p4", "p5")), free("p3"), *STAY, ON_N2],
         4,
         0,
         PODS_ARE_NO_LOAD + "; their best-effort pods use nothing, and n1 is at 40 % of cpu",

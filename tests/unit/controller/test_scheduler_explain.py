@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.explain import explain
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
@@ -17,14 +16,10 @@ from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topo
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
-def topology_of_cost(cost: int) -> NetworkTopology:
-    return topology({("z1", "z2"): cost, ("z2", "z1"): cost})
-
-
 def example(*placed: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
     nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
-    return state_of(nodes, topology_of_cost(20), CALLS, placed)
+    return state_of(nodes, topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placed)
 
 
 def planned(target: Target) -> dict[str, Any]:

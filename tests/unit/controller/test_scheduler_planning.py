@@ -270,10 +270,6 @@ def bind_volume(world: World, _: str) -> None:
     world.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
 
 
-def heat_target(world: World, target: str) -> None:
-    world.node_cache.set_avoided_nodes(frozenset({target}))
-
-
 def bind_noisy_pod(world: World, target: str) -> None:
     world.add_pod("d/other", "noisy", "P1", 1)
     world.bind("d/noisy", target)
@@ -281,17 +277,19 @@ def bind_noisy_pod(world: World, target: str) -> None:
     world.now += 60
 
 
-def open_other_gate(world: World, _: str) -> None:
-    world.change("d/b", spec={"schedulingGates": [{"name": GATE}]})
-
-
 @pytest.mark.parametrize(
     ("change", "hosts"),
     [
         (bind_volume, lambda target: {"d/a": {"n02"}}),
-        (heat_target, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
+        (
+            lambda world, target: world.node_cache.set_avoided_nodes(frozenset({target})),
+            lambda target: {"d/a": {"n00", "n01", "n02"} - {target}},
+        ),
         (bind_noisy_pod, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
-        (open_other_gate, lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}}),
+        (
+            lambda world, _: world.change("d/b", spec={"schedulingGates": [{"name": GATE}]}),
+            lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}},
+        ),
     ],
     ids=["a volume is bound", "its host is hot", "a foreign pod comes in its way", "another gate opens"],
 )

@@ -30,12 +30,6 @@ class Turns:
             await asyncio.sleep(0)
 
 
-def take_long() -> None:
-    until = time.perf_counter() + 2 * TIME_SLICE_S
-    while time.perf_counter() < until:
-        pass
-
-
 def config_map(name: str, value: str = "a") -> ConfigMap:
     return msgspec.convert(
         {"metadata": {"name": name, "namespace": "n", "resourceVersion": value}, "data": {"k": value}}, ConfigMap
@@ -66,7 +60,9 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
     reported: dict[str, ConfigMap] = {}
 
     def hear(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
-        take_long()
+        until = time.perf_counter() + 2 * TIME_SLICE_S
+        while time.perf_counter() < until:
+            pass
         if new is None:
             reported.pop(key)
         else:

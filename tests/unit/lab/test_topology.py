@@ -9,7 +9,7 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.commands.arguments import read_topology
-from lab.topology import Link, Topology, load, parse
+from lab.topology import Link, load, parse
 
 TWO = """\
 name: two
@@ -29,10 +29,6 @@ def refused(text: str) -> str:
     return str(caught.value)
 
 
-def delays_us(topology: Topology) -> list[float]:
-    return sorted(topology.link(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
-
-
 @pytest.mark.parametrize(
     ("name", "zones", "nodes", "least_us", "most_us"),
     [
@@ -45,7 +41,7 @@ def test_shipped_topologies_have_their_zones_and_delays(
 ) -> None:
     topology = load(name)
     assert (len(topology.zones), len(topology.nodes)) == (zones, nodes)
-    found = delays_us(topology)
+    found = sorted(topology.link(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
     assert [found[0], found[-1]] == pytest.approx([least_us, most_us], rel=0.1)
     assert len(set(found)) == len(found), "every pair of zones has a delay of its own"
 
