@@ -192,7 +192,7 @@ class _Resolver:
         return parent
 
     def _resolve_bond(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """The active slave in active-backup, else all slaves that are up; broadcast sends everything on each of them."""
+        """The active slave in active-backup; of all slaves that are up, the slowest in broadcast and balance-tlb, else the sum."""
         slaves, mode = self._ports_of(link), link.bond_mode
         name = BOND_MODES[mode] if mode is not None and mode < len(BOND_MODES) else link.kind
         if mode == BOND_ACTIVE_BACKUP:
@@ -207,7 +207,7 @@ class _Resolver:
             raise _UnknownCapacity(f"{link.name} ({name}) has no slave that is up")
         resolved = [self._resolve(slave, above) for slave in live]
         names = frozenset[str]().union(*(slave.physical_names for slave in resolved))
-        # balance-tlb sends on all slaves and receives on one.
+        # Broadcast sends everything on each slave; balance-tlb sends on all slaves and receives on one.
         combine = min if mode in {BOND_BROADCAST, BOND_TLB} else sum
         explanation = f"{link.name} ({name}: {', '.join(slave.explanation for slave in resolved)})"
         return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)

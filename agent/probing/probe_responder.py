@@ -25,7 +25,6 @@ log = logs.get("agent.probing")
 SILENCE_S = 30.0
 UNANNOUNCED_CHECK_S = 0.25
 ANNOUNCED_CHECK_S = 5.0
-"""Intervals of checking whether the endpoint answers."""
 MIN_PATCH_PAUSE_S = 1.0
 
 
@@ -46,7 +45,7 @@ class ProbeResponder:
 
     @property
     def problem(self) -> str:
-        """Why this node cannot be probed; empty otherwise."""
+        """Why the endpoint to announce, netserver's if it is installed, does not answer; empty if it does."""
         if self._netserver is not None:
             return "" if self._netserver.listening.is_set() else f"netserver: {self._netserver.failure or 'starting'}"
         is_ready = self._datagrams is not None and self._datagrams.listening.is_set()
@@ -69,7 +68,7 @@ class ProbeResponder:
                 group.create_task(self._netserver.run(), name="netserver")
 
     async def _answer_datagrams(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff()  # Never reset: once the responder listens, only cancellation ends it.
         while True:
             self._datagrams = DatagramResponder(self._address, self._datagram_port, self._secret)
             try:

@@ -1,4 +1,4 @@
-"""Reads spec.replicas of Deployments and StatefulSets that AppGroups name.
+"""Stores spec.replicas of all Deployments and StatefulSets, and limits the replicas for which a plan reserves resources.
 
 Plans reserve resources for pods that are about to be created. Without the permission to read workloads, only existing pods count.
 """
@@ -27,7 +27,7 @@ class ScalableWorkload(Object, frozen=True):
 
 
 class DeclaredReplicas:
-    """Stores of Deployments and StatefulSets."""
+    """Declared replicas of all Deployments and StatefulSets, filled by watches."""
 
     def __init__(self, client: Client) -> None:
         self._by_kind: dict[str, Reflector[ScalableWorkload]] = {
@@ -35,7 +35,7 @@ class DeclaredReplicas:
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """Tasks that fill the stores."""
+        """Coroutines that fill the stores, by name."""
         return {f"store {kind}": store.run() for kind, store in self._by_kind.items()}
 
     def subscribe(self, handler: Handler[ScalableWorkload]) -> None:

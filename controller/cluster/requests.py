@@ -123,7 +123,7 @@ def first_insufficient(requests: Mapping[str, int], allocatable: Mapping[str, in
 
 
 def _container_requests(container: PodContainer, status: ContainerStatus | None, *, infeasible: bool) -> Amounts:
-    """Requests of a container; an infeasible resize does not count."""
+    """Requests of a container: the maximum of actual, allocated and desired; desired ones of an infeasible resize do not count."""
     desired = parse_amounts(container.resources.requests)
     if status is None or (status.resources is None and not status.allocated_resources):
         return desired
