@@ -1,4 +1,4 @@
-"""``agent run``: runs all parts of the agent as supervised tasks, and ``--cleanup``."""
+"""Runs the agent (``agent run``), or removes what it wrote (``--cleanup``)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_A
 log = logs.get("agent")
 
 TLS_BUFFER_BYTES = 32 << 10
-"""Read buffer of a TLS connection, of which each watch has one. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
+"""Read buffer of each TLS connection; each watch has a connection. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
 
 
 async def run_agent(config: AgentConfig) -> None:
@@ -47,16 +47,16 @@ async def run_agent(config: AgentConfig) -> None:
     """
     cluster = load_cluster(config.credentials)
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
-    disable_created_metrics()  # type: ignore[no-untyped-call] # an unused series for each counter
+    disable_created_metrics()  # type: ignore[no-untyped-call] # they double the series of counters
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
         checks, view, kernel = Checks(), NodeView(), KernelEvents()
-        node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
-        node.subscribe(view.on_change)
+        node_store = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
+        node_store.subscribe(view.on_change)
         publisher = _capacity_publisher(client, view, config, kernel, registry)
-        tasks = {"node": node.run(), "kernel-events": kernel.run(), "capacity": publisher.run()}
-        stores: dict[str, Reflector[Any]] = {"node": node}
+        tasks = {"node": node_store.run(), "kernel-events": kernel.run(), "capacity": publisher.run()}
+        stores: dict[str, Reflector[Any]] = {"node": node_store}
         if config.bandwidth != "off" or config.traffic != "off":
             pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
             stores["pods"] = pods

@@ -63,7 +63,7 @@ class ProbeMetrics:
         self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
     def add(self, outcome: ProbeOutcome) -> None:
-        """Add an outcome. Ignored if its zone pair has left the plan, its result is ``waiting``, or its node pair is an additional one.
+        """Add an outcome, unless it is ``waiting``, its zone pair has left the plan, or its node pair is an additional one.
 
         Series describe a zone pair by its first node pair.
         """

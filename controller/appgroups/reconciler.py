@@ -27,7 +27,7 @@ from controller.cluster.membership import Membership, has_same_consent, has_same
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
-from controller.cluster.status_writing import report_conditions, retry_after, write_status
+from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
 from controller.cluster.zones import has_same_location
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -154,7 +154,7 @@ class AppGroupController:
         try:
             await self._write_status(key, group, facts, admission)
         except ApiError as error:
-            return retry_after(error, key, self._caches.app_groups)
+            return delay_after_failed_write(error, key, self._caches.app_groups)
         return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, admission: Condition | None) -> None:

@@ -56,7 +56,7 @@ async def write_status(
     )
 
 
-def retry_after(error: ApiError, key: str, store: Store[StatusResource]) -> float | None:
+def delay_after_failed_write(error: ApiError, key: str, store: Store[StatusResource]) -> float | None:
     """Seconds until an object whose write failed is reconciled again; None if it was deleted.
 
     Raises:

@@ -16,7 +16,7 @@ from controller.cluster.caches import Caches
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from controller.cluster.status_writing import report_conditions, retry_after, write_status
+from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, has_same_location
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
@@ -164,7 +164,7 @@ class TopologyController:
         try:
             await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
-            return retry_after(error, key, self._caches.topologies)
+            return delay_after_failed_write(error, key, self._caches.topologies)
         return min(RESYNC_S, self.planner.interval_s / 4)
 
     def _evaluate(

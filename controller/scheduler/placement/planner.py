@@ -237,7 +237,7 @@ class _GroupPlanner:
         with_avoided_hosts = search(request)
         if with_avoided_hosts.shortfall() < without_avoided_hosts.shortfall():
             return with_avoided_hosts
-        # Heat is not the reason for unplaced pods, because hot hosts would not help.
+        # The avoided hosts are not the reason for unplaced pods, because they would not help.
         return without_avoided_hosts._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:

@@ -38,7 +38,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         reserved: node -> requests of pods of other groups that are expected there, beyond ``used``.
         refused_hosts: pod key -> hosts that the scheduler refused to such pods, and that have not changed since.
         volumes: pod key, or workload selector for declared replicas without a pod -> node selectors of its volumes; all must match.
-        avoided_hosts: overloaded hosts by the descheduler, used only as a last resort.
+        avoided_hosts: hosts that the descheduler finds overutilized, used only as a last resort.
         foreign: bound pods outside the group that rules relate to its pods, see `foreign_pods`.
         turn: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.

@@ -18,7 +18,7 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.cluster.status_writing import retry_after
+from controller.cluster.status_writing import delay_after_failed_write
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.reading import read_facts
@@ -244,9 +244,9 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
 async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
     caches = Components(group()).appgroup_controller(StatusRecorder())[1]
     missing = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
-    assert retry_after(missing, "y/g", caches.app_groups) is None
+    assert delay_after_failed_write(missing, "y/g", caches.app_groups) is None
     with pytest.raises(ApiError):
-        retry_after(missing, "x/g", caches.app_groups)
+        delay_after_failed_write(missing, "x/g", caches.app_groups)
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:

@@ -17,10 +17,11 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler.evict import evict, outdated_reason
+from controller.descheduler.history import Backoff, History, HistoryStore
 from controller.descheduler.low_node_load import LowNodeLoadRound
 from controller.descheduler.program import Descheduler
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.wire import ObjectMeta
+from kubekit.wire import ConfigMap, ObjectMeta
 from tests.support.descheduled import (
     CALM,
     GI,
@@ -73,6 +74,29 @@ class Api:
 
     async def patch(self, _: Any, name: str, *__: Any, **___: Any) -> None:
         self.tainted.append(name)
+
+
+class StoredConfigMap:
+    """Stands for a client of an API server with one ConfigMap."""
+
+    data: dict[str, str] | None = None
+
+    async def get(self, *_: Any, **__: Any) -> ConfigMap:
+        return ConfigMap(data=self.data)
+
+    async def apply(self, _resource: Any, _name: str, body: dict[str, Any], *_: Any, **__: Any) -> None:
+        self.data = body["data"]
+
+
+async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> None:
+    api, history = StoredConfigMap(), History(backoffs={"default/Deployment/web": Backoff(NOW_S + 60)})
+    store = HistoryStore(cast("Any", api), "netaware-system")
+    await store.save(history)
+    assert await store.load() == history
+    api.data = {"history.json": "no history"}
+    assert await store.load() == History()
+    await store.save(history)
+    assert await store.load() == history
 
 
 class Pods(SimpleNamespace):
