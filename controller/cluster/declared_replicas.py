@@ -54,22 +54,22 @@ class DeclaredReplicas:
         return replicas
 
 
-def limit_replicas(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
-    """Replicas to plan for by workload, and how many declared replicas are left out.
+def limit_replicas(declared: Mapping[str, int], existing: Mapping[str, int], limit: int) -> tuple[dict[str, int], int]:
+    """Replicas to plan, by workload, and how many declared replicas are left out.
 
-    Users can declare any number of replicas, so those without a pod are limited to ``allowed``.
+    Users can declare any number of replicas, so those without a pod are limited to ``limit``.
 
     Args:
         declared: replicas by workload, in order of preference.
-        live: existing replicas that have not finished, by workload.
-        allowed: replicas to plan for beyond the existing ones.
+        existing: replicas that have not finished, by workload.
+        limit: replicas to plan for beyond the existing ones.
     """
     limited: dict[str, int] = {}
     left_out = 0
     for workload, replicas in declared.items():
-        existing = live.get(workload, 0)
-        missing = max(replicas - existing, 0)
-        planned = min(missing, allowed)
-        allowed, left_out = allowed - planned, left_out + missing - planned
-        limited[workload] = min(replicas, existing + planned)
+        present = existing.get(workload, 0)
+        missing = max(replicas - present, 0)
+        planned = min(missing, limit)
+        limit, left_out = limit - planned, left_out + missing - planned
+        limited[workload] = min(replicas, present + planned)
     return limited, left_out

@@ -27,6 +27,10 @@ Problem = Literal[
     "BadBandwidth",
     "BadCost",
 ]
+_UNRESOLVED: dict[Problem, str] = {
+    "UnknownDependency": "depends on an unknown workload",
+    "AmbiguousDependency": "depends on a name that several workloads have",
+}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -101,12 +105,6 @@ def build_graph(spec: AppGroupSpec) -> Graph:
                     min(earlier.max_network_cost, edge.max_network_cost),
                 )
     return Graph(tuple(workloads), tuple(edges.values()), tuple(faults))
-
-
-_UNRESOLVED: dict[Problem, str] = {
-    "UnknownDependency": "depends on an unknown workload",
-    "AmbiguousDependency": "depends on a name that several workloads have",
-}
 
 
 def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[Sequence[Dependency]], list[Fault]]:
