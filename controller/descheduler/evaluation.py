@@ -14,7 +14,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import (
     MAX_BREAKER_ENTRIES,
-    Backoff,
+    BackoffEntry,
     BreakerEntry,
     History,
     MoveOutcome,
@@ -96,7 +96,7 @@ def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: flo
     failures = int(outcome in INEFFECTIVE_OUTCOMES)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
-    return set_backoff(history, uid, Backoff(until_s, failures, reason))
+    return set_backoff(history, uid, BackoffEntry(until_s, failures, reason))
 
 
 def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:

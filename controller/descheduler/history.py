@@ -74,7 +74,7 @@ def short_uid(uid: str) -> str:
     return f"{zlib.crc32(uid.encode()):08x}"
 
 
-class Backoff(HistoryRecord, frozen=True):
+class BackoffEntry(HistoryRecord, frozen=True):
     """The back-off of a workload or a replica, which is not moved until it ends.
 
     Attributes:
@@ -114,11 +114,11 @@ class History(HistoryRecord, frozen=True):
     """
 
     pending: tuple[PendingMove, ...] = ()
-    backoffs: dict[str, Backoff] = {}
+    backoffs: dict[str, BackoffEntry] = {}
     evictions: tuple[Eviction, ...] = ()
     breaker_entries: tuple[BreakerEntry, ...] = ()
 
-    def running_backoff(self, key: str, now: float) -> Backoff | None:
+    def running_backoff(self, key: str, now: float) -> BackoffEntry | None:
         """The running back-off of a workload or a replica; None if there is none."""
         backoff = self.backoffs.get(key)
         return backoff if backoff is not None and backoff.until_s > now else None
@@ -150,10 +150,10 @@ def extend_backoff(
     before = history.backoffs.get(key)
     failures = (before.failures if before else 0) + 1
     until_s = now + backoff_s(failures, first_s, max_s)
-    return set_backoff(history, key, Backoff(until_s, failures, reason[:MAX_REASON_CHARS]))
+    return set_backoff(history, key, BackoffEntry(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
-def set_backoff(history: History, key: str, backoff: Backoff) -> History:
+def set_backoff(history: History, key: str, backoff: BackoffEntry) -> History:
     """Set the back-off of a workload or a replica. Of more than `MAX_BACKOFFS`, those that end first are dropped."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
@@ -170,7 +170,7 @@ def is_workload(key: str) -> bool:
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
     """The history without expired entries. Failure counts outlive their back-off, so that repeated failures back off longer."""
 
-    def keep_s(key: str, backoff: Backoff) -> float:
+    def keep_s(key: str, backoff: BackoffEntry) -> float:
         if not backoff.failures:
             return 0.0
         return MAX_BACKOFF_S if is_workload(key) else limits.failure_backoff_s

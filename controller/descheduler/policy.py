@@ -146,9 +146,7 @@ def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     data = document.get("data")
     texts = {k: v for k, v in data.items() if isinstance(v, str)} if isinstance(data, dict) else {}
     if len(texts) != 1:
-        raise ConfigError(
-            join_path(field, "data"), f"has {len(texts)} entries", f"give one, with a {CONFIGURATION_KIND}"
-        )
+        raise ConfigError(join_path(field, "data"), f"has {len(texts)} entries", f"give one {CONFIGURATION_KIND}")
     ((key, text),) = texts.items()
     return parse_policy(text, join_path(field, f"data[{key}]"))
 
@@ -157,9 +155,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     config.validate(field)
     profiles = join_path(field, "profiles")
     if len(config.profiles) > 1:
-        raise ConfigError(
-            profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools for different rules"
-        )
+        raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools")
     profile = config.profiles[0] if config.profiles else _Profile()
     plugins = {
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
@@ -174,11 +170,9 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     migration.validate(migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
     limits: dict[str, int | str | float | None] = {
-        "per_node": _smaller_limit(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _smaller_limit(
-            config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace
-        ),
-        "per_round": _smaller_limit(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_node": _smaller(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _smaller(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        "per_round": _smaller(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
     }
@@ -205,6 +199,6 @@ def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     return convert_object(document, LowNodeLoadArgs, field)
 
 
-def _smaller_limit(max_evictions: int | None, max_migrating: int | None) -> int | None:
+def _smaller(max_evictions: int | None, max_migrating: int | None) -> int | None:
     limits = max_evictions, _NO_LIMIT if max_migrating == 0 else max_migrating
     return min((limit for limit in limits if limit is not None), default=None)

@@ -18,7 +18,15 @@ from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, ResolvedConfig
 from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.evaluation import evaluate_moves
-from controller.descheduler.history import Backoff, BreakerEntry, Eviction, History, PendingMove, add_moves, short_uid
+from controller.descheduler.history import (
+    BackoffEntry,
+    BreakerEntry,
+    Eviction,
+    History,
+    PendingMove,
+    add_moves,
+    short_uid,
+)
 from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.node_load import AnomalyDetector
 from controller.descheduler.round_plan import Move

@@ -11,7 +11,7 @@ import pytest
 from controller.descheduler.conditions import CONDITIONS
 from tests.support.descheduled import (
     NOW_S,
-    Backoff,
+    BackoffEntry,
     BreakerEntry,
     Eviction,
     History,
@@ -138,12 +138,12 @@ CASES = [
     Case(
         "replica-backoff",
         {"uid": "q"},
-        {"memory": History(backoffs={"q": Backoff(NOW_S + 60, 1, "the planner")})},
+        {"memory": History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "the planner")})},
     ),
     Case(
         "workload-backoff",
         {},
-        {"memory": History(backoffs={WEB: Backoff(NOW_S + 7200, 2, "returned")})},
+        {"memory": History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")})},
         f"{WEB} backs off for another 120 min after 2 moves that did not help (returned)",
     ),
     Case(

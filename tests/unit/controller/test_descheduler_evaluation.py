@@ -12,7 +12,7 @@ from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import MAX_BACKOFFS, drop_expired, extend_backoff
 from tests.support.descheduled import (
     NOW_S,
-    Backoff,
+    BackoffEntry,
     BreakerEntry,
     DeschedulerSnapshot,
     Eviction,
@@ -86,11 +86,11 @@ def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
         "idle",
         "default/new",
     )
-    before = History(backoffs={WORKLOAD: Backoff(NOW_S + 100, 3)})
+    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
     memory, outcomes = evaluated_after(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
     assert WORKLOAD not in memory.backoffs, "a success ends the back-off"
-    resting = History(backoffs={WORKLOAD: Backoff(NOW_S + 5000, 3)})
+    resting = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
     memory, _ = evaluated_after(world(replica("new", "idle")), 306, memory=resting)
     assert memory.backoffs[WORKLOAD] == resting.backoffs[WORKLOAD], "a back-off that is not over is served"
     assert memory.pending == ()
@@ -101,7 +101,7 @@ def test_a_move_is_not_evaluated_without_usage() -> None:
     seen = world(replica("new", "idle"))
     for unseen in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
         blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), unseen)
-        before = History(backoffs={WORKLOAD: Backoff(NOW_S + 100, 3)})
+        before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
         memory, outcomes = evaluated_after(blind, 306, memory=before)
         assert outcomes == []
         assert evaluated_after(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
@@ -136,7 +136,7 @@ def test_five_returns_in_one_round_are_one_failure() -> None:
     moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
     memory, outcomes = evaluated_after(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
-    assert memory.backoffs[WORKLOAD] == Backoff(NOW_S + 10 + 7200, 1, "returned")
+    assert memory.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 7200, 1, "returned")
 
 
 def test_an_eviction_that_was_not_made_does_not_count() -> None:
@@ -174,7 +174,7 @@ def test_the_history_is_bounded_and_drops_the_back_offs_that_end_first() -> None
     assert len(memory.backoffs) == MAX_BACKOFFS
     assert "default/Deployment/w4" not in memory.backoffs
     assert len(msgspec.json.encode(memory)) < 1 << 19
-    replicas_first = History(backoffs={f"replica{i}": Backoff(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
+    replicas_first = History(backoffs={f"replica{i}": BackoffEntry(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
     memory, outcomes = evaluated_after(world(replica("new", "hot")), 10, memory=replicas_first)
     assert (outcomes, len(memory.backoffs)) == (["returned"], MAX_BACKOFFS)
 
@@ -182,11 +182,11 @@ def test_the_history_is_bounded_and_drops_the_back_offs_that_end_first() -> None
 def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_back_off() -> None:
     """A workload's for a week, a replica's for as long as a first failure."""
     over = {
-        "a/Deployment/over": Backoff(NOW_S - 1),
-        "a/Deployment/failed": Backoff(NOW_S - 86_400, 2),
-        "replica": Backoff(NOW_S - 60, 1),
+        "a/Deployment/over": BackoffEntry(NOW_S - 1),
+        "a/Deployment/failed": BackoffEntry(NOW_S - 86_400, 2),
+        "replica": BackoffEntry(NOW_S - 60, 1),
     }
-    old = {"a/Deployment/long-ago": Backoff(NOW_S - 8 * 86_400, 2), "old-replica": Backoff(NOW_S - 7300, 1)}
+    old = {"a/Deployment/long-ago": BackoffEntry(NOW_S - 8 * 86_400, 2), "old-replica": BackoffEntry(NOW_S - 7300, 1)}
     memory = History(evictions=(Eviction(NOW_S - 301, "a"), Eviction(NOW_S - 299, "b")), backoffs=over | old)
     kept = drop_expired(memory, LIMITS, NOW_S)
     assert [entry.workload for entry in kept.evictions] == ["b"]
@@ -220,7 +220,7 @@ def test_each_outcome_backs_off_its_workload_and_replacement(
     memory, outcomes = evaluated_after(view, after_s)
     helped, says_nothing = outcome == "helped", outcome in {"", "not-replaced"}
     assert outcomes == ([outcome] if outcome else [])
-    failed = Backoff(NOW_S + after_s + 7200, 1, outcome)
+    failed = BackoffEntry(NOW_S + after_s + 7200, 1, outcome)
     assert memory.backoffs.get(WORKLOAD) == (None if helped or says_nothing else failed)
     rests_s = HALF_A_DAY_S if helped else 2 * HALF_A_DAY_S
     assert replicas(memory) == ({NEW.uid: NOW_S + after_s + rests_s} if backs_off else {})

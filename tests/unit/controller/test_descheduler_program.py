@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler.evict import evict, outdated_reason
-from controller.descheduler.history import Backoff, History, HistoryStore
+from controller.descheduler.history import BackoffEntry, History, HistoryStore
 from controller.descheduler.low_node_load import LowNodeLoadRound
 from controller.descheduler.program import Descheduler
 from kubekit.errors import ApiError, KubekitError, UnreachableError
@@ -89,7 +89,7 @@ class StoredConfigMap:
 
 
 async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> None:
-    api, history = StoredConfigMap(), History(backoffs={"default/Deployment/web": Backoff(NOW_S + 60)})
+    api, history = StoredConfigMap(), History(backoffs={"default/Deployment/web": BackoffEntry(NOW_S + 60)})
     store = HistoryStore(cast("Any", api), "netaware-system")
     await store.save(history)
     assert await store.load() == history

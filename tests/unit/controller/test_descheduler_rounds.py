@@ -17,7 +17,7 @@ import msgspec
 from controller.cluster.eligibility import selects
 from tests.support.descheduled import (
     NOW_S,
-    Backoff,
+    BackoffEntry,
     BreakerEntry,
     DeschedulerConfig,
     DeschedulerSnapshot,
@@ -207,7 +207,7 @@ def make_memory(rng: random.Random, pods: list[PodInfo]) -> History:
     workloads = sorted({p.workload for p in pods if p.workload})
     some = rng.sample(workloads, min(len(workloads), rng.choice((0, 0, 1, 2))))
     return History(
-        backoffs={name: Backoff(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
+        backoffs={name: BackoffEntry(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
         evictions=tuple(Eviction(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
         pending=tuple(
             pending_move(
