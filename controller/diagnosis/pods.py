@@ -209,15 +209,20 @@ def _describe(pods: list[PodFact]) -> str:
 
 def _unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
     """Findings about pods whose labels name no workload, one for each namespace and problem."""
-    groups, newest, not_admitted = _groups_by_key(facts), _newest_by_owner(facts), set(_not_admitted(facts))
-    by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    groups, not_admitted = _groups_by_key(facts), set(_not_admitted(facts))
+    suspects: list[tuple[PodFact, str]] = []
     for pod in facts.pods:
         needs_group = pod.is_active and (pod.group or (pod.is_waiting and pod.is_gated))
         problem = label_problem(pod, groups) if needs_group else ""
         # The finding namespace-not-admitted covers these pods.
         is_covered = not pod.group_key and (pod.metadata.namespace, pod.group) in not_admitted
+        if problem and not is_covered:
+            suspects.append((pod, problem))
+    newest = _newest_by_owner(facts) if suspects else {}
+    by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    for pod, problem in suspects:
         # If the newest pod of the owner is right, a running rollout replaces this one.
-        if problem and not is_covered and label_problem(newest.get((pod.metadata.namespace, pod.owner), pod), groups):
+        if label_problem(newest.get((pod.metadata.namespace, pod.owner), pod), groups):
             by_label[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(by_label.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
@@ -282,13 +287,14 @@ def _untried(facts: Facts) -> Iterator[PodFinding]:
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     active = _active_schedulers(facts)
     for pod in facts.pods:
+        if not pod.is_waiting or pod.spec.scheduling_gates or pod.is_unschedulable:
+            continue
         name = pod.scheduler
         # A pod that was gated has the condition, and the time when its gate opened is unknown.
         timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled is None else GATED_ATTEMPT_TIMEOUT_S
         # An active scheduler may have a long queue.
         timeout_s = LONG_WAIT_S if name in active else timeout_s
-        is_overdue = pod.created_s is not None and facts.now - pod.created_s > timeout_s
-        if pod.is_waiting and not pod.spec.scheduling_gates and not pod.is_unschedulable and is_overdue:
+        if pod.created_s is not None and facts.now - pod.created_s > timeout_s:
             by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
         summary = f"{_describe(pods)}: no scheduler named {name} has answered"
@@ -320,9 +326,10 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[PodFinding]:
     groups = _groups_by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
+        if not pod.is_waiting or not pod.is_gated or pod.other_gates or pod.metadata.key in explained:
+            continue
         is_overdue = pod.created_s is not None and facts.now - pod.created_s > LONG_WAIT_S
-        is_ours = pod.is_waiting and pod.is_gated and not pod.other_gates
-        if is_ours and is_overdue and pod.metadata.key not in explained and not label_problem(pod, groups):
+        if is_overdue and not label_problem(pod, groups):
             by_group[pod.metadata.namespace, pod.group_key].append(pod)
     for (namespace, key), pods in sorted(by_group.items()):
         names = [pod.metadata.name for pod in pods[:MAX_AFFECTED]]
