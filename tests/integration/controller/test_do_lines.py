@@ -53,8 +53,9 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
 
     kinds = {CONTROLLER: DEPLOYMENTS, SCHEDULER: DEPLOYMENTS, "front": DEPLOYMENTS, AGENT: DAEMON_SETS}
     for name, resource in kinds.items():
-        selector = {"matchLabels": template(name)["metadata"]["labels"]}
-        await create(resource, name, {"selector": selector, "template": template(name)})
+        owned = template(name)
+        owned["metadata"]["labels"]["owned"] = "true"  # else the DaemonSet adopts agent-n1, and replaces it
+        await create(resource, name, {"selector": {"matchLabels": owned["metadata"]["labels"]}, "template": owned})
     front = {"workload": {"kind": "Deployment", "name": "front", "selector": "front"}}
     await create(APPGROUPS, "shop", {"numMembers": 1, "topologySortingAlgorithm": "KahnSort", "workloads": [front]})
     await create(NETWORK_TOPOLOGIES, "nt-default", {"configmapName": "netperf-metrics"})
