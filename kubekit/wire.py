@@ -119,7 +119,7 @@ class Node(Object, frozen=True):
     status: NodeStatus = NodeStatus()
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the condition Ready is True."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
 

@@ -70,4 +70,4 @@ async def await_usable(client: Client) -> None:
 
 def is_usable(node: Node) -> bool:
     """Whether a node is Ready and has none of the node controller's taints."""
-    return node.ready and not [t for t in node.spec.taints or () if t.key.startswith("node.kubernetes.io/")]
+    return node.is_ready and not [t for t in node.spec.taints or () if t.key.startswith("node.kubernetes.io/")]

@@ -50,8 +50,8 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
         address: address that its agent announces.
         zone: value of the zone label; empty without it.
         region: value of the region label; empty without it.
-        ready: whether its condition Ready is True.
-        schedulable: whether it is not cordoned.
+        is_ready: whether its condition Ready is True.
+        is_schedulable: whether it is not cordoned.
         has_ready_agent: whether an agent announces itself and its pod is ready.
         has_own_address: whether ``address`` is of this node or of its agent's pod.
     """
@@ -60,8 +60,8 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     zone: str
     region: str = ""
-    ready: bool = True
-    schedulable: bool = True
+    is_ready: bool = True
+    is_schedulable: bool = True
     has_ready_agent: bool = True
     has_own_address: bool = True
 
@@ -218,8 +218,8 @@ def _find_problem(node: ProbeNode) -> tuple[str, str] | None:
             f"over {MAX_NAME_LENGTH} characters: a result's key names both ends",
         ),
         (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
-        (not node.ready, "not-ready", "condition Ready is not True"),
-        (not node.schedulable, "unschedulable", "the node is cordoned"),
+        (not node.is_ready, "not-ready", "condition Ready is not True"),
+        (not node.is_schedulable, "unschedulable", "the node is cordoned"),
         (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
         (not is_address(node.address), "bad-address", f"{node.address!r} is not an IP address"),
         (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),

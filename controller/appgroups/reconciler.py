@@ -24,7 +24,7 @@ from controller.appgroups.status import (
 from controller.cluster.caches import Caches
 from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
 from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
@@ -75,7 +75,7 @@ class AppGroupController:
         registry: CollectorRegistry,
         *,
         indexes: GroupIndexes,
-        pods_of: Callable[[str], Iterable[GroupPod]],
+        pods_of: Callable[[str], Iterable[Pod]],
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
@@ -113,7 +113,7 @@ class AppGroupController:
             for other in self._membership.keys_named(key.rpartition("/")[2]):
                 self.enqueue(other)
 
-    def _on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
             # Only the pod's own group, because hundreds may have one name.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):

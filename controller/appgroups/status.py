@@ -16,7 +16,7 @@ from controller.appgroups.order import ALGORITHMS, FALLBACK, Order, order
 from controller.cluster.costs import NO_LOCATION, SAME_HOST_COST, CostTable, Location
 from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import AppGroup, AppGroupStatus, OrderedWorkload
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
 from kubekit.conditions import find_condition, make_condition, merge_conditions
@@ -67,7 +67,7 @@ class GroupFacts(msgspec.Struct, frozen=True):
 
 def gather_facts(
     group: AppGroup,
-    pods: Iterable[GroupPod],
+    pods: Iterable[Pod],
     locations: Mapping[str, Location],
     costs: CostTable,
     membership: Membership,

@@ -13,7 +13,7 @@ from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
 from controller.cli.style import BAD, FAINT, GOOD, make_table
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
@@ -79,7 +79,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     return answer, list(dict.fromkeys(remarks))
 
 
-def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
+def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[Pod]], list[str]]:
     """The planner's inputs, group (``namespace/name``) -> its pods, and remarks on objects that were left out."""
     snapshot = ClusterSnapshot(
         now_s=0.0,
@@ -91,7 +91,7 @@ def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, d
     )
     volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
     inputs = inputs_of(snapshot, map(reader.read, cluster.pods), volumes)
-    members: dict[str, list[GroupPod]] = defaultdict(list)
+    members: dict[str, list[Pod]] = defaultdict(list)
     for pod in cluster.pods:
         key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
         if key:

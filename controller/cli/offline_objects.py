@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
@@ -39,7 +39,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """
 
     nodes: list[Node] = []
-    pods: list[GroupPod] = []
+    pods: list[Pod] = []
     services: list[Service] = []
     volumes: list[PersistentVolume] = []
     claims: list[PersistentVolumeClaim] = []
@@ -52,7 +52,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
 
 _FIELDS: dict[str, tuple[str, type[Object]]] = {
     "Node": ("nodes", Node),
-    "Pod": ("pods", GroupPod),
+    "Pod": ("pods", Pod),
     "Service": ("services", Service),
     "PersistentVolume": ("volumes", PersistentVolume),
     "PersistentVolumeClaim": ("claims", PersistentVolumeClaim),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec
+from controller.cluster.pods import Pod, PodSpec
 from controller.cluster.resources import (
     APPGROUP_LABEL,
     APPGROUPS,
@@ -67,7 +67,7 @@ class _Template(Wire, frozen=True):
     """A pod template."""
 
     metadata: ObjectMeta = ObjectMeta()
-    spec: GroupPodSpec = GroupPodSpec()
+    spec: PodSpec = PodSpec()
 
 
 class _ControllerSpec(Wire, frozen=True):
@@ -99,7 +99,7 @@ class WorkloadController(Object, frozen=True):
 
 
 class _Deployment(Object, frozen=True):
-    """The controller's own Deployment, whose volumes `GroupPodSpec` leaves out."""
+    """The controller's own Deployment, whose volumes `PodSpec` leaves out."""
 
     spec: dict[str, Any] = {}
 
@@ -153,7 +153,7 @@ class Session:
         names = result_names(topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).zones))
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
             self._app_groups(is_needed=groups),
-            self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, is_needed=groups),
+            self.list_objects(PODS, Pod, None, APPGROUP_LABEL, is_needed=groups),
             self._pods(self.namespace, is_needed=bandwidth),
             self._pods(self.netaware_namespace, AGENT_POD_SELECTOR, is_needed=everything),
             self._results(names),
@@ -209,7 +209,7 @@ class Session:
             groups = await self.list_objects(APPGROUPS, AppGroup, self.namespace)
         return groups
 
-    async def pod(self, name: str) -> GroupPod:
+    async def pod(self, name: str) -> Pod:
         """One pod of the session's namespace, or of ``default`` if the session has all namespaces.
 
         Raises:
@@ -217,7 +217,7 @@ class Session:
         """
         namespace = self.namespace or "default"
         try:
-            return await self.client.get(PODS, name, GroupPod, namespace=namespace)
+            return await self.client.get(PODS, name, Pod, namespace=namespace)
         except ApiError as error:
             if not error.is_not_found:
                 raise
@@ -277,7 +277,7 @@ class Session:
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", is_needed: bool = True
     ) -> list[PodInfo]:
         pods = await self.list_objects(
-            PODS, GroupPod, namespace, label_selector, field_selector=field_selector, is_needed=is_needed
+            PODS, Pod, namespace, label_selector, field_selector=field_selector, is_needed=is_needed
         )
         return list(map(PodReader().read, pods))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader
 from controller.diagnosis.model import NetworkView
@@ -22,7 +22,7 @@ def note_unused_costs(session: Session, network: NetworkView) -> None:
         session.notes["costs"] = f"the scheduler does not use {name}"
 
 
-def pod_diagnosis(pod: GroupPod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
+def pod_diagnosis(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
     """The diagnosis of a pod that is one of ``facts``. Pure."""
     pod_fact = next(fact for fact in facts.pods if fact.metadata.key == pod.metadata.key)
     return diagnose_pod(pod_fact, facts, has_leader=has_leader(findings))

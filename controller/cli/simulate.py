@@ -22,7 +22,7 @@ from controller.cli.session import Session, WorkloadController
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
@@ -225,12 +225,12 @@ def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[W
     return groups[0], controllers
 
 
-def _pending_pods(group: AppGroup, graph: Graph, templates: Mapping[str, WorkloadController]) -> list[GroupPod]:
+def _pending_pods(group: AppGroup, graph: Graph, templates: Mapping[str, WorkloadController]) -> list[Pod]:
     """The declared replicas as pending pods. Raises ConfigError if there are more than `MAX_PODS`."""
     replicas = sum(max(0, templates.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
-    pods: list[GroupPod] = []
+    pods: list[Pod] = []
     for selector in graph.selectors:
         controller = templates.get(selector, WorkloadController())
         labels = {**controller.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
@@ -239,7 +239,7 @@ def _pending_pods(group: AppGroup, graph: Graph, templates: Mapping[str, Workloa
             metadata = msgspec.structs.replace(
                 template.metadata, namespace=group.metadata.namespace, name=f"replica-{len(pods):05d}", labels=labels
             )
-            pods.append(GroupPod(metadata=metadata, spec=template.spec))
+            pods.append(Pod(metadata=metadata, spec=template.spec))
     return pods
 
 

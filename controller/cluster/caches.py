@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
@@ -47,8 +47,8 @@ class Caches:
     def __init__(self, client: Client, namespace: str) -> None:
         self.netaware_namespace = namespace
         self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
-        self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
-        self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.group_pod)
+        self.pods: Reflector[PodInfo] = Reflector(client, PODS, Pod, transform=PodReader().read)
+        self.group_pods: FilteredStore[Pod] = FilteredStore(self.pods, lambda pod: pod.group_pod)
         self.agent_pods: FilteredStore[PodInfo] = FilteredStore(
             self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_PODS.matches(pod.labels) else None
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
+from controller.cluster.pods import Affinity, NodeSelector, NodeSelectorTerm, PodSpec, Toleration
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector, operator_matches
 from kubekit.wire import Node, Taint
@@ -43,7 +43,7 @@ def required_node_affinity(affinity: Affinity | None) -> NodeSelector | None:
     return node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
 
 
-def has_node_constraints(spec: GroupPodSpec) -> bool:
+def has_node_constraints(spec: PodSpec) -> bool:
     """Whether a pod has a node selector or required node affinity."""
     return bool(spec.node_selector) or required_node_affinity(spec.affinity) is not None
 
@@ -128,7 +128,7 @@ class Constraints:
         "spec",
     )
 
-    def __init__(self, spec: GroupPodSpec) -> None:
+    def __init__(self, spec: PodSpec) -> None:
         self.spec = spec
         self._selector, required = spec.node_selector or {}, required_node_affinity(spec.affinity)
         self._any_of = None if required is None else required.node_selector_terms or ()

@@ -23,8 +23,8 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         taints: NoSchedule and NoExecute taints, with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
-        schedulable: it is not cordoned.
-        ready: its condition Ready is True, or it has no conditions, as in hand-written files.
+        is_schedulable: it is not cordoned.
+        is_ready: its condition Ready is True, or it has no conditions, as in hand-written files.
         is_being_removed: an autoscaler is about to remove it.
         prefer_no_schedule_taints: PreferNoSchedule taints.
     """
@@ -34,8 +34,8 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
     allocatable: Amounts
-    schedulable: bool = True
-    ready: bool = True
+    is_schedulable: bool = True
+    is_ready: bool = True
     is_being_removed: bool = False
     prefer_no_schedule_taints: tuple[Taint, ...] = ()
 
@@ -44,12 +44,12 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         """Why no new pod should start there, even one that tolerates all taints; empty if one may."""
         if self.is_being_removed:
             return "about to be removed"
-        return "" if self.ready else "not Ready"
+        return "" if self.is_ready else "not Ready"
 
     @property
     def accepts_pods(self) -> bool:
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
-        return self.schedulable and not self.unavailable_reason
+        return self.is_schedulable and not self.unavailable_reason
 
     def unschedulable_reason(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
         """Why a plan does not place a pod there, regardless of other pods; empty if it may.
@@ -179,8 +179,8 @@ def host_of(node: Node) -> Host:
         labels,
         blocking_taints(node),
         parse_amounts(node.status.allocatable),
-        schedulable=not node.spec.unschedulable,
-        ready=node.ready or not node.status.conditions,
+        is_schedulable=not node.spec.unschedulable,
+        is_ready=node.is_ready or not node.status.conditions,
         is_being_removed=is_being_removed(node),
         prefer_no_schedule_taints=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
     )

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from controller.cluster.eligibility import Constraints, parse_int64
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.pods import Pod, PodSpec, PodStatus
 from controller.cluster.requests import has_infeasible_resize, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
@@ -70,7 +70,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     node: str
     phase: str
     is_terminating: bool
-    ready: bool
+    is_ready: bool
     priority: int
     qos: int
     eviction_cost: int
@@ -85,18 +85,18 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     egress: str | None = None
     host_ports: tuple[str, ...] = ()
     claim_names: tuple[str, ...] = ()
-    group_pod: GroupPod | None = None
+    group_pod: Pod | None = None
     ips: tuple[str, ...] = ()
 
     @property
-    def planning_pod(self) -> GroupPod:
+    def planning_pod(self) -> Pod:
         """The pod with its labels and constraints for planning, without requests."""
         # The time of deletion is not cached, and any time marks the pod as terminating.
         deleted_at = "1970-01-01T00:00:00Z" if self.is_terminating else None
         meta = ObjectMeta(
             name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=deleted_at
         )
-        return GroupPod(meta, self.constraints.spec)
+        return Pod(meta, self.constraints.spec)
 
     @property
     def host_requests(self) -> Mapping[str, int]:
@@ -148,7 +148,7 @@ class PodReader:
         self._requests: _InternPool[Mapping[str, int]] = _InternPool()
         self._labels: _InternPool[Mapping[str, str]] = _InternPool()
 
-    def read(self, pod: GroupPod) -> PodInfo:
+    def read(self, pod: Pod) -> PodInfo:
         """Convert one pod."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         evict = meta.annotation(EVICT_ANNOTATION).lower()
@@ -166,7 +166,7 @@ class PodReader:
             node=sys.intern(spec.node_name),
             phase=sys.intern(status.phase),
             is_terminating=meta.deletion_timestamp is not None,
-            ready=pod.ready,
+            is_ready=pod.is_ready,
             priority=spec.priority,
             qos=QOS_RANK.get(status.qos_class, 1),
             eviction_cost=eviction_cost,
@@ -185,8 +185,8 @@ class PodReader:
             ips=tuple(address.ip for address in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )
 
-    def _constraints_of(self, spec: GroupPodSpec) -> Constraints:
-        constraining = GroupPodSpec(
+    def _constraints_of(self, spec: PodSpec) -> Constraints:
+        constraining = PodSpec(
             node_selector=spec.node_selector,
             affinity=spec.affinity,
             tolerations=spec.tolerations,
@@ -194,7 +194,7 @@ class PodReader:
         )
         return self._constraints.get(constraining, lambda: Constraints(constraining))
 
-    def _requests_of(self, spec: GroupPodSpec, status: GroupPodStatus) -> Mapping[str, int]:
+    def _requests_of(self, spec: PodSpec, status: PodStatus) -> Mapping[str, int]:
         containers = [(c.name, c.resources.requests) for c in spec.containers or ()]
         init = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
         resizes = (status.container_statuses, status.init_container_statuses, has_infeasible_resize(status))
@@ -202,7 +202,7 @@ class PodReader:
         return self._requests.get(content, lambda: requests_of(spec, status))
 
 
-def _eviction_forbidden_by(pod: GroupPod, owner: OwnerReference | None, evict: str, eviction_cost: int) -> str:
+def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict: str, eviction_cost: int) -> str:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     kind = owner.kind if owner else ""
     is_critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")

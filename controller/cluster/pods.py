@@ -48,7 +48,7 @@ class ContainerPort(Wire, frozen=True):
     protocol: str = "TCP"
 
 
-class PodContainer(Wire, frozen=True):
+class Container(Wire, frozen=True):
     """A container; an init container with restartPolicy Always is a sidecar."""
 
     resources: ResourceRequirements = ResourceRequirements()
@@ -173,7 +173,7 @@ class SchedulingGroup(Wire, frozen=True):
     pod_group_name: str = ""
 
 
-class GroupPodSpec(Wire, frozen=True):
+class PodSpec(Wire, frozen=True):
     """The part of a pod's spec that netaware reads."""
 
     node_name: str = ""
@@ -185,8 +185,8 @@ class GroupPodSpec(Wire, frozen=True):
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
-    containers: list[PodContainer] | None = None
-    init_containers: list[PodContainer] | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
     overhead: dict[str, str] | None = None
     resources: ResourceRequirements = ResourceRequirements()
     host_network: bool = False
@@ -203,7 +203,7 @@ class ContainerStatus(Wire, frozen=True):
     resources: ResourceRequirements | None = None
 
 
-class GroupPodStatus(Wire, frozen=True):
+class PodStatus(Wire, frozen=True):
     """The part of a pod's status that netaware reads."""
 
     phase: str = ""
@@ -221,11 +221,11 @@ class GroupPodStatus(Wire, frozen=True):
         return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
-class GroupPod(Object, frozen=True):
-    """A pod as the API server sends it: the fields that any package reads."""
+class Pod(Object, frozen=True):
+    """A pod with all fields that the controller reads; the agent reads `kubekit.wire.Pod`."""
 
-    spec: GroupPodSpec = GroupPodSpec()
-    status: GroupPodStatus = GroupPodStatus()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
 
     @property
     def group(self) -> str:
@@ -276,7 +276,7 @@ class GroupPod(Object, frozen=True):
         return not self.spec.node_name and self.is_active
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """The Ready condition is True."""
         ready = self.condition("Ready")
         return ready is not None and ready.status == "True"
@@ -303,7 +303,7 @@ class ExtenderPod(Wire, frozen=True):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: ExtenderPodSpec = ExtenderPodSpec()
-    status: GroupPodStatus = GroupPodStatus()
+    status: PodStatus = PodStatus()
 
 
 def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> bool:
@@ -344,7 +344,7 @@ class Target(Wire, frozen=True):
 _decode_target = msgspec.json.Decoder(Target).decode
 
 
-def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
+def target_of(pod: Pod | ExtenderPod) -> Target | None:
     """A pod's planned node; None if it has none, or an invalid one."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
@@ -353,7 +353,7 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
         return None
 
 
-def pending_target(pod: GroupPod) -> Target | None:
+def pending_target(pod: Pod) -> Target | None:
     """The target of a pod in kube-scheduler's queue; None after a failed attempt."""
     if not pod.is_waiting or pod.is_gated or pod.status.scheduling_failed:
         return None

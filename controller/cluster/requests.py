@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
-from controller.cluster.pods import ContainerStatus, GroupPodSpec, GroupPodStatus, PodContainer
+from controller.cluster.pods import Container, ContainerStatus, PodSpec, PodStatus
 from kubekit import quantity
 from kubekit.errors import QuantityError
 
@@ -48,7 +48,7 @@ def parse_amounts(texts: Mapping[str, str] | None) -> Amounts:
     return {name: amount_or_zero(name, text) for name, text in (texts or {}).items()}
 
 
-def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
+def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     """A pod's requests by kube-scheduler's rule (component-helpers/resource, PodRequests, Kubernetes 1.36).
 
     The maximum of two sums: all containers and sidecars; an init container and the sidecars that started before it. Pod-level
@@ -86,7 +86,7 @@ def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amo
     return total
 
 
-def ports_of(spec: GroupPodSpec) -> tuple[str, ...]:
+def ports_of(spec: PodSpec) -> tuple[str, ...]:
     """A pod's host ports as resources, by kube-scheduler's rule (pkg/scheduler/util, GetHostPorts, Kubernetes 1.36).
 
     Init containers that are no sidecars have ended before the others start, so their ports do not count.
@@ -96,7 +96,7 @@ def ports_of(spec: GroupPodSpec) -> tuple[str, ...]:
     return tuple(f"{PORT_PREFIX}{port.protocol}/{port.host_port}" for port in ports if port.host_port)
 
 
-def host_requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
+def host_requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     """A pod's requests and host ports: `requests_of` and `ports_of`."""
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 
@@ -122,7 +122,7 @@ def first_insufficient(requests: Mapping[str, int], allocatable: Mapping[str, in
     return ""
 
 
-def _container_requests(container: PodContainer, status: ContainerStatus | None, *, infeasible: bool) -> Amounts:
+def _container_requests(container: Container, status: ContainerStatus | None, *, infeasible: bool) -> Amounts:
     """Requests of a container: the maximum of actual, allocated and desired; desired ones of an infeasible resize do not count."""
     desired = parse_amounts(container.resources.requests)
     if status is None or (status.resources is None and not status.allocated_resources):
@@ -133,7 +133,7 @@ def _container_requests(container: PodContainer, status: ContainerStatus | None,
     return requests
 
 
-def has_infeasible_resize(status: GroupPodStatus | None) -> bool:
+def has_infeasible_resize(status: PodStatus | None) -> bool:
     """Whether a resize in place is pending that the pod's node can never grant."""
     conditions = status.conditions or () if status else ()
     return any(c.type == RESIZE_PENDING and c.reason == INFEASIBLE for c in conditions)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from controller.cluster.index import Index
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from kubekit.wire import Object, ObjectMeta, Wire
 
 Node = TypeVar("Node", bound=Hashable)
@@ -155,7 +155,7 @@ class ServiceIndex(Index):
         services = (self.selecting(pod.namespace, pod.labels or {}) for pod in pods)
         return min((min((s.routing for s in each), default=Routing.ANY) for each in services), default=Routing.ANY)
 
-    def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
+    def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it, for the workloads of these pods."""
         by_namespace: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
         for pod in pods:

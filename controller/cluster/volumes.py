@@ -14,7 +14,7 @@ import msgspec
 
 from controller.cluster.eligibility import selects
 from controller.cluster.index import Index
-from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
+from controller.cluster.pods import NodeSelector, NodeSelectorTerm, Pod
 from controller.cluster.requests import amount_or_zero
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.stores import Store, subscribe_from_start
@@ -182,11 +182,11 @@ class Volumes(Index):
             self.version += 1
             self._selectors_by_claim_spec.clear()
 
-    def node_selectors_of_pod(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
+    def node_selectors_of_pod(self, pod: Pod) -> tuple[NodeSelector, ...]:
         """Node selectors of the volumes of a pod's claims; every one must match."""
         return self.node_selectors_of_claims(pod.metadata.namespace, claims_of(pod))
 
-    def node_selectors_of_next_replica(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
+    def node_selectors_of_next_replica(self, pod: Pod) -> tuple[NodeSelector, ...]:
         """Node selectors for another replica like this pod, with unbound claims in place of the pod's own ones.
 
         A pod's own claims are those of ephemeral volumes, and those that end in its name, as a StatefulSet names them.
@@ -238,7 +238,7 @@ class Volumes(Index):
         return self._selectors_by_claim_spec[key]
 
 
-def claims_of(pod: GroupPod) -> Iterator[str]:
+def claims_of(pod: Pod) -> Iterator[str]:
     """Names of a pod's claims. The claim of an ephemeral volume is named POD-VOLUME."""
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:

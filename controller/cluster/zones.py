@@ -69,7 +69,7 @@ def _most_common_region(regions: Counter[str]) -> str:
 class AgentPods(NamedTuple):
     """The agent's pods on one node: whether one of them is Ready, and their addresses."""
 
-    ready: bool
+    is_ready: bool
     ips: tuple[str, ...] = ()
 
 
@@ -81,7 +81,7 @@ def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
         agent_pods: by node name. Without an entry the agent counts as ready, because it may run outside of a pod.
     """
     announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    pods = agent_pods.get(node.metadata.name, AgentPods(ready=True))
+    pods = agent_pods.get(node.metadata.name, AgentPods(is_ready=True))
     known_addresses = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
     text = announcement.address if announcement is not None and announcement.address else node.status.internal_ip
     address = read_address(text)
@@ -90,9 +90,9 @@ def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
         address=text if address is None else str(address),  # Normalized, because an IPv6 address has several spellings.
         zone=node.metadata.label(ZONE_LABEL),
         region=node.metadata.label(REGION_LABEL),
-        ready=node.ready,
-        schedulable=not node.spec.unschedulable,
-        has_ready_agent=announcement is not None and pods.ready,
+        is_ready=node.is_ready,
+        is_schedulable=not node.spec.unschedulable,
+        has_ready_agent=announcement is not None and pods.is_ready,
         has_own_address=address is not None and address in known_addresses,
     )
 
@@ -102,8 +102,8 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
     by_node: dict[str, AgentPods] = {}
     for pod in pods:
         if pod.node:
-            ready, ips = by_node.get(pod.node, AgentPods(ready=False))
-            by_node[pod.node] = AgentPods(ready or (pod.ready and not pod.is_terminating), (*ips, *pod.ips))
+            is_ready, ips = by_node.get(pod.node, AgentPods(is_ready=False))
+            by_node[pod.node] = AgentPods(is_ready or (pod.is_ready and not pod.is_terminating), (*ips, *pod.ips))
     return by_node
 
 

@@ -155,7 +155,7 @@ def _outcome(
     if pending.replacement_node == move.node or age_s < limits.evaluate_after_s:
         return "returned" if pending.replacement_node == move.node else None
     pod = snapshot.pods.by_key.get(pending.replacement_pod)
-    if pod is not None and pod.uid == pending.replacement_uid and not pod.ready:
+    if pod is not None and pod.uid == pending.replacement_uid and not pod.is_ready:
         return "not-ready"
     if move.strategy == "ZoneSurvival":
         return "helped" if _is_in_other_zone(pending, snapshot) else "returned"

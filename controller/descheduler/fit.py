@@ -9,7 +9,7 @@ import msgspec
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
@@ -29,7 +29,7 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
     return f"0/{sum(reasons.values())} nodes are available: {parts}"
 
 
-def without_plan_affinity(pod: PodInfo) -> GroupPod:
+def without_plan_affinity(pod: PodInfo) -> Pod:
     """The pod without the node affinity that netaware added, which its replacement will not have."""
     return pod.planning_pod if pod.group_pod is None else without_added_requirement(pod.group_pod)
 

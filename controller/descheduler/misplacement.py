@@ -211,7 +211,7 @@ class MisplacementRound(TargetFinder):
         """Plan the candidate's move, if it meets all conditions; ``pods`` are those of its AppGroup."""
         round_, pod = self._round, candidate.pod
         group = round_.snapshot.group_of(pod)
-        ready = sum(1 for p in pods.values() if p.ready and p.uid not in round_.moves)
+        ready = sum(1 for p in pods.values() if p.is_ready and p.uid not in round_.moves)
         required = max(len(pods), self._network.groups[group].spec.num_members)
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]

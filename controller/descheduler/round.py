@@ -193,7 +193,7 @@ class Round:
             pods = self.snapshot.pods.where("workload", pod.workload) or {pod.key: pod}
             present = [p for p in pods.values() if p.is_active]
             size = len(present) + self.awaited_replacements[workload]
-            self._sizes[workload] = WorkloadSize(size, sum(not p.ready for p in present))
+            self._sizes[workload] = WorkloadSize(size, sum(not p.is_ready for p in present))
         return self._sizes[workload]
 
     def add_note(self, text: str) -> None:

@@ -55,11 +55,11 @@ def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[Ag
     """The agent's state, and why it is not ``up``; for an agent that is ``up``, the problem that it reports."""
     reported = announcement.problem if announcement is not None else ""
     checks: Sequence[tuple[bool, AgentState, str]] = (
-        (node.ready, "excluded", "node is not Ready"),
+        (node.is_ready, "excluded", "node is not Ready"),
         (announcement is not None, "down", "no agent has announced itself on this node"),
         (node.has_ready_agent, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
         (bool(node.zone), "excluded", "node has no zone label"),
-        (node.schedulable, "excluded", "node is cordoned"),
+        (node.is_schedulable, "excluded", "node is cordoned"),
         (is_address(node.address), "down", f"the agent's address {node.address!r} is not an IP address"),
         (node.has_own_address, "down", f"the agent's address {node.address} is not one of its node or pod"),
     )

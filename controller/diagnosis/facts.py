@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPod
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Pod
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
 from controller.diagnosis.snapshot import ControlPlaneStatus
@@ -16,7 +16,7 @@ from kubekit.wire import Condition, Taint, parse_time
 from netperf.contract import NETAWARE_NAMESPACE
 
 
-class PodFact(GroupPod, frozen=True):
+class PodFact(Pod, frozen=True):
     """A pod that is pending or has the label of an AppGroup, with what follows from other objects.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from controller.cluster.pods import GroupPodSpec
+from controller.cluster.pods import PodSpec
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, MAX_CAUSES, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
@@ -120,7 +120,7 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
     """
     if not pod.node:
         return reason_in_message(
-            pod.reason, pod.name, facts.netaware_namespace, "", NodeSurveys(facts.nodes).survey(GroupPodSpec())
+            pod.reason, pod.name, facts.netaware_namespace, "", NodeSurveys(facts.nodes).survey(PodSpec())
         ).fix
     logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", facts.netaware_namespace, pod.name)
     if not pod.reason:

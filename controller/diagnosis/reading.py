@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, Placement, placement_of, target_of
+from controller.cluster.pods import Placement, Pod, placement_of, target_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.facts import Facts, NodeFact, PodFact, unix_seconds
@@ -68,7 +68,7 @@ class ProgramPodObject(Object, frozen=True):
     status: _Status = _Status()
 
 
-def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
+def read_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     """The facts of a snapshot, with one more pod if that is not in it."""
     status, membership = snapshot.control_plane or ControlPlaneStatus(), snapshot.membership
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
@@ -144,7 +144,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
     return tuple(program_pods) or None
 
 
-def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
+def read_pod(pod: Pod, membership: Membership, placement: Placement = "extender") -> PodFact:
     """The facts of a pod; ``placement`` is the mode of its namespace, for a pod without a label."""
     return PodFact(
         metadata=pod.metadata,

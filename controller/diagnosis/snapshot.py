@@ -11,7 +11,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, is_one_zone, location_of
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPod, Placement, placement_of
+from controller.cluster.pods import Placement, Pod, placement_of
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
@@ -99,7 +99,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()
     namespaces: tuple[Object, ...] = ()
-    pods: tuple[GroupPod, ...] = ()
+    pods: tuple[Pod, ...] = ()
     bandwidth_pods: tuple[PodInfo, ...] = ()
     agent_pods: tuple[PodInfo, ...] = ()
     results: Mapping[str, Mapping[str, str]] = {}

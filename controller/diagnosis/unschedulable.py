@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_untolerated_taint
-from controller.cluster.pods import GroupPodSpec
+from controller.cluster.pods import PodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
 from kubekit.text import format_command
 from kubekit.wire import Taint, split_key
@@ -109,14 +109,14 @@ class NodeSurveys:
         self._nodes = nodes
         self._surveys: dict[bytes, NodeSurvey] = {}
 
-    def survey(self, spec: GroupPodSpec) -> NodeSurvey:
+    def survey(self, spec: PodSpec) -> NodeSurvey:
         """The survey of one spec."""
         key = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
         if key not in self._surveys:
             self._surveys[key] = self._make_survey(spec)
         return self._surveys[key]
 
-    def _make_survey(self, spec: GroupPodSpec) -> NodeSurvey:
+    def _make_survey(self, spec: PodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
         allowed = {
             name: node for name, node in self._nodes.items() if not constraints.unschedulable_reason(name, node.labels)

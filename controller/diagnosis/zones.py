@@ -110,8 +110,8 @@ def _zone_views(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView,
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(node.zone for node in probe_nodes)
-    ready = Counter(node.zone for node in probe_nodes if node.ready)
-    agents = Counter(node.zone for node in probe_nodes if node.ready and node.has_ready_agent)
+    ready = Counter(node.zone for node in probe_nodes if node.is_ready)
+    agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
         for zone in _sorted_zones(zone_map.zones)

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.eligibility import required_node_affinity
-from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
+from controller.cluster.pods import NodeAffinity, NodeSelector, NodeSelectorTerm, Pod, PreferredTerm, Target
 from controller.scheduler.rules import ScoreTable, normalise
 from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
@@ -77,9 +77,7 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
     return ZoneScores(tuple(passing_zones), tuple(refused_zones), unlabelled_passes, scores)
 
 
-def narrow_node_affinity(
-    pod: GroupPod, added: MatchExpression | None, preferred: Sequence[PreferredTerm]
-) -> NodeAffinity:
+def narrow_node_affinity(pod: Pod, added: MatchExpression | None, preferred: Sequence[PreferredTerm]) -> NodeAffinity:
     """The node affinity to give to a gated pod: the user's, with a requirement in each required term, and with preferred terms of ours.
 
     Args:
@@ -123,7 +121,7 @@ def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpressio
     return None
 
 
-def without_added_requirement(pod: GroupPod) -> GroupPod:
+def without_added_requirement(pod: Pod) -> Pod:
     """The pod with only the user's required node affinity."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
@@ -181,13 +179,13 @@ def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = ""
     return terms
 
 
-def is_replaceable(pod: GroupPod) -> bool:
+def is_replaceable(pod: Pod) -> bool:
     """Whether the pod may be deleted while it is pending, because its owner replaces it."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind in REPLACEABLE
 
 
-def is_daemon_pod(pod: GroupPod) -> bool:
+def is_daemon_pod(pod: Pod) -> bool:
     """Whether a DaemonSet owns the pod and has chosen its node."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

@@ -18,7 +18,7 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, compile_or_none, first_untolerated_taint, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPodSpec, NodeSelector
+from controller.cluster.pods import NodeSelector, PodSpec
 from controller.cluster.requests import MAX_AMOUNT, Amounts, capacity_of, clamp_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
@@ -103,7 +103,7 @@ class DefaultSchedulerModel:
         return total
 
     def _spread(
-        self, spec: GroupPodSpec, siblings: Iterable[PodInfo], namespace_pods: Sequence[PodInfo], eligible: Bools
+        self, spec: PodSpec, siblings: Iterable[PodInfo], namespace_pods: Sequence[PodInfo], eligible: Bools
     ) -> Ints:
         declared = spec.topology_spread_constraints
         constraints: list[tuple[str, int, Iterable[PodInfo]]] = [
@@ -146,14 +146,14 @@ class DefaultSchedulerModel:
             self._domains[key] = np.array(codes, np.int64), len(indexes)
         return self._domains[key]
 
-    def _node_affinity(self, spec: GroupPodSpec) -> Ints:
+    def _node_affinity(self, spec: PodSpec) -> Ints:
         affinity = spec.affinity.node_affinity if spec.affinity else None
         total = np.zeros(len(self._hosts), np.int64)
         for term in (affinity.preferred_during_scheduling_ignored_during_execution if affinity else None) or ():
             total += [term.weight * term_matches(term.preference, host.name, host.labels) for host in self._hosts]
         return total
 
-    def _pod_affinity(self, spec: GroupPodSpec, namespace_pods: Sequence[PodInfo], eligible: Bools) -> Ints:
+    def _pod_affinity(self, spec: PodSpec, namespace_pods: Sequence[PodInfo], eligible: Bools) -> Ints:
         """The pod's preferred pod affinity. The other pods' is left out: most of these pods are siblings with the same preferences."""
         raw = np.zeros(len(self._hosts))
         for sign, affinity in (
@@ -240,7 +240,7 @@ def _scale_to_100(amounts: Ints, eligible: Bools) -> Ints:
     return scaled
 
 
-def _count_untolerated(host: Host, spec: GroupPodSpec) -> int:
+def _count_untolerated(host: Host, spec: PodSpec) -> int:
     return sum(
         first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.prefer_no_schedule_taints
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.costs import Costs, CostTable
-from controller.cluster.pods import GroupPod, Target, target_of
+from controller.cluster.pods import Pod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_locations
 from controller.scheduler.state import State
 from kubekit.text import join_first
@@ -113,7 +113,7 @@ class Explanation(Struct, frozen=True):
     decided: str
 
 
-def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> Explanation:
+def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Explanation:
     """Explain the node of a pod, or the node that it would get, by the current state.
 
     Args:
@@ -166,7 +166,7 @@ def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
 
 def _candidate_lines(
     state: State,
-    pod: GroupPod,
+    pod: Pod,
     score_table: ScoreTable,
     by_peer: Sequence[ScoreTable],
     ineligible: Mapping[str, str],

@@ -15,7 +15,7 @@ from controller.cluster.costs import NO_LOCATION, CostIndex, Costs, Location, lo
 from controller.cluster.graph import Graph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
-from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placement_of
+from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, placement_of
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
@@ -95,7 +95,7 @@ class State(Index):
     def subscribe_to(
         self,
         nodes: Store[Node],
-        pods: Store[GroupPod],
+        pods: Store[Pod],
         groups: Store[AppGroup],
         topologies: Store[NetworkTopology],
         *,
@@ -157,7 +157,7 @@ class State(Index):
         """By which means a pod receives its placement: by its own label, else its namespace's, else the default."""
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
 
-    def on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         """Update a pod of a group; it counts while it is placed."""
         before, after = self._placed_pod_of(old), self._placed_pod_of(new)
         if before == after:
@@ -176,7 +176,7 @@ class State(Index):
                 if counts[node] <= 0:
                     del counts[node]
 
-    def _placed_pod_of(self, pod: GroupPod | None) -> PlacedPod | None:
+    def _placed_pod_of(self, pod: Pod | None) -> PlacedPod | None:
         if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.counts_finished_pods):
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
@@ -190,7 +190,7 @@ class State(Index):
         """Routing of calls to a group's workload."""
         return self.services.routing_to(self.examples(group, workload))
 
-    def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
+    def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it; empty in upstream parity."""
         return {} if self._is_parity else self.services.routings_of(pods)
 
@@ -268,7 +268,7 @@ class State(Index):
             self._score_tables[key, workload] = self._score(key, workload)
         return self._score_tables[key, workload]
 
-    def score_table_of(self, pod: GroupPod) -> ScoreTable:
+    def score_table_of(self, pod: Pod) -> ScoreTable:
         """Score every location for a pod; a neutral table instead of DeletedNodeError."""
         try:
             return self.score(pod.metadata.namespace, pod.group, pod.workload)

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from controller.cluster.costs import entries_of
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -25,7 +25,7 @@ Quantity = str | int
 
 
 def compute_allocations(
-    membership: Membership, pods: Iterable[GroupPod], locations: Mapping[str, NodeLocation]
+    membership: Membership, pods: Iterable[Pod], locations: Mapping[str, NodeLocation]
 ) -> dict[ZonePair, int]:
     """Directed pair of zones -> bits per second that placed pods need, rounded up.
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, has_same_location
@@ -97,7 +97,7 @@ class TopologyController:
             self._node_changes += 1
             self._placement_changed()
 
-    def _pod_changed(self, _key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _pod_changed(self, _key: str, old: Pod | None, new: Pod | None) -> None:
         if old is None or new is None or _placement_key(old) != _placement_key(new):
             self._placement_changed()
 
@@ -287,5 +287,5 @@ class TopologyController:
         )
 
 
-def _placement_key(pod: GroupPod) -> tuple[object, ...]:
+def _placement_key(pod: Pod) -> tuple[object, ...]:
     return pod.is_bound, pod.spec.node_name, pod.metadata.labels

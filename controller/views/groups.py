@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather_facts
 from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
 from controller.diagnosis.model import NetworkView, PairView
@@ -21,7 +21,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
     """Views of all groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
     pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
     membership = snapshot.membership
-    members: dict[str, list[GroupPod]] = defaultdict(list)
+    members: dict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
         if name and not pod.is_finished:
@@ -38,7 +38,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
 
 def _build_group(
     group: AppGroup,
-    pods: Sequence[GroupPod],
+    pods: Sequence[Pod],
     facts: GroupFacts,
     locations: Mapping[str, Location],
     pairs: Mapping[ZonePair, PairView],
@@ -83,9 +83,9 @@ def _zone_losses(
 
 
 def _build_workloads(
-    group: AppGroup, facts: GroupFacts, pods: Iterable[GroupPod], locations: Mapping[str, Location]
+    group: AppGroup, facts: GroupFacts, pods: Iterable[Pod], locations: Mapping[str, Location]
 ) -> tuple[WorkloadView, ...]:
-    by_selector: dict[str, list[GroupPod]] = defaultdict(list)
+    by_selector: dict[str, list[Pod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
     # The status has the order in use; the facts have the order of the next status.
@@ -102,7 +102,7 @@ def _build_workloads(
     )
 
 
-def _build_pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
+def _build_pod(pod: Pod, locations: Mapping[str, Location]) -> PodView:
     return PodView(
         name=pod.metadata.name,
         node=pod.spec.node_name,

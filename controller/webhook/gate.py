@@ -6,7 +6,7 @@ import base64
 
 import msgspec
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.cluster.resources import APPGROUP_LABEL
 from kubekit import patches
 from kubekit.patches import Operation
@@ -19,7 +19,7 @@ _GATES = patches.pointer("spec", "schedulingGates")
 
 class _Request(msgspec.Struct, frozen=True):
     uid: str
-    object: GroupPod
+    object: Pod
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):
@@ -47,7 +47,7 @@ def answer(body: bytes) -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
 
 
-def gate_patch(pod: GroupPod) -> list[Operation]:
+def gate_patch(pod: Pod) -> list[Operation]:
     """The JSON patch that adds our gate to a pod; empty if the pod needs none."""
     gates = pod.spec.scheduling_gates or []
     # The API server refuses a gate on a pod that has a node.

@@ -19,8 +19,8 @@ from tests.bench.figures import Figures, figure
 from tests.support.descheduled import (
     DeschedulerConfig,
     DeschedulerSnapshot,
-    GroupPod,
     History,
+    Pod,
     PodReader,
     ResolvedConfig,
     RoundDecision,
@@ -70,7 +70,7 @@ class _Cluster:
         for name in self._names:
             node = node_object(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
             self._world.on_node_change(name, node)
-        decoder, reader = msgspec.json.Decoder(GroupPod), PodReader()
+        decoder, reader = msgspec.json.Decoder(Pod), PodReader()
         self._pods: list[tuple[str, int]] = []
         for i in range(pods):
             pod = decoder.decode(_pod(i, self._names[i % nodes]))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
@@ -121,7 +121,7 @@ async def exists(client: Client) -> bool:
 
 
 async def all_ready(client: Client) -> bool:
-    return all(node.ready and not node.spec.taints for node in await client.list(NODES, Node))
+    return all(node.is_ready and not node.spec.taints for node in await client.list(NODES, Node))
 
 
 async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
@@ -176,9 +176,7 @@ async def make_group(client: Client, mode: Mode, number: int, case: groups.Case)
             )
 
 
-async def run_mode(
-    plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.Case]
-) -> dict[int, list[GroupPod]]:
+async def run_mode(plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.Case]) -> dict[int, list[Pod]]:
     """Place every case; its pods at the end."""
     async with AsyncExitStack() as stack:
         url = None
@@ -193,19 +191,19 @@ async def run_mode(
             await plane.programs.stop(scheduler)
 
 
-async def settled(client: Client) -> dict[int, list[GroupPod]]:
+async def settled(client: Client) -> dict[int, list[Pod]]:
     """Wait until all pods are bound, or nothing has been bound for a while."""
     began = moved = time.monotonic()
     bound = -1
     while True:
-        pods = await client.list(PODS, GroupPod, namespace=NAMESPACE)
+        pods = await client.list(PODS, Pod, namespace=NAMESPACE)
         now = sum(bool(pod.spec.node_name) for pod in pods)
         if now != bound:
             bound, moved = now, time.monotonic()
         if bound == len(pods) or time.monotonic() - moved > QUIET_S or time.monotonic() - began > LONGEST_S:
             break
         await asyncio.sleep(0.5)
-    by_case: dict[int, list[GroupPod]] = {}
+    by_case: dict[int, list[Pod]] = {}
     for pod in pods:
         by_case.setdefault(int(pod.group.removeprefix("g")), []).append(pod)
     return by_case
@@ -223,7 +221,7 @@ async def clean(client: Client, namespace: str = NAMESPACE) -> None:
 
 
 def summarise(
-    cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[GroupPod]], took_s: float
+    cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[Pod]], took_s: float
 ) -> Outcome:
     """Compare placements with the optimum."""
     ratios: list[float] = []

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
@@ -40,9 +40,9 @@ from tests.bench.figures import Figures as BenchFigures
 from tests.bench.figures import figure
 from tests.support.descheduled import (
     DeschedulerConfig,
-    GroupPod,
     History,
     Node,
+    Pod,
     PodReader,
     ResolvedConfig,
     RoundState,
@@ -258,7 +258,7 @@ class Day:
                 if node:
                     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                 whole = {**body, "spec": {**body["spec"], "nodeName": node}, "status": status}
-                world.on_pod_change(key, self._reader.read(msgspec.convert(whole, GroupPod)))
+                world.on_pod_change(key, self._reader.read(msgspec.convert(whole, Pod)))
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, ResolvedConfig
 from controller.descheduler.decide import RoundDecision, RoundState, decide
@@ -175,7 +175,7 @@ def pod_document(
 
 def read(document: Mapping[str, Any]) -> PodInfo:
     """A pod of the API server in the compact form."""
-    return _READER.read(msgspec.convert(document, GroupPod))
+    return _READER.read(msgspec.convert(document, Pod))
 
 
 def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import (
     APPGROUP_LABEL,
     APPGROUPS,
@@ -86,7 +86,7 @@ class ExtenderService:
         registry: CollectorRegistry,
     ) -> None:
         nodes: Reflector[Node] = Reflector(client, NODES, Node)
-        pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, label_selector=APPGROUP_LABEL)
+        pods: Reflector[Pod] = Reflector(client, PODS, Pod, label_selector=APPGROUP_LABEL)
         groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
         topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
         namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)

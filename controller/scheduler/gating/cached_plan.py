@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, pending_target
+from controller.cluster.pods import Pod, pending_target
 from controller.cluster.requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
@@ -50,7 +50,7 @@ class PlanCheck(msgspec.Struct, frozen=True):
         awaiting_rollout: keys of gated pods whose nodes are full until then.
     """
 
-    uncounted: Sequence[tuple[GroupPod, str]]
+    uncounted: Sequence[tuple[Pod, str]]
     is_feasible: bool
     awaiting_rollout: frozenset[str]
 
@@ -58,7 +58,7 @@ class PlanCheck(msgspec.Struct, frozen=True):
 def check_plan(
     plan: Plan,
     group: str,
-    pods: Sequence[GroupPod],
+    pods: Sequence[Pod],
     reservations: ReservationCache,
     outgoing: Mapping[str, Amounts],
     *,
@@ -75,7 +75,7 @@ def check_plan(
         evictable: node -> requests of pods that the scheduler may evict for pods of the group.
     """
     uncounted, is_feasible = compare_with_pods(plan, pods, reservations)
-    by_node: dict[str, list[GroupPod]] = {}
+    by_node: dict[str, list[Pod]] = {}
     for pod, node in uncounted:
         by_node.setdefault(node, []).append(pod)
     awaiting_rollout: set[str] = set()
@@ -92,7 +92,7 @@ def check_plan(
 
 
 def _gated_in_excess(
-    node: str, pods: Sequence[GroupPod], group: str, reservations: ReservationCache, evictable: Amounts
+    node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, evictable: Amounts
 ) -> Iterator[str]:
     """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
     total = {name: -value for name, value in evictable.items()}
@@ -104,19 +104,19 @@ def _gated_in_excess(
             yield pod.metadata.key
 
 
-def age_order(pod: GroupPod) -> tuple[str, str]:
+def age_order(pod: Pod) -> tuple[str, str]:
     """Sort key: older pods first."""
     return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
 def compare_with_pods(
-    plan: Plan, pods: Sequence[GroupPod], reservations: ReservationCache
-) -> tuple[list[tuple[GroupPod, str]], bool]:
+    plan: Plan, pods: Sequence[Pod], reservations: ReservationCache
+) -> tuple[list[tuple[Pod, str]], bool]:
     """``uncounted`` of `PlanCheck`, and whether the plan is followed.
 
     It is followed if no pod is bound to, or was released for, another node than the planned one, and no pod was refused its node.
     """
-    uncounted: list[tuple[GroupPod, str]] = []
+    uncounted: list[tuple[Pod, str]] = []
     is_followed = True
     refused = reservations.refused(pods)
     for pod in pods:

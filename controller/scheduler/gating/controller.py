@@ -17,7 +17,7 @@ from controller.appgroups.order import order
 from controller.cluster.caches import Caches
 from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, calls_extender, target_of
+from controller.cluster.pods import Pod, calls_extender, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.balance import advice_conditions, placed_group
@@ -175,7 +175,7 @@ class GatingController:
             await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
             self._stuck_pods.may_delete = await may_delete_pods(self._client)
 
-    def _on_pod_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         group = self._pods.on_change(key, old, new)
         if new is None:
             self._stuck_pods.forget(key)
@@ -190,7 +190,7 @@ class GatingController:
             self._report_placement(new)
         self._wake(group)
 
-    def _report_placement(self, pod: GroupPod) -> None:
+    def _report_placement(self, pod: Pod) -> None:
         """Record an event on a pod that was bound, with the reason for its node."""
         target = target_of(pod)
         if not calls_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
@@ -261,7 +261,7 @@ class GatingController:
             checks_s.append(UNPLACED_FOR_S)
         return min((seconds for seconds in checks_s if seconds is not None), default=None)
 
-    def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
+    def _queue_of(self, group: str, pods: Sequence[Pod]) -> GroupQueue:
         queue = GroupQueue(pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at)
         app_group = self.state.groups.get(group)
         if app_group is None:
@@ -284,7 +284,7 @@ class GatingController:
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 
-def _attempt(pod: GroupPod) -> tuple[bool, str]:
+def _attempt(pod: Pod) -> tuple[bool, str]:
     """Whether the last scheduling attempt found no node, and its message; tells attempts with different results apart."""
     scheduled = pod.condition("PodScheduled")
     return pod.status.scheduling_failed, scheduled.message if scheduled is not None else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S, CachedPlan, check_plan, compare_with_pods
@@ -93,7 +93,7 @@ class GroupPlans:
     def __init__(
         self,
         inputs: PlanInputs,
-        pods_of: Callable[[str], Sequence[GroupPod]],
+        pods_of: Callable[[str], Sequence[Pod]],
         *,
         config: GatesConfig,
         metrics: GateMetrics,
@@ -130,7 +130,7 @@ class GroupPlans:
         waited_s = self._clock() - self._requested_at.get(group, self._clock())
         return self._planner_time.used_s(app_group.metadata.namespace) + plan_s - AGING_RATIO * waited_s
 
-    def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
+    def get_or_request(self, group: str, pods: Sequence[Pod]) -> PlanState:
         """The valid plan of a group; without one, a new plan is requested."""
         if group not in self._state.groups:
             self.drop(group, pods)
@@ -175,7 +175,7 @@ class GroupPlans:
             self._queue.add(group)
         return PlanState(is_pending=True)
 
-    def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
+    def drop(self, group: str, pods: Sequence[Pod]) -> None:
         """Drop the plan of a group that is gone or has no waiting pods; bound pods not counted on their nodes yet keep reservations."""
         self._cached.pop(group, None)
         self._failed.pop(group, None)
@@ -308,12 +308,12 @@ class GroupPlans:
     def _drop_expired(self) -> None:
         self.reservations.ended += self._expected.drop_expired(self._clock())
 
-    def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
+    def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[Pod]) -> None:
         has_started = any(pod.is_bound for pod in pods)
         is_complete = plan is None or not plan.unplaced
         self.reservations.record_progress(group, has_started=has_started, is_complete=is_complete)
 
-    def _snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
+    def _snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
         """The inputs of a plan, with reservations of other groups and for replacements that do not exist yet."""
         self._drop_expired()
         previous = dict(self._cached[group].plan.targets) if group in self._cached else {}
@@ -364,7 +364,7 @@ class GroupPlans:
             self._notify(group)
 
 
-def _check_size(pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
+def _check_size(pods: Sequence[Pod], replicas: Mapping[str, int]) -> None:
     active = Counter(pod.workload for pod in pods if pod.is_active)
     count = active.total() + sum(max(declared - active[workload], 0) for workload, declared in replicas.items())
     if count > MAX_PODS:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.state import State
 from kubekit.stores import Store
 
@@ -19,7 +19,7 @@ class _Write(NamedTuple):
 
     at: float
     replaced_versions: frozenset[str]
-    pod: GroupPod
+    pod: Pod
 
 
 class GroupPods:
@@ -33,7 +33,7 @@ class GroupPods:
         waiting: keys of active pods without a node.
     """
 
-    def __init__(self, store: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store[Pod], state: State, clock: Callable[[], float]) -> None:
         self._store, self._state, self._clock = store, state, clock
         self._writes: dict[str, _Write] = {}
         self._keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
@@ -42,7 +42,7 @@ class GroupPods:
         self.others_opened_at: dict[str, float] = {}
         self.waiting: set[str] = set()
 
-    def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
+    def on_change(self, key: str, old: Pod | None, new: Pod | None) -> str:
         """Update the index; returns the key of the pod's group, empty for none."""
         pod = new or old
         if pod is None:
@@ -65,7 +65,7 @@ class GroupPods:
                 self.others_opened_at[key] = self._clock()
         return self._state.key_of(pod.metadata.namespace, pod.group)
 
-    def _remove(self, key: str, pod: GroupPod) -> None:
+    def _remove(self, key: str, pod: Pod) -> None:
         by_namespace = self._keys[pod.group]
         by_namespace[pod.metadata.namespace].pop(key, None)
         if not by_namespace[pod.metadata.namespace]:
@@ -73,7 +73,7 @@ class GroupPods:
         if not by_namespace:
             del self._keys[pod.group]
 
-    def pods_of(self, group: str) -> list[GroupPod]:
+    def pods_of(self, group: str) -> list[Pod]:
         """A group's pods."""
         name = group.partition("/")[2]
         newest = (
@@ -95,7 +95,7 @@ class GroupPods:
             pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None
         )
 
-    def record_write(self, key: str, before: GroupPod, after: GroupPod) -> None:
+    def record_write(self, key: str, before: Pod, after: Pod) -> None:
         """Record a patch of a pod, unless the store has it already."""
         earlier = self._writes.pop(key, None)
         replaced = {before.metadata.resource_version, *(earlier.replaced_versions if earlier is not None else ())}
@@ -103,7 +103,7 @@ class GroupPods:
         if stored is not None and stored.metadata.resource_version in replaced:
             self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
 
-    def _newest(self, key: str) -> GroupPod | None:
+    def _newest(self, key: str) -> Pod | None:
         """The store's pod, or the pod that we wrote while the store still has a version that this write replaces."""
         stored, write = self._store.get(key), self._writes.get(key)
         if write is None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.config import ClusterConfig
@@ -62,7 +62,7 @@ class Opener:
 
     def __init__(self, client: Client, *, max_wait_s: float | None, clock: Callable[[], float] = time.time) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
-        self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=PENDING_PODS)
+        self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=PENDING_PODS)
         self._others_opened_at: dict[str, float] = {}
         self._failed: dict[str, tuple[int, float]] = {}
         self.pods.subscribe(self._on_pod)
@@ -80,31 +80,31 @@ class Opener:
                 await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
             await asyncio.sleep(CHECK_ALL_INTERVAL_S if overdue and self._max_wait_s is None else CHECK_INTERVAL_S)
 
-    def overdue(self) -> list[GroupPod]:
+    def overdue(self) -> list[Pod]:
         """Pods whose gate should be open by now, oldest first; without those whose patch failed and backs off."""
         now = self._clock()
         gated = (pod for pod in self.pods if pod.is_gated and pod.is_active and now >= self._failures(pod)[1])
         return sorted((pod for pod in gated if self._is_overdue(pod, now)), key=_created)
 
-    def _is_overdue(self, pod: GroupPod, now: float) -> bool:
+    def _is_overdue(self, pod: Pod, now: float) -> bool:
         """Whether the pod has waited too long since its creation or since its last other gate opened; other gates are not overdue."""
         if self._max_wait_s is None:
             return True
         since = max(_created(pod), self._others_opened_at.get(pod.metadata.key, 0.0))
         return not pod.other_gates and since <= now - self._max_wait_s
 
-    def _failures(self, pod: GroupPod) -> tuple[int, float]:
+    def _failures(self, pod: Pod) -> tuple[int, float]:
         """Number of failed patches, and the time of the next."""
         return self._failed.get(pod.metadata.key, (0, 0.0))
 
-    def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _on_pod(self, key: str, old: Pod | None, new: Pod | None) -> None:
         if new is None:
             self._others_opened_at.pop(key, None)
             self._failed.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
             self._others_opened_at[key] = self._clock()
 
-    async def _open(self, pod: GroupPod) -> None:
+    async def _open(self, pod: Pod) -> None:
         metadata = pod.metadata
         gate = {"$patch": "delete", "name": GATE}
         patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
@@ -125,6 +125,6 @@ class Opener:
             log.warning("opened an overdue gate", pod=metadata.key)
 
 
-def _created(pod: GroupPod) -> float:
+def _created(pod: Pod) -> float:
     created = pod.metadata.creation_timestamp
     return parse_time(created) if created else 0.0

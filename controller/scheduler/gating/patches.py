@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, calls_extender
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, NodeAffinity, Placement, Pod, Target, calls_extender
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     is_daemon_pod,
@@ -28,7 +28,7 @@ PodPatch = dict[str, Any]
 _REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 
-def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
+def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> Placement:
     """By which means a pod receives its placement: always by affinity for schedulers without our extender."""
     if not calls_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
@@ -38,7 +38,7 @@ def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Pl
 def release_patch(
     state: State,
     config: SchedulerConfig,
-    pod: GroupPod,
+    pod: Pod,
     target: Target | None,
     *,
     hostname: str = "",
@@ -69,12 +69,12 @@ def release_patch(
     return _patch(pod, annotations, spec)
 
 
-def opening_patch(pod: GroupPod) -> PodPatch:
+def opening_patch(pod: Pod) -> PodPatch:
     """The patch that only opens the gate."""
     return _patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
 
 
-def retry_patch(pod: GroupPod, target: Target | None, value: str) -> PodPatch:
+def retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
     """Requeue a pod in the scheduler, as any change of it does.
 
     Args:
@@ -89,7 +89,7 @@ def _target_annotation(target: Target | None) -> dict[str, str]:
     return {} if target is None else {TARGET_ANNOTATION: msgspec.json.encode(target).decode()}
 
 
-def _patch(pod: GroupPod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
+def _patch(pod: Pod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
     metadata: dict[str, Any] = {"resourceVersion": pod.metadata.resource_version, "uid": pod.metadata.uid}
     if annotations:
         metadata["annotations"] = annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.gating.release import PLAN_PENDING
 from kubekit.wire import parse_time
 
@@ -26,8 +26,8 @@ class WaitingEvents:
         self._reported: set[str] = set()
 
     def pop_due(
-        self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float
-    ) -> tuple[list[tuple[GroupPod, str]], float | None]:
+        self, pods: Sequence[Pod], waiting: Mapping[str, str], now: float
+    ) -> tuple[list[tuple[Pod, str]], float | None]:
         """The pods to report now with their messages, and seconds until the next check; None to wait for a change.
 
         Each pod is returned once in a wait.
@@ -37,7 +37,7 @@ class WaitingEvents:
             waiting: pod key -> reason of its wait.
             now: wall clock, seconds since 1970.
         """
-        due: list[tuple[GroupPod, str]] = []
+        due: list[tuple[Pod, str]] = []
         next_checks_s: list[float] = []
         for pod in pods:
             key = pod.metadata.key

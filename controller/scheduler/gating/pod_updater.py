@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Literal
 
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
@@ -51,7 +51,7 @@ class PodWriter:
     def __init__(self, client: Client, pods: GroupPods) -> None:
         self._client, self._pods = client, pods
 
-    async def patch(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
+    async def patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
         """Patch a pod; returns the new version, None if the pod has changed or is gone.
 
         Raises:
@@ -60,7 +60,7 @@ class PodWriter:
         metadata = pod.metadata
         try:
             after = await self._client.patch(
-                PODS, metadata.name, patch, GroupPod, kind=STRATEGIC_PATCH, namespace=metadata.namespace
+                PODS, metadata.name, patch, Pod, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except ApiError as error:
             if error.is_conflict or error.is_not_found:
@@ -69,7 +69,7 @@ class PodWriter:
         self._pods.record_write(metadata.key, pod, after)
         return after
 
-    async def delete(self, pod: GroupPod) -> Literal["deleted", "changed", "forbidden"]:
+    async def delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
         """Delete a pending pod, so that its owner creates another.
 
         Returns ``changed`` if the pod has changed, for example was bound, is gone, or the server is overloaded.

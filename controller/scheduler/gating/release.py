@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig
 from kubekit.wire import parse_time
 
@@ -50,7 +50,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         awaiting_rollout: keys of pods whose node is full until a rollout removes the pods that they replace.
     """
 
-    pods: Sequence[GroupPod]
+    pods: Sequence[Pod]
     order: Mapping[str, int] | None = None
     replicas: Mapping[str, int] = {}
     members: int = 0
@@ -64,7 +64,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
 class Release(msgspec.Struct, frozen=True):
     """A pod whose gate is to be opened."""
 
-    pod: GroupPod
+    pod: Pod
     cause: Cause
 
 
@@ -111,7 +111,7 @@ class _Decider:
 
     def __init__(self, queue: GroupQueue, now: float, config: GatesConfig) -> None:
         self._queue, self._now, self._config = queue, now, config
-        self._active: dict[str, list[GroupPod]] = defaultdict(list)
+        self._active: dict[str, list[Pod]] = defaultdict(list)
         self._order = queue.order or {}
         self._workloads_with_finished: set[str] = set()
         self._workloads_with_bound: set[str] = set()
@@ -164,7 +164,7 @@ class _Decider:
         return unplanned | {r.pod.metadata.key for r in releases if r.pod.pod_group in pod_groups}
 
     @staticmethod
-    def _decide_pod_groups(ordered: Sequence[GroupPod], decided: Mapping[str, PodDecision]) -> dict[str, Cause | None]:
+    def _decide_pod_groups(ordered: Sequence[Pod], decided: Mapping[str, PodDecision]) -> dict[str, Cause | None]:
         """PodGroup -> cause of the release of all its pods; None if they wait.
 
         kube-scheduler binds no pod of a PodGroup before it has all of them. So the first pod whose turn it is releases all, unless a pod
@@ -179,7 +179,7 @@ class _Decider:
             causes[pod.pod_group] = causes.get(pod.pod_group) or cause
         return causes
 
-    def _decide_pod(self, pod: GroupPod) -> PodDecision:
+    def _decide_pod(self, pod: Pod) -> PodDecision:
         if pod.other_gates:
             # The pod is not scheduled before these open, so our gate delays nothing.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
@@ -201,7 +201,7 @@ class _Decider:
             self._checks_in_s.append(ROLLOUT_PAUSE_S)
         return (None, reason) if reason else ("turn", "")
 
-    def _delay_reason(self, pod: GroupPod, age_s: float) -> str:
+    def _delay_reason(self, pod: Pod, age_s: float) -> str:
         """Reason for which a pod waits for other pods; empty if it does not."""
         if self._settles_s > 0:
             self._checks_in_s.append(self._settles_s)
@@ -237,7 +237,7 @@ class _Decider:
             return ""
         return f"workload {selector} comes first, and its pods do not exist yet"
 
-    def _may_be_overtaken(self, pod: GroupPod) -> bool:
+    def _may_be_overtaken(self, pod: Pod) -> bool:
         """Whether later workloads do not wait for an unbound pod.
 
         They wait for a pod for which the scheduler found no node until ``missingWorkloadTimeoutS`` is over, but not if the plan has no

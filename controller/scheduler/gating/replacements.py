@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.requests import Amounts, add_amounts
 
 
@@ -28,7 +28,7 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
     until: float
     requests: Amounts = {}
 
-    def matches(self, pod: GroupPod) -> bool:
+    def matches(self, pod: Pod) -> bool:
         """Whether a pod is of the workload, and was created after the eviction."""
         return pod.workload == self.workload and pod.metadata.key not in self.existing
 
@@ -55,7 +55,7 @@ class ExpectedReplacements:
         return before - sum(map(len, left.values()))
 
     def add_requests_of_others(
-        self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[GroupPod]]
+        self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[Pod]]
     ) -> None:
         """Add to node -> reserved amounts the requests of other groups' replacements that do not exist yet."""
         for other, expected_pods in self._by_group.items():
@@ -70,7 +70,7 @@ class ExpectedReplacements:
                 else:
                     add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
-    def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> None:
+    def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
         """Add to pod key -> target the reserved nodes of the group's replacements that exist."""
         for expected in self._by_group.get(group, ()):
             waiting = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.cluster.hosts import Host, NodeCache
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.scheduler.gating.retries import owner_key
 
@@ -57,7 +57,7 @@ class ReservationCache:
         self.ended = 0
         self._requests: dict[str, tuple[str, Amounts]] = {}
 
-    def host_requests_of(self, pod: GroupPod) -> Amounts:
+    def host_requests_of(self, pod: Pod) -> Amounts:
         """A pod's requests and host ports, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
         cached = self._requests.get(key)
@@ -65,7 +65,7 @@ class ReservationCache:
             cached = self._requests[key] = version, host_requests_of(pod.spec, pod.status)
         return cached[1]
 
-    def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
+    def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations.
 
         Args:
@@ -167,7 +167,7 @@ class ReservationCache:
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
         return reservation.is_gated and group in self._started and reservation.group in self._yielding
 
-    def refuse(self, pod: GroupPod, node: str) -> None:
+    def refuse(self, pod: Pod, node: str) -> None:
         """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or its usage falls."""
         refusals, key = self._refused.setdefault(owner_key(pod), {}), pod.metadata.key
         refusals.pop(node, None)
@@ -177,7 +177,7 @@ class ReservationCache:
         if len(self._refused) > _MAX_OWNERS:
             self._refused.pop(next(iter(self._refused)))
 
-    def refused(self, pods: Iterable[GroupPod]) -> dict[str, frozenset[str]]:
+    def refused(self, pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
         """Pod key -> nodes that were refused to a pod of its owner and have not changed since."""
         if not self._refused:
             return {}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, Target, target_of
+from controller.cluster.pods import Pod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.patches import PodPatch, placement_of_pod, retry_patch
@@ -34,7 +34,7 @@ _MAX_REPLACEMENTS, _MAX_UNMET = 1000, 10_000
 class Retry(msgspec.Struct, frozen=True):
     """A pod to requeue in the scheduler, with the patch for it and a hash of the filter's current answer."""
 
-    pod: GroupPod
+    pod: Pod
     patch: PodPatch
     answer: int
 
@@ -42,14 +42,14 @@ class Retry(msgspec.Struct, frozen=True):
 class Replace(msgspec.Struct, frozen=True):
     """A pod to delete, so that its owner replaces it; the note is for its event."""
 
-    pod: GroupPod
+    pod: Pod
     note: str
 
 
 class Report(msgspec.Struct, frozen=True):
     """A pod with fixed affinity that a person must delete, because we cannot; the note is for its event."""
 
-    pod: GroupPod
+    pod: Pod
     note: str
 
 
@@ -95,17 +95,17 @@ class StuckPods:
         """Forget a pod that was deleted or does not wait for a node."""
         self._histories.pop(key, None)
 
-    def may_require_zones(self, pod: GroupPod) -> bool:
+    def may_require_zones(self, pod: Pod) -> bool:
         """Whether required terms may name zones: only if the pod can be replaced, and no earlier pod of its owner failed with them."""
         return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._owners_with_unmet_terms
 
-    def on_forbidden(self, pod: GroupPod) -> None:
+    def on_forbidden(self, pod: Pod) -> None:
         """Record that the API server forbade the deletion of this pod."""
         if pod.metadata.key in self._histories:
             self._histories[pod.metadata.key].is_forbidden = True
 
     def decide(
-        self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
+        self, pods: Sequence[Pod], plan: Plan | None, state: State, now: float
     ) -> tuple[list[Action], float | None]:
         """Actions for a group's unschedulable pods, and seconds until the next check; None to wait for a change.
 
@@ -134,7 +134,7 @@ class StuckPods:
         return actions, min(waits, default=None)
 
     def _decide_retry(
-        self, pod: GroupPod, target: Target | None, state: State, now: float
+        self, pod: Pod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
         history, old_target = self._histories[pod.metadata.key], target_of(pod)
         has_new_target = target is not None and (old_target is None or old_target.node != target.node)
@@ -160,7 +160,7 @@ class StuckPods:
             history.answer, history.last_try_at, history.tries = retry.answer, now, history.tries + 1
 
     def _decide_replacement(
-        self, pod: GroupPod, target: Target | None, state: State, now: float
+        self, pod: Pod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
         history = self._histories[pod.metadata.key]
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
@@ -182,7 +182,7 @@ class StuckPods:
         note = "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
         return Replace(pod, note), None
 
-    def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
+    def _replace(self, pod: Pod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
         """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
         owner = owner_key(pod)
         last_at, count = self._replacements.get(owner, (float("-inf"), 0))
@@ -197,7 +197,7 @@ class StuckPods:
         note = f"no node is left where its frozen node affinity allows, and costs or the plan have changed{suffix}"
         return Replace(pod, note), None
 
-    def _give_up(self, pod: GroupPod) -> Report | None:
+    def _give_up(self, pod: Pod) -> Report | None:
         """Report once that the pod cannot be replaced: we lack the right, or its owner would not replace it without a penalty."""
         self._remember_unmet(pod)
         history = self._histories[pod.metadata.key]
@@ -210,13 +210,13 @@ class StuckPods:
         note = f"no node is left where its frozen node affinity allows, and {cause}: delete it to have it placed again"
         return Report(pod, note)
 
-    def _remember_unmet(self, pod: GroupPod) -> None:
+    def _remember_unmet(self, pod: Pod) -> None:
         self._owners_with_unmet_terms[owner_key(pod)] = None
         if len(self._owners_with_unmet_terms) > _MAX_UNMET:
             self._owners_with_unmet_terms.pop(next(iter(self._owners_with_unmet_terms)))
 
 
-def owner_key(pod: GroupPod) -> str:
+def owner_key(pod: Pod) -> str:
     """Key of the pods that are alike, from their owner; each pod of a StatefulSet has its own, because of its volumes."""
     owner = controller_of(pod.metadata)
     if owner is None:
@@ -224,7 +224,7 @@ def owner_key(pod: GroupPod) -> str:
     return f"{owner.uid}/{pod.metadata.name}" if owner.kind == "StatefulSet" else owner.uid
 
 
-def _hash_of_answer(state: State, pod: GroupPod) -> int:
+def _hash_of_answer(state: State, pod: Pod) -> int:
     """Hash of the filter's answer for the pod."""
     score_table = state.score_table_of(pod)
     if score_table.neutral:

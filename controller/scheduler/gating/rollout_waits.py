@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 import msgspec
 
 from controller.cluster.costs import Location
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import Amounts
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import CachedPlan, age_order, check_plan
@@ -94,7 +94,7 @@ class RolloutWaits:
         return plan
 
     async def _full_nodes_by_owner(
-        self, group: str, waiting: Iterable[GroupPod], nodes: Iterable[str]
+        self, group: str, waiting: Iterable[Pod], nodes: Iterable[str]
     ) -> dict[str, frozenset[str]]:
         """Owner of pods -> the nodes on which a pod of that owner does not fit now."""
         full_nodes: dict[str, frozenset[str]] = {}
@@ -108,7 +108,7 @@ class RolloutWaits:
         self,
         group: str,
         cached: CachedPlan,
-        pods: Sequence[GroupPod],
+        pods: Sequence[Pod],
         awaiting_rollout: Collection[str],
         outgoing: Iterable[str],
     ) -> bool:
@@ -124,7 +124,7 @@ class RolloutWaits:
             return False
         key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
         # Pods that start or terminate mean that the rollout makes progress.
-        has_progress = any(not p.is_active or not p.ready for p in pods if assigned_node(p.metadata.key))
+        has_progress = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
         quiet_s = self._config.max_wait_s / 2 if has_progress else ROLLOUT_PAUSE_S
         if now - cached.made_at < quiet_s and now - waiting_since[key] < WAIT_SHARE * self._config.max_wait_s:
             return False
@@ -132,7 +132,7 @@ class RolloutWaits:
             self._reservations.refuse(oldest, node)
         return True
 
-    def _full_nodes(self, group: str, pod: GroupPod, nodes: Iterable[str]) -> list[str]:
+    def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:
         """The nodes on which a pod does not fit now."""
         requests = self._reservations.host_requests_of(pod)
         return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]

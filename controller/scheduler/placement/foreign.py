@@ -10,7 +10,7 @@ import msgspec
 
 from controller.cluster.eligibility import compile_or_none
 from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_key_of
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.placement.pod_topology import Term, decode_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
 from kubekit.owners import controller_of, revision_of
@@ -26,12 +26,12 @@ class ForeignPods(msgspec.Struct, frozen=True):
         is_required: whether a required rule counts them; otherwise only preferences do.
     """
 
-    pod: GroupPod
+    pod: Pod
     nodes: Counter[str]
     is_required: bool
 
 
-def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
+def foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
     """The foreign pods that a rule relates to pods of a group.
 
     Args:
@@ -56,13 +56,13 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
     return tuple(foreign)
 
 
-def _template_id(pod: GroupPod) -> tuple[str, str, bool]:
+def _template_id(pod: Pod) -> tuple[str, str, bool]:
     """An id that pods with equal constraints share. Bound pods of an owner may have an older template than its waiting pods."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
 
-def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
+def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateKey, Counter[str]]:
     """Template -> node -> how many of these pods are there."""
     counts: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
@@ -72,7 +72,7 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[
     return counts
 
 
-def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
+def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
     model = template.sample
     kinds = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}

@@ -11,7 +11,7 @@ import msgspec
 from controller.cluster.declared_replicas import DeclaredReplicas, limit_replicas
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, NodeSelector, pending_target
+from controller.cluster.pods import NodeSelector, Pod, pending_target
 from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
@@ -42,7 +42,7 @@ class PlanInputs(NamedTuple):
     prices: PriceTable | None = None
     declared: DeclaredReplicas | None = None
 
-    def snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
+    def snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
         """The inputs of a group's plan, without reservations of other groups.
 
         Args:
@@ -72,7 +72,7 @@ class PlanInputs(NamedTuple):
             allocatable=self.state.allocatable,
         )
 
-    def cache_key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
+    def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
         """The key of a group's cached plan: a plan is outdated once its key has changed.
 
         Pods with gates of others, and bound pods that a rollout is about to replace, do not change the key.
@@ -112,7 +112,7 @@ class PlanInputs(NamedTuple):
             add_amounts(reserved.setdefault(node, {}), amounts, -1)
         return msgspec.structs.replace(snapshot, reserved=reserved), below
 
-    def preemptible_requests(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
+    def preemptible_requests(self, pods: Sequence[Pod], below: int | None) -> dict[str, Amounts]:
         """Node -> requests of other pods with a priority below this.
 
         Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
@@ -125,7 +125,7 @@ class PlanInputs(NamedTuple):
                     add_amounts(requests.setdefault(info.occupied_node, {}), info.host_requests)
         return requests
 
-    def outgoing_requests(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
+    def outgoing_requests(self, pods: Sequence[Pod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         requests: dict[str, Amounts] = {}
         for key in find_outdated_pods(pod.metadata for pod in pods if pod.is_active):
@@ -134,7 +134,7 @@ class PlanInputs(NamedTuple):
                 add_amounts(requests.setdefault(info.node, {}), info.host_requests)
         return requests
 
-    def ineligible_nodes(self, pod: GroupPod) -> dict[str, str]:
+    def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
         original, requests = without_added_requirement(pod), host_requests_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
@@ -152,7 +152,7 @@ class PlanInputs(NamedTuple):
                 reasons[host.name] = reason
         return reasons
 
-    def replicas_to_plan(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
+    def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
         """Workload selector -> replicas to plan, and how many declared replicas numMembers leaves out; see `limit_replicas`."""
         if self.declared is None:
             return {}, 0
@@ -164,9 +164,7 @@ class PlanInputs(NamedTuple):
         allowed = max(app_group.spec.num_members - live.total(), len(outdated))
         return limit_replicas(declared, live, allowed)
 
-    def volume_selectors(
-        self, pods: Sequence[GroupPod], replicas: Mapping[str, int]
-    ) -> dict[str, tuple[NodeSelector, ...]]:
+    def volume_selectors(self, pods: Sequence[Pod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""
         active = [pod for pod in pods if pod.is_active]
         with_volumes = [pod for pod in active if pod.spec.volumes]

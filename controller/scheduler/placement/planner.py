@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
@@ -113,7 +113,7 @@ class _GroupPlanner:
         self._problems: list[str] = []
         self._released_targets: dict[str, Target] = {}
         self._outdated = find_outdated_pods(pod.metadata for pod in snapshot.pods if pod.is_active)
-        self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
+        self._models: list[Pod | None] = [None] * len(self.graph.workloads)
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self.graph.workloads]
         self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.reserved.items()})
@@ -138,12 +138,12 @@ class _GroupPlanner:
                 refused = snapshot.refused_hosts.get(key, frozenset())
                 waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused))
         for workload, selector in enumerate(self.graph.selectors):
-            model = self._models[workload] or GroupPod()
+            model = self._models[workload] or Pod()
             missing = snapshot.replicas.get(selector, len(self._vacated_nodes[workload])) - live[workload]
             waiting += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * missing
         return waiting
 
-    def _record_outdated(self, pod: GroupPod, workload: int) -> bool:
+    def _record_outdated(self, pod: Pod, workload: int) -> bool:
         """Record a pod that a rollout is about to replace. Its requests are free for its successor; its anti-affinity still counts.
 
         Returns:
@@ -158,10 +158,10 @@ class _GroupPlanner:
             add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
         return True
 
-    def _assigned_node(self, pod: GroupPod) -> str:
+    def _assigned_node(self, pod: Pod) -> str:
         return pod.spec.node_name or self.snapshot.assigned_nodes.get(pod.metadata.key, "")
 
-    def _record_bound(self, pod: GroupPod, workload: int) -> bool:
+    def _record_bound(self, pod: Pod, workload: int) -> bool:
         """Record a pod that is bound, or released with a target; returns whether the pod is so."""
         key, node = pod.metadata.key, self._assigned_node(pod)
         if not node:

@@ -13,12 +13,12 @@ import numpy as np
 
 from controller.cluster.eligibility import Constraints, selects
 from controller.cluster.hosts import Host
-from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, SpreadConstraint
+from controller.cluster.pods import Pod, PodAffinityTerm, PodSpec, SpreadConstraint
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
 from kubekit.selectors import LabelSelector
 
 decode_selector = msgspec.json.Decoder(LabelSelector).decode
-_decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
+_decode_group_pod_spec = msgspec.json.Decoder(PodSpec).decode
 
 UNSCHEDULABLE_REASONS = {
     RuleKind.SPREAD: "topology spread",
@@ -64,7 +64,7 @@ class PodTopologyConstraints:
         bound: host number and pod of each pod that stays.
     """
 
-    def __init__(self, pods: Sequence[GroupPod], hosts: Sequence[Host], bound: Sequence[tuple[int, GroupPod]]) -> None:
+    def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
         self._pods, self._hosts, self._bound = pods, hosts, bound
         self._domains: dict[str, tuple[Ints, list[str]]] = {}
 
@@ -74,7 +74,7 @@ class PodTopologyConstraints:
         for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
-        bound_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
+        bound_owners: dict[Term, list[tuple[int, Pod]]] = {}
         for host, pod in self._bound:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
@@ -83,7 +83,7 @@ class PodTopologyConstraints:
         rules = (self._rule(term, owners.get(term, []), bound_owners.get(term, [])) for term in terms)
         return tuple(rule for rule in rules if rule.roles)
 
-    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, GroupPod]]) -> Rule:
+    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> Rule:
         selector = decode_selector(term.selector)
         domain_of, names = self._domain_of(term.topology_key)
         domain_of = np.where(self._is_counted(term), domain_of, -1)
@@ -138,9 +138,9 @@ class PodTopologyConstraints:
 
 
 def unschedulable_reasons(
-    pod: GroupPod,
+    pod: Pod,
     hosts: Sequence[Host],
-    bound: Sequence[tuple[int, GroupPod]],
+    bound: Sequence[tuple[int, Pod]],
     kinds: Container[RuleKind] = UNSCHEDULABLE_REASONS,
 ) -> dict[int, str]:
     """Host number -> the first rule about other pods that excludes a pod from it.
@@ -181,7 +181,7 @@ def _refused_by(rule: Rule) -> Bools:
     return refused
 
 
-def terms_of(pod: GroupPod) -> Iterator[Term]:
+def terms_of(pod: Pod) -> Iterator[Term]:
     """Yields the topology spread constraints and (anti-)affinity terms of a pod."""
     for constraint in pod.spec.topology_spread_constraints or ():
         yield _spread_term(pod, constraint)
@@ -201,7 +201,7 @@ def terms_of(pod: GroupPod) -> Iterator[Term]:
                 yield _affinity_term(pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, price)
 
 
-def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
+def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
     """The term of a spread constraint, a preference for ScheduleAnyway. matchLabelKeys add the pod's values to the selector."""
     labels = pod.metadata.labels or {}
     selector = constraint.label_selector
@@ -221,19 +221,19 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
     )
 
 
-def _node_constraints(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
+def _node_constraints(spec: PodSpec, constraint: SpreadConstraint) -> bytes:
     """The part of a pod's spec that decides which nodes its constraint counts; empty for all nodes."""
-    constraints = GroupPodSpec()
+    constraints = PodSpec()
     if constraint.node_affinity_policy != "Ignore":
         affinity = spec.affinity
         of_nodes = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
-        constraints = GroupPodSpec(node_selector=spec.node_selector, affinity=of_nodes)
+        constraints = PodSpec(node_selector=spec.node_selector, affinity=of_nodes)
     if constraint.node_taints_policy == "Honor":
         constraints = msgspec.structs.replace(constraints, tolerations=spec.tolerations or [])
-    return b"" if constraints == GroupPodSpec() else msgspec.json.encode(constraints)
+    return b"" if constraints == PodSpec() else msgspec.json.encode(constraints)
 
 
-def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
+def _affinity_term(pod: Pod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
     """The term of an (anti-)affinity term. A namespaceSelector selects all namespaces, because their labels are not read."""
     namespaces = tuple(sorted(term.namespaces or ()))
     if term.namespace_selector is not None:
@@ -251,7 +251,7 @@ def _selector(selector: LabelSelector | None) -> bytes:
     return _MATCHES_NOTHING if selector is None else msgspec.json.encode(selector)
 
 
-def _counts(term: Term, selector: LabelSelector, pod: GroupPod) -> bool:
+def _counts(term: Term, selector: LabelSelector, pod: Pod) -> bool:
     """Whether a term with this decoded selector counts a pod."""
     if term.namespaces and pod.metadata.namespace not in term.namespaces:
         return False

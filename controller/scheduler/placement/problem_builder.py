@@ -15,7 +15,7 @@ import numpy as np
 from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_node_affinity
 from controller.cluster.hosts import Host
-from controller.cluster.pods import GroupPod, NodeSelector
+from controller.cluster.pods import NodeSelector, Pod
 from controller.cluster.requests import Amounts, capacity_of, clamp_amount, host_requests_of, ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import count_hosts
@@ -64,7 +64,7 @@ class WaitingReplica(msgspec.Struct, frozen=True):
 
     key: str
     workload: int
-    pod: GroupPod
+    pod: Pod
     volumes: tuple[NodeSelector, ...] = ()
     refused_hosts: frozenset[str] = frozenset()
 
@@ -80,7 +80,7 @@ class BoundReplica(msgspec.Struct, frozen=True):
 
     node: str
     workload: int = -1
-    pod: GroupPod | None = None
+    pod: Pod | None = None
 
 
 class PlacementRequest(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class _Class(msgspec.Struct, frozen=True):
     workload: int
     requests: Amounts
     row: int
-    pod: GroupPod
+    pod: Pod
 
 
 def compile_problem(request: PlacementRequest) -> Problem:

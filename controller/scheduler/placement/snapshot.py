@@ -9,7 +9,7 @@ import msgspec
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
-from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.pods import NodeSelector, Pod, Target
 from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
@@ -46,7 +46,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     """
 
     graph: Graph
-    pods: Sequence[GroupPod]
+    pods: Sequence[Pod]
     replicas: Mapping[str, int]
     costs: CostTable
     hosts: Mapping[str, Host]

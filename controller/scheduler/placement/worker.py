@@ -22,7 +22,7 @@ import msgspec
 from controller.cluster.costs import CostTable
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import Amounts
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
@@ -154,7 +154,7 @@ class PlanningWorker:
         self._hosts: dict[str, Host] = {}
         self._used: dict[str, Amounts] = {}
         self._costs = CostTable()
-        self._pods: list[GroupPod] = []
+        self._pods: list[Pod] = []
 
     def update(self, kind: str, content: Any) -> None:
         """Store a part of the next snapshot: ``hosts``, ``costs`` or ``pods``."""

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import (
     APPGROUP_LABEL,
     APPGROUPS,
@@ -72,7 +72,7 @@ def ready_node(client: Client, make_node: MakeNode, kwok: Program) -> MakeNode:
             await make_node(name, **fields)
             while True:
                 node = await client.get(NODES, name, Node)
-                if node.ready and not node.spec.taints:
+                if node.is_ready and not node.spec.taints:
                     return node
                 await asyncio.sleep(0.05)
 
@@ -151,7 +151,7 @@ async def create_pod(
     labels: dict[str, str] | None = None,
     requests: dict[str, str] | None = None,
     **spec: Any,
-) -> GroupPod:
+) -> Pod:
     """A pod of an AppGroup, or of none."""
     all_labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload} if group else {}
     owners = spec.pop("owners", None)
@@ -161,7 +161,7 @@ async def create_pod(
     }
     if owners:
         body["metadata"]["ownerReferences"] = owners
-    return await client.create(PODS, body, GroupPod, namespace=namespace)
+    return await client.create(PODS, body, Pod, namespace=namespace)
 
 
 async def create_group(
@@ -226,15 +226,15 @@ async def until(check: Callable[[], Awaitable[bool] | bool]) -> None:
     await eventually(holds, DEADLINE_S)
 
 
-async def read_pod(client: Client, namespace: str, name: str) -> GroupPod:
-    return await client.get(PODS, name, GroupPod, namespace=namespace)
+async def read_pod(client: Client, namespace: str, name: str) -> Pod:
+    return await client.get(PODS, name, Pod, namespace=namespace)
 
 
 async def until_bound(client: Client, namespace: str, *names: str) -> dict[str, str]:
     """Wait until these pods, or all of the namespace, are bound; their nodes."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, GroupPod, namespace=namespace)}
+            pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, Pod, namespace=namespace)}
             wanted = {name: pods.get(name, "") for name in names} if names else pods
             if wanted and all(wanted.values()):
                 return wanted

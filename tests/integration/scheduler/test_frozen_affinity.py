@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.retries import REPLACE_AFTER_S
@@ -75,8 +75,8 @@ async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
     await set_costs(client, namespace, NEAR_A)
     await create_group(client, namespace, {"A": {"B": 10}, "B": {}})
 
-    async def pods() -> list[GroupPod]:
-        return [pod for pod in await client.list(PODS, GroupPod, namespace=namespace) if pod.workload == "A"]
+    async def pods() -> list[Pod]:
+        return [pod for pod in await client.list(PODS, Pod, namespace=namespace) if pod.workload == "A"]
 
     async def released() -> bool:
         return any(not pod.is_gated for pod in await pods())

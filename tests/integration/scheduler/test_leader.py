@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUPS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
@@ -151,14 +151,14 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
     """Asked for when a leadership begins, not learned from a pod that is stuck."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
-    found: list[GroupPod] = []
+    found: list[Pod] = []
     body = workload_body("p1", "P1", schedulerName=PROFILE)
     async with lead(SchedulerConfig(gates=PATIENT, placement="affinity"), writer=cast("Client", Powerless(client))):
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 
         async def released() -> bool:
-            found[:] = [p for p in await client.list(PODS, GroupPod, namespace=namespace) if p.workload == "P1"]
+            found[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
             return bool(found) and not found[0].is_gated
 
         await until(released)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.pods import GroupPod, Placement, target_of
+from controller.cluster.pods import Placement, Pod, target_of
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from kubekit import conditions
@@ -40,13 +40,13 @@ async def create_pod_group(client: Client, namespace: str, name: str, minimum: i
 
 async def create_members(
     client: Client, namespace: str, names: Iterable[str], workload: str, **fields: Any
-) -> dict[str, GroupPod]:
+) -> dict[str, Pod]:
     spec: dict[str, Any] = {"schedulingGroup": {"podGroupName": "gang"}, **fields}
     return {name: await create_pod(client, namespace, name, group="a1", workload=workload, **spec) for name in names}
 
 
-async def pods_of(client: Client, namespace: str) -> list[GroupPod]:
-    return await client.list(PODS, GroupPod, namespace=namespace)
+async def pods_of(client: Client, namespace: str) -> list[Pod]:
+    return await client.list(PODS, Pod, namespace=namespace)
 
 
 async def tried(client: Client, namespace: str) -> Condition | None:

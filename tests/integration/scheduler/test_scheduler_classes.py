@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
@@ -93,7 +93,7 @@ async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
     deployment = workload_body("p1", "P1", replicas=3, labels={"netaware.io/placement": "affinity"})
 
     async def all_on(node: str) -> bool:
-        pods = await client.list(PODS, GroupPod, namespace=namespace)
+        pods = await client.list(PODS, Pod, namespace=namespace)
         return [pod.spec.node_name for pod in pods if pod.workload == "P1"] == [node] * 3
 
     async with scheduling(SchedulerConfig(gates=PATIENT), asks=False):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.opener import Opener
 from kubekit.client import Client
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mar
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 
 
-def autoscaler_sees(pod: GroupPod) -> bool:
+def autoscaler_sees(pod: Pod) -> bool:
     """Cluster Autoscaler's conditions for a pod that it makes a node for (its pod lister: unschedulable)."""
     found = pod.condition("PodScheduled")
     return pod.is_waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
@@ -113,7 +113,7 @@ async def test_pods_are_evicted_only_where_the_filter_lets_the_pod_in_then(
             gates = {"spec": {"schedulingGates": None}, "metadata": {"uid": made.metadata.uid}}
             await client.patch(PODS, "p1", gates, Object, namespace=namespace)
             assert await until_bound(client, namespace, "p1") == {"p1": "n-a"}
-            left = {pod.metadata.name for pod in await client.list(PODS, GroupPod, namespace=namespace)}
+            left = {pod.metadata.name for pod in await client.list(PODS, Pod, namespace=namespace)}
     finally:
         await client.delete(PRIORITIES, urgent)
     assert left == {"p1", "p2", "low-b"}

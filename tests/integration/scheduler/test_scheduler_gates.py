@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from controller.cluster.pods import GATE, GroupPod, target_of
+from controller.cluster.pods import GATE, Pod, target_of
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import Client
@@ -47,11 +47,11 @@ async def watched(client: Client, namespace: str) -> AsyncIterator[list[str]]:
     """Names of pods in the order in which they are bound."""
     bound: list[str] = []
 
-    def note(_: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def note(_: str, old: Pod | None, new: Pod | None) -> None:
         if new is not None and new.spec.node_name and (old is None or not old.spec.node_name):
             bound.append(new.metadata.name)
 
-    store: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, namespace=namespace)
+    store: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=namespace)
     store.subscribe(note)
     async with running({"pods": store.run()}):
         await store.synced.wait()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from controller.cluster.pods import GroupPod, Placement
+from controller.cluster.pods import Placement, Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
@@ -79,8 +79,8 @@ class Stage:
             path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}"
             await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
-    async def live(self) -> list[GroupPod]:
-        return [p for p in await self.client.list(PODS, GroupPod, namespace=self.namespace) if p.group and p.is_active]
+    async def live(self) -> list[Pod]:
+        return [p for p in await self.client.list(PODS, Pod, namespace=self.namespace) if p.group and p.is_active]
 
     async def has_live(self, count: int) -> bool:
         return len(await self.live()) == count

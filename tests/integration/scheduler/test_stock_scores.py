@@ -20,10 +20,10 @@ import pytest
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.default_scheduler import DefaultSchedulerModel
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -109,12 +109,12 @@ class Cluster:
         metadata = {"name": name, "labels": {"app": app}, "ownerReferences": [owner]}
         await self._client.create(PODS, {"metadata": metadata, "spec": spec}, Pod, namespace=self._namespace)
         body = {"metadata": {**metadata, "namespace": self._namespace}, "spec": spec, "status": {"phase": "Pending"}}
-        liked = self.liked(self._reader.read(msgspec.convert(body, GroupPod)))
+        liked = self.liked(self._reader.read(msgspec.convert(body, Pod)))
         async with asyncio.timeout(60):
             while not (node := (await self._client.get(PODS, name, Pod, namespace=self._namespace)).spec.node_name):
                 await asyncio.sleep(0.02)
         there = {**body, "spec": {**spec, "nodeName": node}, "status": {"phase": "Running"}}
-        self._bound.append(self._reader.read(msgspec.convert(there, GroupPod)))
+        self._bound.append(self._reader.read(msgspec.convert(there, Pod)))
         return liked, node
 
 

@@ -18,7 +18,7 @@ from controller.cli.session import Session
 from controller.cli.shared import state_of
 from controller.cluster.caches import Caches
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
@@ -127,7 +127,7 @@ class Components:
         kinds = {
             "Namespace": Object,
             "Node": Node,
-            "Pod": GroupPod,
+            "Pod": Pod,
             "AppGroup": AppGroup,
             "NetworkTopology": NetworkTopology,
             "Service": Service,
@@ -168,7 +168,7 @@ class Components:
         fill_store(caches.topologies, self.decode("NetworkTopology", NetworkTopology))
         fill_store(caches.app_groups, self.decode("AppGroup", AppGroup))
         fill_store(caches.services, self.decode("Service", Service))
-        fill_store(caches.pods, map(PodReader().read, self.decode("Pod", GroupPod)))
+        fill_store(caches.pods, map(PodReader().read, self.decode("Pod", Pod)))
 
     async def status(self, key: str) -> dict[str, Any]:
         client = StatusRecorder()
@@ -178,7 +178,7 @@ class Components:
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
         locations = build_zone_map(self.decode("Node", Node)).locations
-        return compute_allocations(self.account()._membership, self.decode("Pod", GroupPod), locations)
+        return compute_allocations(self.account()._membership, self.decode("Pod", Pod), locations)
 
     def account(self) -> TopologyController:
         """Who accounts for bandwidth."""
@@ -216,7 +216,7 @@ class Components:
 
     async def members(self, key: str) -> dict[str, int]:
         """Component -> its number of placed pods of a group."""
-        state, snapshot, pods = self.scheduler_state(), await self.page_snapshot(), self.decode("Pod", GroupPod)
+        state, snapshot, pods = self.scheduler_state(), await self.page_snapshot(), self.decode("Pod", Pod)
         namespace, name = key.split("/")
         graphs, _ = await self.command("graph", "-n", namespace, name)
         status, _ = await self.command("status", "-n", namespace)

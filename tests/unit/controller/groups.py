@@ -13,7 +13,7 @@ import msgspec
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import build_graph
 from controller.cluster.hosts import host_of
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
@@ -165,18 +165,18 @@ def weight_of(case: Case, name: str = "UserDefined") -> WeightInfo:
     return msgspec.convert(weight_body(costs, name=name), WeightInfo)
 
 
-def pods_of(case: Case, **spec: Any) -> list[GroupPod]:
+def pods_of(case: Case, **spec: Any) -> list[Pod]:
     """Gated pods of a case, one cpu each."""
     return [waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)]
 
 
-def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> GroupPod:
+def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> Pod:
     """A gated pod."""
     requested = [{"resources": {"requests": {"cpu": cpu}}}]
     return scheduling.gated(workload, name=name, group="g", **{"containers": requested, **spec})
 
 
-def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> GroupPod:
+def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> Pod:
     """A pod that runs."""
     pod = waiting_pod(name, workload, cpu)
     spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)

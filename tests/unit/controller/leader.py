@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target, target_of
+from controller.cluster.pods import TARGET_ANNOTATION, Pod, Target, target_of
 from controller.cluster.resources import AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
@@ -45,7 +45,7 @@ class World:
         self.config = SchedulerConfig()
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
-        self.pods: dict[str, GroupPod] = {}
+        self.pods: dict[str, Pod] = {}
         self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
         self.failure: PlanningError | None = None
         self.plan_takes_s, self.solved, self.asked = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
@@ -78,7 +78,7 @@ class World:
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": appgroup_spec(calls, members=members)}
         self.state.on_group_change(key, None, msgspec.convert(body, AppGroup))
 
-    def add_pod(self, group: str, name: str, workload: str, cpu: int) -> GroupPod:
+    def add_pod(self, group: str, name: str, workload: str, cpu: int) -> Pod:
         namespace, _, label = group.partition("/")
         owner = {"kind": "ReplicaSet", "uid": f"{group}-{workload}", "controller": True}
         metadata = {"namespace": namespace, "uid": name, "resourceVersion": "1", "ownerReferences": [owner]}
@@ -92,7 +92,7 @@ class World:
         body["spec"] |= changes.pop("spec", {})
         body["status"] |= changes.pop("status", {})
         body["metadata"] |= changes.pop("metadata", {})
-        self.pods[key] = msgspec.convert(body, GroupPod)
+        self.pods[key] = msgspec.convert(body, Pod)
 
     def release(self, key: str, target: Target | None) -> None:
         annotations = {TARGET_ANNOTATION: msgspec.json.encode(target).decode()} if target is not None else {}
@@ -122,7 +122,7 @@ class World:
         self.node_cache.on_pod_change(key, None, None)
         self.plans.reservations.forget(key)
 
-    def of(self, group: str) -> list[GroupPod]:
+    def of(self, group: str) -> list[Pod]:
         namespace, _, label = group.partition("/")
         return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
 
@@ -148,7 +148,7 @@ class World:
         cached = self.plans._cached.get(group)
         return cached.plan if cached is not None else Plan()
 
-    def free_node(self, pod: GroupPod, rng: random.Random) -> str:
+    def free_node(self, pod: Pod, rng: random.Random) -> str:
         """Where the scheduler would bind a pod: the host it was told while there is room, or any other that has some."""
         bound: dict[str, int] = {}
         for other in self.pods.values():

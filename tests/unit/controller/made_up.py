@@ -16,7 +16,7 @@ from controller.appgroups.status import gather_facts, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.weights import Bandwidths, build_weight
@@ -69,7 +69,7 @@ def make_pod(
     request: str = "",
     namespace: str = "default",
     phase: str = "",
-) -> GroupPod:
+) -> Pod:
     requests = {BANDWIDTH: request} if request else {}
     metadata = {"namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
     status = {"phase": phase} if phase else {}
@@ -87,7 +87,7 @@ def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
     return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
 
 
-def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[GroupPod]:
+def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
     """One pod per workload, dealt out over ``nodes`` in turn."""
     workloads = group.spec.workloads or []
     return [

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import (
     WORKLOAD_LABEL,
     AppGroup,
@@ -49,7 +49,7 @@ def group_pod(
     phase: str = "Running",
     created: str = "2026-01-01T00:00:00Z",
     leaving: bool = False,
-) -> GroupPod:
+) -> Pod:
     """A pod of an AppGroup's workload on a node."""
     times = {"creationTimestamp": created} | ({"deletionTimestamp": "2026-01-02T00:00:00Z"} if leaving else {})
     metadata = {"namespace": namespace, **times}

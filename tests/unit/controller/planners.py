@@ -13,7 +13,7 @@ from controller.cli.plan_inputs import inputs_of
 from controller.cli.session import WorkloadController
 from controller.cli.simulate import simulate
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.volumes import Volumes
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.snapshot import take_snapshot
@@ -59,7 +59,7 @@ class Planners(World):
             "spec": {"nodeName": node, **spec},
             "status": {"phase": "Running"},
         }
-        pod = msgspec.convert(body, GroupPod)
+        pod = msgspec.convert(body, Pod)
         self.file.pods.append(pod)
         self.node_cache.on_pod_change(pod.metadata.key, None, PodReader().read(pod))
 
@@ -101,7 +101,7 @@ class Planners(World):
     def _read(self) -> list[PodInfo]:
         return [PodReader().read(pod) for pod in self.file.pods]
 
-    def _simulated(self, pod: GroupPod) -> list[str]:
+    def _simulated(self, pod: Pod) -> list[str]:
         """By `simulate`, of a template like the pod."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
         volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.classes)
@@ -120,7 +120,7 @@ class Planners(World):
             assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
         return ours
 
-    def _fitting(self, pod: GroupPod) -> list[str]:
+    def _fitting(self, pod: Pod) -> list[str]:
         """Where the descheduler would let the replacement of an evicted pod go."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
         snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])

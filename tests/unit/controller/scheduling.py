@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
@@ -42,16 +42,16 @@ def app_group(calls: Mapping[str, Mapping[str, int]], namespace: str = "default"
     return msgspec.convert(body, AppGroup)
 
 
-def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> GroupPod:
+def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> Pod:
     """Bound where a node is named; ``metadata`` and ``status`` are added to, everything else is of the spec."""
     meta = {"name": name, "namespace": "default", "uid": f"u-{name}", **fields.pop("metadata", {})}
     meta.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
     status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
     spec = {"nodeName": node, "schedulerName": "network-aware-scheduler", **fields}
-    return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, GroupPod)
+    return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Pod)
 
 
-def gated(workload: str = "P1", **fields: Any) -> GroupPod:
+def gated(workload: str = "P1", **fields: Any) -> Pod:
     return pod(workload, **{"schedulingGates": [{"name": GATE}], **fields})
 
 
@@ -62,7 +62,7 @@ def state_with(config: SchedulerConfig, *objects: Object) -> State:
         key = item.metadata.key
         if isinstance(item, Node):
             state.on_node_change(key, None, item)
-        elif isinstance(item, GroupPod):
+        elif isinstance(item, Pod):
             state.on_pod_change(key, None, item)
         elif isinstance(item, AppGroup):
             state.on_group_change(key, None, item)

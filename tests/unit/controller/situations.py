@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from controller.cluster.eligibility import UNSCHEDULABLE
-from controller.cluster.pods import TARGET_ANNOTATION, GroupPodSpec, GroupPodStatus, Toleration
+from controller.cluster.pods import TARGET_ANNOTATION, PodSpec, PodStatus, Toleration
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
@@ -22,7 +22,7 @@ from tests.support.bodies import appgroup_spec
 
 NOW_S = 1_800_000_000.0
 GATE = "netaware.io/topological-order"
-NO_CONSTRAINTS = GroupPodSpec()
+NO_CONSTRAINTS = PodSpec()
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
@@ -61,7 +61,7 @@ def pod(
     scheduler: str = SCHEDULER,
     node: str = "",
     gates: Iterable[str] = (),
-    spec: GroupPodSpec = NO_CONSTRAINTS,
+    spec: PodSpec = NO_CONSTRAINTS,
     phase: str = "",
     scheduled: Condition | None = None,
     is_terminating: bool = False,
@@ -78,7 +78,7 @@ def pod(
     )
     scheduling_gates = [SchedulingGate(gate) for gate in gates]
     spec = msgspec.structs.replace(spec, scheduler_name=scheduler, node_name=node, scheduling_gates=scheduling_gates)
-    pod_status = GroupPodStatus(phase=phase, conditions=[scheduled] if scheduled else None)
+    pod_status = PodStatus(phase=phase, conditions=[scheduled] if scheduled else None)
     key = ("web/shop" if group == "shop" else "") if group_key is None else group_key
     return PodFact(metadata=metadata, spec=spec, status=pod_status, group_key=key, has_placement=has_placement)
 
@@ -425,7 +425,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "selector",
         "correct nodeSelector",
         "4 node(s) didn't match Pod's node affinity/selector.",
-        spec=GroupPodSpec(node_selector={"zone": "mars"}),
+        spec=PodSpec(node_selector={"zone": "mars"}),
     ),
     stuck(
         "a volume in another zone",
@@ -460,4 +460,4 @@ SITUATIONS: tuple[Situation, ...] = (
         "4 node(s) didn't match pod anti-affinity rules.",
     ),
 )
-BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
+BORNE = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

@@ -22,7 +22,7 @@ from tests.unit.controller.objects import (
     WORKLOAD_LABEL,
     AppGroup,
     AppGroupStatus,
-    GroupPod,
+    Pod,
     WeightInfo,
     appgroup,
     service,
@@ -43,12 +43,12 @@ COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
 group = partial(appgroup, members=2, algorithm="ReverseKahn")
 
 
-def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
+def look(found: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
     membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
     return gather_facts(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
-def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
+def condition(found: AppGroup, type_: str, *pods: Pod) -> Condition:
     status = plan_status(found, look(found, *pods), 1000.0)
     held = find_condition(status.conditions, type_)
     assert held is not None
@@ -184,7 +184,7 @@ def test_costs_are_met_if_the_answering_replica_is_near() -> None:
     found = group({"P1": {"P2": 3}, "P2": {}})
     pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
 
-    def verdict(distribution: str, *which: GroupPod) -> tuple[str, int]:
+    def verdict(distribution: str, *which: Pod) -> tuple[str, int]:
         services = ServiceIndex.from_objects([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
         facts = look(found, *which, services=services)
         return facts.checks[0].verdict, facts.checks[0].cost

@@ -9,7 +9,7 @@ import numpy as np
 
 from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import MAX_AMOUNT
 from controller.scheduler.default_scheduler import DefaultSchedulerModel, place
 from controller.scheduler.placement.planner import plan_group
@@ -27,7 +27,7 @@ def node(name: str = "n") -> Node:
 def bound(name: str, *memory: str, to: str = "n") -> PodInfo:
     containers = [{"resources": {"requests": {"memory": text}}} for text in memory]
     body = {"metadata": {"name": name, "namespace": "d"}, "spec": {"nodeName": to, "containers": containers}}
-    return PodReader().read(msgspec.convert(body, GroupPod))
+    return PodReader().read(msgspec.convert(body, Pod))
 
 
 def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
@@ -74,7 +74,7 @@ def test_the_model_of_the_default_scheduler_bears_impossible_requests() -> None:
 
 def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
     spec = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
-    pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, GroupPod) for name in "abc"]
+    pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, Pod) for name in "abc"]
     waiting = [("web", PodReader().read(pod)) for pod in pods]
     hosts = {name: host_of(node(name)) for name in ("m", "n", "o")}
     found = place(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))

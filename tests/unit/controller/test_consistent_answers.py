@@ -15,7 +15,7 @@ from controller.cli.plan_inputs import inputs_of
 from controller.cli.shared import pod_diagnosis
 from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.status_writing import delay_after_failed_write
@@ -92,7 +92,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     state, snapshot = components.scheduler_state(), await components.page_snapshot()
     (shown,), _ = await components.command("graph", "-n", "default")
     (page,) = (await components.group_view("default/g")).edges
-    plain = components.decode("Pod", GroupPod)
+    plain = components.decode("Pod", Pod)
     inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
     explained = explain(state, plain[0])
     found = {
@@ -104,9 +104,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
         "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
     if components.config == DEFAULT:  # files have no configuration
-        file = ClusterFile(
-            *(components.decode(*kind) for kind in (("Node", Node), ("Pod", GroupPod), ("Service", Service)))
-        )
+        file = ClusterFile(*(components.decode(*kind) for kind in (("Node", Node), ("Pod", Pod), ("Service", Service))))
         file.groups.extend(components.decode("AppGroup", AppGroup))
         file.topologies.extend(components.decode("NetworkTopology", NetworkTopology))
         found["offline"] = plan_offline(file)[0].violations == 0
@@ -235,7 +233,7 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
-    moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), GroupPod))
+    moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), Pod))
     fill_store(caches.pods, [moved])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]

@@ -295,7 +295,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     assert size >= world.plain["protection"]["minReplicas"]
     recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.evictions)
     assert recent + count <= resolve_limit(world.plain["limits"]["perWorkload"], size)
-    missing = max(sum(not p.ready for p in active), awaited)
+    missing = max(sum(not p.is_ready for p in active), awaited)
     assert missing + count <= max(resolve_limit(world.plain["limits"]["unavailablePerWorkload"], size), missing)
 
 
@@ -335,7 +335,7 @@ def check_targets(world: World, decision: RoundDecision) -> None:
             continue
         one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node
-        assert target.schedulable
+        assert target.is_schedulable
         assert not target.is_being_removed
         assert not one.constraints.unschedulable_reason(target.name, target.labels, target.taints)
         requested[move.target].update(one.requests)

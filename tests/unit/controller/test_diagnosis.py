@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S
-from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, GroupPodSpec, Placement, Toleration
+from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts, NodeFact
 from controller.diagnosis.findings import NO_LEADER_CODES, has_leader
@@ -106,7 +106,7 @@ def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
     reason = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
-    fields: dict[str, Any] = {"scheduled": reason, "spec": GroupPodSpec(tolerations=[own, kept])}
+    fields: dict[str, Any] = {"scheduled": reason, "spec": PodSpec(tolerations=[own, kept])}
     stuck = pod(owner=FRONT, **fields)
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
@@ -203,7 +203,7 @@ REFUSED = unscheduled(
         ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
         ({"gates": (FOREIGN,)}, "foreign-gate", f"{FOREIGN}, which another controller opens"),
         (
-            {"gates": (GATE,), "target": "n0", "spec": GroupPodSpec(node_selector={"zone": "z1"})},
+            {"gates": (GATE,), "target": "n0", "spec": PodSpec(node_selector={"zone": "z1"})},
             "planned",
             "nodeSelector zone=z1 leaves 2 nodes of z1",
         ),
@@ -250,7 +250,7 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
     namespace = Object(metadata=ObjectMeta(name="web", labels=space))
     snapshot = ClusterSnapshot(
         now_s=NOW_S,
-        pods=(msgspec.convert(body, GroupPod),),
+        pods=(msgspec.convert(body, Pod),),
         namespaces=(namespace,),
         scheduler=SchedulerConfig(placement=placement),
     )
@@ -342,7 +342,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
                 nodes={name: msgspec.structs.replace(node, labels={"name": name}) for name, node in CORDONED.items()},
                 pods=(
                     pod(
-                        spec=GroupPodSpec(node_selector={"name": "n2"}),
+                        spec=PodSpec(node_selector={"name": "n2"}),
                         scheduled=unscheduled(
                             "0/4 nodes are available: 1 node(s) were unschedulable, "
                             "3 node(s) didn't match Pod's node affinity/selector."

@@ -10,7 +10,7 @@ import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import CONSENT_LABEL, Membership
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import MAX_LAG_S, GroupPods
@@ -81,20 +81,20 @@ def test_membership_depends_only_on_the_last_state() -> None:
 class OnePodStore:
     """In the place of a store that shows the group's one pod as the test says."""
 
-    pod: GroupPod | None = None
+    pod: Pod | None = None
 
-    def get(self, _: str) -> GroupPod | None:
+    def get(self, _: str) -> Pod | None:
         return self.pod
 
 
-def pod(label: str = "shop", version: str = "1") -> GroupPod:
+def pod(label: str = "shop", version: str = "1") -> Pod:
     labels = {"appgroup.diktyo.x-k8s.io": label}
-    return GroupPod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
+    return Pod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
 
 
 def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
     store = OnePodStore()
-    pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
+    pods = GroupPods(cast("Store[Pod]", store), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
     for old, new in ((None, pod("shop")), (pod("shop"), pod("bank"))):
         store.pod = new
         assert pods.on_change("d/p", old, new) == f"d/{new.group}"
@@ -105,10 +105,10 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
 
 def test_our_write_of_a_pod_counts_until_the_store_has_it_or_a_later_one() -> None:
     store, now = OnePodStore(), [0.0]
-    pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
+    pods = GroupPods(cast("Store[Pod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
     first, second, third, fourth = (pod(version=version) for version in "1234")
 
-    def newest(shown: GroupPod | None) -> GroupPod | None:
+    def newest(shown: Pod | None) -> Pod | None:
         store.pod = shown
         return next(iter(pods.pods_of("d/shop")), None)
 

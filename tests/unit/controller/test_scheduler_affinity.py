@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.eligibility import Constraints
-from controller.cluster.pods import GATE, GroupPod, Target
+from controller.cluster.pods import GATE, Pod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
@@ -42,21 +42,21 @@ def cluster(
     return state_of(made, topology(costs, regions), {"P1": {"P2": most}, "P2": {}}, bound, CONFIG)
 
 
-def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> GroupPod:
+def owned_by(kind: str, *, controller: bool = True, **spec: Any) -> Pod:
     owner = {"apiVersion": "v1", "kind": kind, "name": "o", "uid": "u-o", "controller": controller}
     return gated(metadata={"ownerReferences": [owner]}, **spec)
 
 
-def patched(pod: GroupPod, patch: dict[str, Any]) -> GroupPod:
+def patched(pod: Pod, patch: dict[str, Any]) -> Pod:
     """The pod after a strategic merge patch of ours."""
     body = msgspec.to_builtins(pod)
     body["metadata"]["annotations"] = patch["metadata"].get("annotations")
     affinity = {**body["spec"].get("affinity", {}), **patch["spec"].get("affinity", {})}
     body["spec"] = {**body["spec"], "schedulingGates": [], "affinity": affinity}
-    return msgspec.convert(body, GroupPod)
+    return msgspec.convert(body, Pod)
 
 
-def allowed(pod: GroupPod, nodes: dict[str, tuple[str, str]] = NODES) -> set[str]:
+def allowed(pod: Pod, nodes: dict[str, tuple[str, str]] = NODES) -> set[str]:
     return {
         name for name, place in nodes.items() if not Constraints(pod.spec).unschedulable_reason(name, labels_of(*place))
     }

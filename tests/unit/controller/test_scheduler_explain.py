@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.services import Service
 from controller.scheduler.explain import explain
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
@@ -94,7 +94,7 @@ def test_costs_of_cells_add_up_to_the_cost_of_their_line(distribution: str) -> N
         (pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
     ],
 )
-def test_the_reason_for_a_node_is_one_sentence(asked: GroupPod, placed: list[tuple[str, str]], sentence: str) -> None:
+def test_the_reason_for_a_node_is_one_sentence(asked: Pod, placed: list[tuple[str, str]], sentence: str) -> None:
     assert explain(example(*placed), asked).decided == sentence
 
 

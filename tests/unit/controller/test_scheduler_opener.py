@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.scheduler.gating.opener import CHECK_INTERVAL_S, Opener
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -17,19 +17,19 @@ from kubekit.wire import format_time
 NOW, WAIT_S = 1_700_000_000.0, 150.0
 
 
-def opener(*pods: GroupPod, max_wait_s: float | None = WAIT_S) -> Opener:
+def opener(*pods: Pod, max_wait_s: float | None = WAIT_S) -> Opener:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     made = Opener(client, max_wait_s=max_wait_s, clock=lambda: NOW)
     made.pods._items.update({pod.metadata.key: pod for pod in pods})
     return made
 
 
-def pod(name: str, age_s: float, *gates: str, **metadata: Any) -> GroupPod:
+def pod(name: str, age_s: float, *gates: str, **metadata: Any) -> Pod:
     meta = {"name": name, "namespace": "d", "creationTimestamp": format_time(NOW - age_s), **metadata}
-    return msgspec.convert({"metadata": meta, "spec": {"schedulingGates": [{"name": g} for g in gates]}}, GroupPod)
+    return msgspec.convert({"metadata": meta, "spec": {"schedulingGates": [{"name": g} for g in gates]}}, Pod)
 
 
-def names(found: list[GroupPod]) -> list[str]:
+def names(found: list[Pod]) -> list[str]:
     return [one.metadata.name for one in found]
 
 

@@ -11,7 +11,7 @@ import pytest
 from controller.cluster.costs import CostTable
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import ContainerStatus, GroupPod, GroupPodSpec, GroupPodStatus, PodContainer, Target
+from controller.cluster.pods import Container, ContainerStatus, Pod, PodSpec, PodStatus, Target
 from controller.cluster.requests import requests_of
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.scheduler.affinity import NARROWED_ANNOTATION
@@ -46,7 +46,7 @@ def zones_of(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
 
-def aged(workload: str, *names: str) -> list[GroupPod]:
+def aged(workload: str, *names: str) -> list[Pod]:
     """Pods of a workload, the oldest first."""
     pods = [waiting_pod(name, workload) for name in names]
     return [
@@ -57,7 +57,7 @@ def aged(workload: str, *names: str) -> list[GroupPod]:
     ]
 
 
-def required_zone(zone: str, *, by_us: bool) -> GroupPod:
+def required_zone(zone: str, *, by_us: bool) -> Pod:
     """A pod whose required zone its user, or an earlier plan, wrote."""
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
@@ -327,11 +327,11 @@ def test_a_group_without_pods_and_a_cluster_without_nodes_are_planned() -> None:
 
 
 def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
-    def container(cpu: str, **fields: Any) -> PodContainer:
-        return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, PodContainer)
+    def container(cpu: str, **fields: Any) -> Container:
+        return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, Container)
 
-    def of(containers: list[PodContainer], first: list[PodContainer] | None = None, **fields: Any) -> dict[str, int]:
-        return requests_of(GroupPodSpec(containers=containers, init_containers=first, **fields))
+    def of(containers: list[Container], first: list[Container] | None = None, **fields: Any) -> dict[str, int]:
+        return requests_of(PodSpec(containers=containers, init_containers=first, **fields))
 
     sidecar = container("200m", restartPolicy="Always")
     whole = ResourceRequirements(requests={"cpu": "700m", "memory": "1Ki", "example.com/gpu": "3"})
@@ -367,9 +367,9 @@ def test_an_in_place_resize_counts_the_larger_of_old_and_new_requests(
         "spec": {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": asked}}}]},
         "status": {"containerStatuses": [held], "conditions": conditions},
     }
-    pod, reader = msgspec.convert(body, GroupPod), PodReader()
+    pod, reader = msgspec.convert(body, Pod), PodReader()
     assert requests_of(pod.spec, pod.status)["cpu"] == cpu
-    other = msgspec.convert({**body, "status": {}}, GroupPod)
+    other = msgspec.convert({**body, "status": {}}, Pod)
     assert (reader.read(other).requests["cpu"], reader.read(pod).requests["cpu"]) == (int(asked) * 1000, cpu)
 
 
@@ -400,7 +400,7 @@ def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(restarts: st
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
-    node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
+    node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, Pod)))
     assert node_cache.used["a"].get("port:TCP/9100", 0) == held
     pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
     plan = plan_of(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
@@ -411,7 +411,7 @@ def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None
     """During an in-place resize the pod frees all that its host counts for it."""
     pod = bound_pod("w0-0", "w0", "a")
     kept = ContainerStatus(resources=ResourceRequirements(requests={"cpu": "2"}))
-    pod = msgspec.structs.replace(pod, status=GroupPodStatus(phase="Running", container_statuses=[kept]))
+    pod = msgspec.structs.replace(pod, status=PodStatus(phase="Running", container_statuses=[kept]))
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
@@ -528,7 +528,7 @@ def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> N
     assert plan_of(case, two, **wishes, has_topology=False).latency_us == 100.0
 
 
-def of_revision(pod: GroupPod, revision: str, minute: int, node: str = "") -> GroupPod:
+def of_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
     """A pod of a Deployment's ReplicaSet, or of a StatefulSet, made in this minute."""
     kind, owner, label = "ReplicaSet", f"{pod.workload}-{revision}", "pod-template-hash"
     if pod.workload == "w2":
@@ -538,7 +538,7 @@ def of_revision(pod: GroupPod, revision: str, minute: int, node: str = "") -> Gr
     body["metadata"]["creationTimestamp"] = f"2026-01-01T00:{minute:02d}:00Z"
     body["metadata"]["ownerReferences"] = [{"kind": kind, "name": owner, "uid": owner, "controller": True}]
     body["spec"]["nodeName"] = node
-    return msgspec.convert(body, GroupPod)
+    return msgspec.convert(body, Pod)
 
 
 @pytest.mark.parametrize("workload", ["w1", "w2"])
@@ -548,7 +548,7 @@ def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, 
     nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
     base = snapshot(line((0, 0, 0)), nodes, objective="time", spread="zone")
     calls = {"w1": "w0", "w2": "w1"}[workload]
-    caller = msgspec.structs.replace(waiting_pod("caller", calls), spec=GroupPodSpec(node_name="a"))
+    caller = msgspec.structs.replace(waiting_pod("caller", calls), spec=PodSpec(node_name="a"))
     old, new = ("b", "a") if rolls_back else ("a", "b")
     pods = [
         caller,

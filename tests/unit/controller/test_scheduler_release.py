@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.release import DEBOUNCE_S, GroupQueue, ReleaseDecision, plan_release, settles_in_s
 from kubekit.wire import format_time
@@ -19,13 +19,13 @@ CREATED = 1_700_000_000.0
 CONFIG = GatesConfig(max_wait_s=100, missing_workload_timeout_s=20)
 
 
-def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: float = 0, **status: Any) -> GroupPod:
+def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: float = 0, **status: Any) -> Pod:
     metadata = {"namespace": "d", "creationTimestamp": format_time(CREATED - age_s)}
     gates = [{"name": GATE}] if gated and not node else None
     return scheduling.pod(workload, node, name=name, group="g", metadata=metadata, status=status, schedulingGates=gates)
 
 
-def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> GroupPod:
+def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> Pod:
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -35,7 +35,7 @@ def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unsch
     return pod(name, workload, gated=False, conditions=[condition])
 
 
-def queue(*pods: GroupPod, order: str = "ABC", **changes: Any) -> GroupQueue:
+def queue(*pods: Pod, order: str = "ABC", **changes: Any) -> GroupQueue:
     places = {selector: i for i, selector in enumerate(order, start=1)}
     return GroupQueue(pods, places, **changes)
 
@@ -44,17 +44,17 @@ def released(turns: ReleaseDecision) -> list[tuple[str, str]]:
     return [(r.pod.metadata.name, r.cause) for r in turns.releases]
 
 
-def leaving(made: GroupPod) -> GroupPod:
+def leaving(made: Pod) -> Pod:
     meta = msgspec.structs.replace(made.metadata, deletion_timestamp=format_time(CREATED))
     return msgspec.structs.replace(made, metadata=meta)
 
 
-def near_another(made: GroupPod) -> GroupPod:
+def near_another(made: Pod) -> Pod:
     body = msgspec.to_builtins(made)
     body["spec"]["affinity"] = {
         "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
     }
-    return msgspec.convert(body, GroupPod)
+    return msgspec.convert(body, Pod)
 
 
 A, B, BOUND = pod("a", "A"), pod("b", "B"), pod("a", "A", node="n")
@@ -181,7 +181,7 @@ def test_a_pod_with_another_gate_delays_no_other_and_keeps_our_gate(age_s: float
     """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
     made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
     made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
-    turns = plan_release(queue(msgspec.convert(made, GroupPod), pod("b", "B"), order="AB"), CREATED, CONFIG)
+    turns = plan_release(queue(msgspec.convert(made, Pod), pod("b", "B"), order="AB"), CREATED, CONFIG)
     assert released(turns) == [("b", "turn")]
     assert turns.waiting == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
 
@@ -203,7 +203,7 @@ def test_pods_of_one_pod_group_are_released_together(
     for made in pods:
         made["spec"]["schedulingGroup"] = {"podGroupName": gang}
     pods[1]["spec"]["schedulingGates"] += [{"name": name} for name in others]
-    members = [msgspec.convert(made, GroupPod) for made in pods]
+    members = [msgspec.convert(made, Pod) for made in pods]
     assert released(plan_release(queue(*members, pod("b", "B")), CREATED, CONFIG)) == expected
 
 
@@ -261,12 +261,12 @@ def test_a_check_just_before_the_end_of_a_wait_is_not_repeated_at_once() -> None
 
 
 def test_pods_without_timestamps_count_as_new_and_as_refused_for_long() -> None:
-    def without(made: GroupPod) -> GroupPod:
+    def without(made: Pod) -> Pod:
         body = msgspec.to_builtins(made)
         body["metadata"].pop("creationTimestamp")
         for condition in body["status"].get("conditions", ()):
             condition.pop("lastTransitionTime")
-        return msgspec.convert(body, GroupPod)
+        return msgspec.convert(body, Pod)
 
     held = queue(pod("a", "A", gated=False), without(pod("b", "B")))
     assert plan_release(held, CREATED, CONFIG).next_check_s == 100

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import Pod, Target
 from controller.cluster.resources import NetworkTopology
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
@@ -21,7 +21,7 @@ ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
 NARROWED = '{"key":"topology.kubernetes.io/zone","operator":"In","values":["a"]}'
 
 
-def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> GroupPod:
+def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> Pod:
     controls = not kind.endswith(" of another")
     owner = {"kind": kind.removesuffix(" of another"), "name": "o", "uid": f"u-{kind}", "controller": controls}
     owners = [owner] if kind else None
@@ -33,10 +33,10 @@ def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedu
         "spec": {"schedulerName": "network-aware-scheduler"},
         "status": {"phase": "Pending", "conditions": conditions},
     }
-    return msgspec.convert(body, GroupPod)
+    return msgspec.convert(body, Pod)
 
 
-def look(stuck: StuckPods, pod: GroupPod, now: float, target: Target | None = None) -> list[Action]:
+def look(stuck: StuckPods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
     plan = Plan({pod.metadata.key: target} if target is not None else {})
     return stuck.decide([pod], plan, State(CONFIG, "netaware-system"), now)[0]
 
@@ -105,7 +105,7 @@ def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
     assert all(look(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
 
-def of_extender(reason: str = "Unschedulable", message: str = "", **changes: Any) -> GroupPod:
+def of_extender(reason: str = "Unschedulable", message: str = "", **changes: Any) -> Pod:
     """A pod of P1 in extender mode that found no node."""
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return pod("P1", status={"conditions": [condition]}, metadata=changes)
@@ -115,7 +115,7 @@ def planned(target: Target) -> dict[str, str]:
     return {"netaware.io/target": msgspec.json.encode(target).decode()}
 
 
-def retried(stuck: StuckPods, pod: GroupPod, target: Target | None, state: State, now: float) -> bool:
+def retried(stuck: StuckPods, pod: Pod, target: Target | None, state: State, now: float) -> bool:
     """Whether a pod is tried again now; if so, that is written."""
     plan = Plan({pod.metadata.key: target} if target is not None else {})
     actions, _ = stuck.decide([pod], plan, state, now)

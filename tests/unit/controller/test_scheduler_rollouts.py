@@ -54,9 +54,9 @@ class Cluster(World):
             self.delete(group, goes.metadata.key)
 
     def is_ready(self, key: str) -> bool:
-        if not self.pods[key].ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
+        if not self.pods[key].is_ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
             self.change(key, status={"conditions": [{"type": "Ready", "status": "True"}]})
-        return self.pods[key].ready
+        return self.pods[key].is_ready
 
     async def lead(self, group: str) -> None:
         """What the leader does about one group now."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.requests import parse_amounts
 from controller.cluster.resources import AppGroup, WeightInfo
 from controller.cluster.services import Routing
@@ -29,7 +29,7 @@ from tests.unit.controller import scheduling
 from tests.unit.controller.scheduling import GROUP, WORKLOAD, app_group, node, state_with, topology_of
 
 
-def pod(name: str, workload: str, node: str = "", *, phase: str = "Running", **meta: Any) -> GroupPod:
+def pod(name: str, workload: str, node: str = "", *, phase: str = "Running", **meta: Any) -> Pod:
     return scheduling.pod(workload, node, name=name, metadata=meta, status={"phase": phase})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.scheduler.gating.pod_events import (
     MAX_EVENTS,
     REPORT_AFTER_S,
@@ -18,9 +18,9 @@ NOW_S = 1_800_000_000.0
 CART = "workload cart comes first, and its pod cart-1 is not bound yet"
 
 
-def pod(name: str, *, age_s: float = 10.0) -> GroupPod:
+def pod(name: str, *, age_s: float = 10.0) -> Pod:
     created = format_time(NOW_S - age_s)
-    return GroupPod(metadata=ObjectMeta(name=name, namespace="web", creation_timestamp=created))
+    return Pod(metadata=ObjectMeta(name=name, namespace="web", creation_timestamp=created))
 
 
 @pytest.mark.parametrize(("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING, REPORT_PENDING_PLAN_AFTER_S)])

@@ -18,7 +18,7 @@ from controller.topology.bandwidth import compute_allocations, read_user_capacit
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
-from tests.unit.controller.objects import REGION, ZONE, AppGroup, GroupPod, NetworkTopology, WeightInfo, appgroup
+from tests.unit.controller.objects import REGION, ZONE, AppGroup, NetworkTopology, Pod, WeightInfo, appgroup
 from tests.unit.controller.objects import group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
@@ -33,7 +33,7 @@ def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
     )
 
 
-def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
+def account(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
     return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, LOCATIONS)
 
 

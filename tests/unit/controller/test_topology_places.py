@@ -94,8 +94,8 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
         (node("a"), {}, (True, True, True)),
         (node("a", agent=None), {}, (True, True, False)),
         (node("a", agent="no json"), {}, (True, True, False)),
-        (node("a"), {"a": AgentPods(ready=False)}, (True, True, False)),
-        (node("a"), {"a": AgentPods(ready=True), "b": AgentPods(ready=False)}, (True, True, True)),
+        (node("a"), {"a": AgentPods(is_ready=False)}, (True, True, False)),
+        (node("a"), {"a": AgentPods(is_ready=True), "b": AgentPods(is_ready=False)}, (True, True, True)),
         (node("a", ready=False), {}, (False, True, True)),
         (node("a", cordoned=True), {}, (True, False, True)),
     ],
@@ -104,7 +104,7 @@ def test_conditions_of_nodes_for_probing(
     found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
 ) -> None:
     facts = to_probe_node(found, pods)
-    assert (facts.ready, facts.schedulable, facts.has_ready_agent) == expected
+    assert (facts.is_ready, facts.is_schedulable, facts.has_ready_agent) == expected
 
 
 def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:
@@ -127,4 +127,4 @@ def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> P
 
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:
     pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
-    assert {name: pods.ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
+    assert {name: pods.is_ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}

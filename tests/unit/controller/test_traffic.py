@@ -34,7 +34,7 @@ from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
-from tests.unit.controller.objects import AppGroup, AppGroupStatus, GroupPod, WeightInfo, appgroup
+from tests.unit.controller.objects import AppGroup, AppGroupStatus, Pod, WeightInfo, appgroup
 
 A, B = Location("r1", "z1"), Location("r1", "z2")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
@@ -96,7 +96,7 @@ def running(name: str, owner: str = "", on: str = "n1") -> Any:
     owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
     meta = {"name": name, "namespace": "shop", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owners}
     body = {"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
-    return PodReader().read(msgspec.convert(body, GroupPod))
+    return PodReader().read(msgspec.convert(body, Pod))
 
 
 class Answers(PrometheusClient):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.zones import to_probe_node
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
@@ -31,7 +31,7 @@ def with_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSna
     return msgspec.structs.replace(snapshot, results={RESULTS: data})
 
 
-def bandwidth_pod(pod: GroupPod) -> PodInfo:
+def bandwidth_pod(pod: Pod) -> PodInfo:
     return PodReader().read(pod)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controller.cluster.eligibility import Constraints
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import Pod
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass, Volumes
 from tests.unit.controller.planners import HOST, ZONE, Planners
 
@@ -55,12 +55,12 @@ def class_(*places: dict[str, Any], provisioner: str = "csi", mode: str = "WaitF
     return msgspec.convert(body, StorageClass)
 
 
-def pod(**volume_of: Any) -> GroupPod:
+def pod(**volume_of: Any) -> Pod:
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"volumes": [{"name": "v", **volume_of}]}}
-    return msgspec.convert(body, GroupPod)
+    return msgspec.convert(body, Pod)
 
 
-def nodes_for(known: Volumes, asked: GroupPod) -> str:
+def nodes_for(known: Volumes, asked: Pod) -> str:
     constraints, demands = Constraints(asked.spec), known.node_selectors_of_pod(asked)
     return "".join(n for n, labels in NODES.items() if not constraints.unschedulable_reason(n, labels, volumes=demands))
 

@@ -163,8 +163,8 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
     ("fields", "reason"),
     [
         ({"zone": ""}, "no-zone"),
-        ({"ready": False}, "not-ready"),
-        ({"schedulable": False}, "unschedulable"),
+        ({"is_ready": False}, "not-ready"),
+        ({"is_schedulable": False}, "unschedulable"),
         ({"has_ready_agent": False}, "no-agent"),
         ({"address": "node-1.example"}, "bad-address"),
         ({"address": ""}, "bad-address"),
@@ -173,7 +173,7 @@ def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
 def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, object], reason: str) -> None:
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
     odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
-    lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", ready=False)
+    lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
     plan = plan_pairs([*cluster([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
     left_out = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
     assert [(r.key, r.reason) for r in plan.left_out] == left_out
