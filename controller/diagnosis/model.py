@@ -40,10 +40,10 @@ class PairView(View, frozen=True):
     Attributes:
         cost: cost in the weight that `NetworkView.weights` names; null if that has none.
         basis: see `PairBasis`.
-        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trip in the pair's representative sample, as the next fields.
-        measured_at: unix seconds, by our clock.
+        p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of the pair's representative sample, as they count for costs.
+        measured_at: time of that sample, unix seconds by our clock.
         quality_flags: why the newest sample is not trusted; empty if it is.
-        prober: ``netperf``, ``datagrams`` or ``external``.
+        prober: source of the round trips: ``netperf``, ``datagrams`` or ``external``.
         bandwidth_capacity_bps, bandwidth_allocated_bps: as the NetworkTopology has them.
     """
 

@@ -180,12 +180,12 @@ def _pair_view(
     )
     if sample is None:
         return view
-    measurement = sample.measurement
+    measurement = sample.cost_measurement
     return msgspec.structs.replace(
         view,
-        p50_us=measurement.percentile_us("p50"),
-        p90_us=measurement.percentile_us("p90"),
-        p99_us=measurement.percentile_us("p99"),
+        p50_us=sample.percentile_us("p50"),
+        p90_us=sample.percentile_us("p90"),
+        p99_us=sample.percentile_us("p99"),
         jitter_us=measurement.jitter_us,
         loss_ratio=measurement.loss_ratio,
         measured_at=min(sample.taken_at, now_s) if sample.taken_at else None,

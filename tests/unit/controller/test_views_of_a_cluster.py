@@ -65,14 +65,22 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
     shown = by_pair(build_overview(with_samples(snapshot, [flagged, *others])).network.pairs)
     assert shown[flagged.zones].quality_flags == ("throttled",)
-    by_datagrams = msgspec.structs.replace(
-        first, datagrams=msgspec.structs.replace(first.measurement, prober="datagrams"), cost_source="datagrams"
-    )
-    shown = by_pair(build_overview(with_samples(snapshot, [by_datagrams, *others])).network.pairs)
-    assert shown[first.zones].p50_us == first.measurement.p50_us
     bare = msgspec.structs.replace(snapshot, topologies=())
     assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
     assert diagnosed(bare)["no-topology"].severity == "critical"
+
+
+def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
+    snapshot = make_snapshot(4)
+    first, *others = samples_of(snapshot)
+    # Too few datagrams for a p99, so the cost would use netperf's.
+    datagrams = msgspec.structs.replace(
+        first.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
+    )
+    sample = msgspec.structs.replace(first, datagrams=datagrams, cost_source="datagrams")
+    pair = by_pair(build_overview(with_samples(snapshot, [sample, *others])).network.pairs)[first.zones]
+    assert (pair.prober, pair.p50_us, pair.p90_us) == ("datagrams", 1500.0, 1700.0)
+    assert pair.p99_us == first.measurement.p99_us
 
 
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
