@@ -34,7 +34,7 @@ class SearchHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and mark the wheel as made for that platform; any Python 3 will do."""
-        script = Path(self.root) / _PLAN / "compile.py"
+        script = Path(self.root) / _PLAN / "native_library.py"
         if version == "editable" or not script.exists() or os.environ.get("NETAWARE_PURE"):
             return
         spec = importlib.util.spec_from_file_location("compile_search", script)

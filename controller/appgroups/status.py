@@ -25,7 +25,7 @@ from kubekit.wire import Condition, format_time, parse_time
 
 COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
 ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
-"""Computed by `controller.scheduler.balance`."""
+"""Computed by `controller.scheduler.advice`."""
 MAX_SHOWN = 3
 """Number of items that a condition's message lists."""
 

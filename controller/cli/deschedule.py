@@ -138,10 +138,12 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 
-    async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(group: str, key: str, seed_offset: int) -> Target | None:
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""
         members = [pod.group_pod for pod in pods if pod.group_pod is not None and belongs_to(inputs.state, group)(pod)]
-        group_snapshot = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
+        group_snapshot = msgspec.structs.replace(
+            without_pod(inputs.snapshot(group, members), key), seed_offset=seed_offset
+        )
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan

@@ -54,9 +54,9 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     plans: list[Plan] = []
     for key in sorted(members, key=lambda key: (len(members[key]), key)):
         pods = members[key]
-        plan = inputs.plan(inputs.snapshot(key, pods))
+        plan = inputs.plan_with_preemption(inputs.snapshot(key, pods))
         plans.append(plan)
-        remarks += [*_remarks_on_costs(inputs, key), *plan.problems]
+        remarks += [*_remarks_on_costs(inputs, key), *plan.annotation_errors]
         for pod in pods:
             if not pod.is_waiting:
                 continue

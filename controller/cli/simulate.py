@@ -26,7 +26,7 @@ from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
-from controller.scheduler.default_scheduler import place
+from controller.scheduler.default_scheduler import simulate_scheduling
 from controller.scheduler.gating.group_plans import MAX_PODS
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import plan_group
@@ -151,7 +151,8 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Worklo
     reader = PodReader()
     pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
     runs = [
-        outcome_of(snapshot, place(pods, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
+        outcome_of(snapshot, simulate_scheduling(pods, hosts, used, random.Random(seed), snapshot.volumes))
+        for seed in range(RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     costs = inputs.state.costs(group.metadata.namespace)
@@ -182,7 +183,7 @@ def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Wor
 
 def planned_outcome(inputs: PlanInputs, snapshot: GroupSnapshot) -> Outcome:
     """The outcome of the leader's plan of a group."""
-    targets, keys = inputs.plan(snapshot).targets, [pod.metadata.key for pod in snapshot.pods]
+    targets, keys = inputs.plan_with_preemption(snapshot).targets, [pod.metadata.key for pod in snapshot.pods]
     return outcome_of(snapshot, [targets[key].node if key in targets else "" for key in keys])
 
 

@@ -228,4 +228,4 @@ def _replacement_cost(pending: PendingMove, snapshot: DeschedulerSnapshot) -> in
     if pod is None or pod.node not in location_index:
         return None
     score_table = snapshot.score_table_of(pod)
-    return None if score_table.neutral else score_table.node_score(pod.node, location_index[pod.node]).cost
+    return None if score_table.neutral_reason else score_table.node_score(pod.node, location_index[pod.node]).cost

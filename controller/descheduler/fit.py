@@ -15,7 +15,7 @@ from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.placement.pod_topology import UNSCHEDULABLE_REASONS, unschedulable_reasons
 from controller.scheduler.placement.problem import RuleKind
-from controller.scheduler.placement.unplaced import describe_lack
+from controller.scheduler.placement.unplaced import insufficient_reason
 
 OTHER_POD_REASONS = frozenset(UNSCHEDULABLE_REASONS.values())
 """Refusals that depend on other pods."""
@@ -74,7 +74,7 @@ class FitChecker:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
         insufficient = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
         if insufficient:
-            return describe_lack(insufficient)
+            return insufficient_reason(insufficient)
         if self._pods_with_anti_affinity or pod.constraints.depends_on_other_pods:
             return self._unschedulable_reasons_by_other_pods(pod).get(self._host_index[node.name], "")
         return ""

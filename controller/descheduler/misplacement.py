@@ -24,7 +24,7 @@ from controller.descheduler.config import Strategy
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
 from controller.descheduler.round import Candidate, Round, TargetFinder
-from controller.scheduler.balance import placed_group, replicas_by_zone
+from controller.scheduler.advice import placed_group, replicas_by_zone
 from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN_SHARE = 0.2
@@ -109,10 +109,10 @@ class MisplacementRound(TargetFinder):
         """The pod's scores on all nodes; None if the strategy does not apply to it."""
         table = self._round.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
-            return None if table.neutral else table
+            return None if table.neutral_reason else table
         if not self._forbidden_zone(candidate):
             return None
-        return ScoreTable("", [NodeScore()] * len(self._network.locations)) if table.neutral else table
+        return ScoreTable("", [NodeScore()] * len(self._network.locations)) if table.neutral_reason else table
 
     def _score(self, candidate: Candidate, node: str) -> NodeScore:
         """The pod's score on a node."""

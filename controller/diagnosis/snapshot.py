@@ -112,9 +112,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     control_plane: ControlPlaneStatus | None = None
 
     @property
-    def rules(self) -> NetworkOverheadArgs:
+    def network_overhead_args(self) -> NetworkOverheadArgs:
         """The scheduler's choice of NetworkTopology and weights."""
-        return self.scheduler.rules
+        return self.scheduler.network_overhead_args
 
     @property
     def one_zone(self) -> bool:
@@ -123,7 +123,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def costs(self) -> CostIndex:
         """The costs that the scheduler uses; made at each call."""
-        return CostIndex.from_objects(self.topologies, self.rules, self.netaware_namespace, one_zone=self.one_zone)
+        return CostIndex.from_objects(
+            self.topologies, self.network_overhead_args, self.netaware_namespace, one_zone=self.one_zone
+        )
 
     @property
     def placements(self) -> dict[str, Placement]:
@@ -134,4 +136,4 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def membership(self) -> Membership:
         """The rule that assigns pods to AppGroups; made at each call."""
-        return Membership.from_objects(self.groups, self.namespaces, self.rules)
+        return Membership.from_objects(self.groups, self.namespaces, self.network_overhead_args)

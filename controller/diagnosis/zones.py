@@ -29,7 +29,7 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
     """The NetworkTopology to show: the scheduler's, else one of the same name, else any."""
-    name = snapshot.rules.network_topology_name
+    name = snapshot.network_overhead_args.network_topology_name
     others = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
     return _topology_in_use(snapshot) or next(iter(others), None)
 
@@ -37,7 +37,9 @@ def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
 def _topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
-    return topology_for(by_key, snapshot.rules, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
+    return topology_for(
+        by_key, snapshot.network_overhead_args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace
+    )
 
 
 def _results_for(
@@ -72,7 +74,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         _topology_in_use(snapshot),
         _topology_in_use(snapshot, topology.metadata.namespace),
     )
-    weight_in_use = weight_for(topology, snapshot.rules)
+    weight_in_use = weight_for(topology, snapshot.network_overhead_args)
     candidates = (topology.spec.weights or ()) if topology is not None else ()
     weight = weight_in_use or next((candidate for candidate in candidates if candidate.topology_list), None)
     weight_name = weight.name if weight is not None else None

@@ -13,7 +13,7 @@ import msgspec
 from controller.cluster.costs import Location
 from controller.cluster.eligibility import required_node_affinity
 from controller.cluster.pods import NodeAffinity, NodeSelector, NodeSelectorTerm, Pod, PreferredTerm, Target
-from controller.scheduler.rules import ScoreTable, normalise
+from controller.scheduler.rules import ScoreTable, normalise_cost
 from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
 from kubekit.wire import DECODE_ERRORS
@@ -57,7 +57,7 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
         locations: in the order of `score_table.by_location`.
         populated: indexes of locations that have nodes.
     """
-    if score_table.neutral:
+    if score_table.neutral_reason:
         return ZoneScores()
     passing: dict[str, bool] = {}
     costs: dict[str, int] = {}
@@ -73,7 +73,7 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
     refused_zones = sorted(zone for zone, passes in passing.items() if not passes)
     low = min((costs[zone] for zone in passing_zones), default=0)
     high = max((costs[zone] for zone in passing_zones), default=0)
-    scores = {zone: normalise(costs[zone], low, high) for zone in passing_zones}
+    scores = {zone: normalise_cost(costs[zone], low, high) for zone in passing_zones}
     return ZoneScores(tuple(passing_zones), tuple(refused_zones), unlabelled_passes, scores)
 
 

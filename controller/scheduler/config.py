@@ -91,7 +91,7 @@ class SchedulerConfig(Section, frozen=True):
     gates: GatesConfig = GatesConfig()
 
     @property
-    def rules(self) -> NetworkOverheadArgs:
+    def network_overhead_args(self) -> NetworkOverheadArgs:
         """NetworkOverhead's arguments, as ``parity`` changes them."""
         return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.is_parity)
 

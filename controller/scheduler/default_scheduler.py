@@ -171,7 +171,7 @@ class DefaultSchedulerModel:
         return scaled
 
 
-def place(
+def simulate_scheduling(
     waiting: Sequence[tuple[str, PodInfo]],
     hosts: Mapping[str, Host],
     used: Mapping[str, Amounts],

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.costs import Costs, CostTable
 from controller.cluster.pods import Pod, Target, target_of
-from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_locations
+from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise_cost, score_locations
 from controller.scheduler.state import State
 from kubekit.text import join_first
 
@@ -93,7 +93,7 @@ class Explanation(Struct, frozen=True):
         workload: its selector.
         topology: ``namespace/name`` of the NetworkTopology in use.
         weight: name of the weight in use.
-        neutral: reason for which the rule scores all nodes equally; empty if it does not.
+        neutral_reason: reason for which the rule scores all nodes equally; empty if it does not.
         peers: dependencies, then dependents.
         candidates: by score, best first; refused candidates last.
         target: of the plan; null without a plan.
@@ -106,7 +106,7 @@ class Explanation(Struct, frozen=True):
     workload: str
     topology: str
     weight: str
-    neutral: str
+    neutral_reason: str
     peers: tuple[PeerLine, ...]
     candidates: tuple[CandidateLine, ...]
     target: Target | None
@@ -130,7 +130,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
     costs = state.costs(state.groups[key].metadata.namespace) if key else Costs(CostTable())
     dependencies, dependents = state.peers(key, pod.workload, state.members(key)) if key else ((), ())
     lines: Sequence[CandidateLine] = ()
-    if not score_table.neutral:
+    if not score_table.neutral_reason:
         table, locations, location_index = costs.table, state.locations, state.location_index
         by_peer = [
             *(score_locations((peer,), (), locations, location_index, table) for peer in dependencies),
@@ -144,7 +144,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         workload=pod.workload,
         topology=costs.topology,
         weight=costs.weight,
-        neutral=score_table.neutral,
+        neutral_reason=score_table.neutral_reason,
         peers=(
             *(_peer_line(state, peer, "depends-on") for peer in dependencies),
             *(_peer_line(state, peer, "depended-on-by") for peer in dependents),
@@ -204,14 +204,14 @@ def _candidate_lines(
         lines.append(line)
     lines.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
     costs = [line.cost for line in lines if line.takes_pod]
-    scores = [normalise(line.cost, min(costs), max(costs)) if line.takes_pod else None for line in lines]
+    scores = [normalise_cost(line.cost, min(costs), max(costs)) if line.takes_pod else None for line in lines]
     return [msgspec.structs.replace(line, score=score) for line, score in zip(lines, scores, strict=True)]
 
 
 def _conclude_placed(explanation: Explanation) -> str:
     chosen = next((line for line in explanation.candidates if line.chosen), None)
     target, node = explanation.target, explanation.node
-    details = f"; {explanation.neutral}" if explanation.neutral else ""
+    details = f"; {explanation.neutral_reason}" if explanation.neutral_reason else ""
     if chosen is not None:
         details = f": {_format_costs(chosen, explanation)}{_compare(chosen, explanation)}"
     if target is None:
@@ -235,7 +235,7 @@ def _conclude_waiting(explanation: Explanation) -> str:
         details = f": {_format_costs(planned, explanation)}" if planned is not None else ""
         return f"waits for {target.node}, planned with its group{details}"
     if best is None:
-        return f"any node: {explanation.neutral}"
+        return f"any node: {explanation.neutral_reason}"
     return f"best place {_format_place(best)}: {_format_costs(best, explanation)}"
 
 

@@ -15,7 +15,7 @@ class ExtenderMetrics:
     """Metrics of the extender; the verb is filter, prioritize or preempt."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.duration = Histogram(
+        self.request_duration = Histogram(
             "netaware_extender_duration_seconds",
             "Time to answer one request, after its body was read.",
             ["verb"],
@@ -28,7 +28,9 @@ class ExtenderMetrics:
             ["verb", "result"],
             registry=registry,
         )
-        self.refused = Counter("netaware_extender_nodes_refused", "Nodes refused by the filter.", registry=registry)
+        self.refused_nodes = Counter(
+            "netaware_extender_nodes_refused", "Nodes refused by the filter.", registry=registry
+        )
         self.errors = Counter(
             "netaware_extender_errors", "Requests that could not be answered.", ["verb", "status"], registry=registry
         )
@@ -38,26 +40,26 @@ class GateMetrics:
     """Metrics of gates and plans."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.gated = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)
-        self.waited = Histogram(
+        self.gated_pods = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)
+        self.gate_wait = Histogram(
             "netaware_gate_wait_seconds",
             "Time from a pod's creation to the opening of its gate.",
             buckets=_WAIT_BUCKETS_S,
             registry=registry,
         )
-        self.released = Counter(
+        self.releases = Counter(
             "netaware_gate_releases",
             "Gates opened: turn, no-group, no-workload, waited (maxWaitS is over), unplaced (no place in the plan).",
             ["cause"],
             registry=registry,
         )
-        self.planning = Histogram(
+        self.plan_duration = Histogram(
             "netaware_placement_plan_duration_seconds",
             "Time to plan one group.",
             buckets=_PLAN_BUCKETS_S,
             registry=registry,
         )
-        self.placed = Counter(
+        self.placed_pods = Counter(
             "netaware_placed_pods",
             "Placed pods of AppGroups: as-planned, planned-zone, elsewhere; without a plan by-rule.",
             ["how"],

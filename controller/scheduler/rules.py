@@ -61,18 +61,18 @@ class ScoreTable(msgspec.Struct, frozen=True):
     """The scores of all nodes for one pod.
 
     Attributes:
-        neutral: why all nodes are equal; empty if they are not.
+        neutral_reason: why all nodes are equal; empty if they are not.
         by_location: score of each location, in the order of the given locations.
         by_node: node -> score, for nodes that have pods of peers.
     """
 
-    neutral: str
+    neutral_reason: str
     by_location: Sequence[NodeScore] = ()
     by_node: Mapping[str, NodeScore] = {}
 
     def node_score(self, node: str, index: int) -> NodeScore:
         """The score of a node, by its name and the index of its location; in a neutral table every node passes."""
-        return NodeScore() if self.neutral else self.by_node.get(node) or self.by_location[index]
+        return NodeScore() if self.neutral_reason else self.by_node.get(node) or self.by_location[index]
 
 
 def score_locations(
@@ -182,7 +182,7 @@ def _dependent_table(
     return ScoreTable("", by_location, by_node)
 
 
-def normalise(cost: int, low: int, high: int) -> int:
+def normalise_cost(cost: int, low: int, high: int) -> int:
     """The score of a cost, 0 to 100: 100 for the lowest cost of the scored nodes, 0 for the highest."""
     if low == high:
         return 0 if high == 0 else MAX_SCORE
@@ -197,7 +197,7 @@ def failed_filter_message(node: str, node_score: NodeScore) -> str:
     )
 
 
-def raw_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
+def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
     """NodeResourcesAllocatable (docs/contracts, section 5): weighted mean of a node's allocatable, negative in mode ``Least``.
 
     The score depends on the size of a node, not on its free resources. An absent resource counts as 0.
@@ -211,6 +211,6 @@ def raw_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
     return total // weights if total >= 0 else -(-total // weights)
 
 
-def normalise_allocatable(value: int, low: int, high: int) -> int:
+def normalise_allocatable_score(value: int, low: int, high: int) -> int:
     """The score of a raw score, 0 to 100: 0 for the lowest raw score of the scored nodes, 100 for the highest."""
     return (value - low) * MAX_SCORE // (high - low) if high > low else 0

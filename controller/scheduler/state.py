@@ -60,7 +60,7 @@ class State(Index):
 
     Attributes:
         version: counts changes that may change a score.
-        surroundings_version: counts the same changes without those of pods.
+        version_without_pods: counts the same changes without those of pods.
         locations: every (region, zone) that a node ever had, `NO_LOCATION` included.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
@@ -72,16 +72,16 @@ class State(Index):
     """
 
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
-        self._rules, self.allocatable = config.rules, config.allocatable
-        self.version = self.surroundings_version = self.node_version = 0
+        self._network_overhead, self.allocatable = config.network_overhead_args, config.allocatable
+        self.version = self.version_without_pods = self.node_version = 0
         self.locations: list[Location] = [NO_LOCATION]
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.node_counts: Counter[int] = Counter()
         self._location_ids: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
-        self.membership = Membership(self._rules)
+        self.membership = Membership(self._network_overhead)
         self._placement_labels: dict[str, str] = {}
-        self.cost_index = CostIndex(self._rules, namespace)
+        self.cost_index = CostIndex(self._network_overhead, namespace)
         self._members_by_name: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         """AppGroup label -> namespace of the pods -> `Members`."""
         self.placed_pods: dict[str, PlacedPod] = {}
@@ -137,7 +137,7 @@ class State(Index):
 
     def _count_change(self) -> None:
         self.version += 1
-        self.surroundings_version += 1
+        self.version_without_pods += 1
 
     def _on_nodes_changed(self) -> None:
         if not self._is_parity:  # Upstream keeps its own table.
@@ -177,7 +177,11 @@ class State(Index):
                     del counts[node]
 
     def _placed_pod_of(self, pod: Pod | None) -> PlacedPod | None:
-        if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.counts_finished_pods):
+        if (
+            pod is None
+            or not pod.spec.node_name
+            or (not pod.is_active and not self._network_overhead.counts_finished_pods)
+        ):
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
@@ -318,7 +322,7 @@ class State(Index):
                 pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
                 routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
-            elif dependency.selector == workload and self._rules.score_dependents:
+            elif dependency.selector == workload and self._network_overhead.score_dependents:
                 pods = self._on_existing_nodes(members.get(dependent.selector, {}), may_block=False)
                 dependents.append(PeerWorkload(dependent.selector, edge.max_network_cost, pods))
         return dependencies, dependents
@@ -327,6 +331,6 @@ class State(Index):
         deleted = sorted(node for node in pods if node not in self.location_index)
         if not deleted:
             return pods
-        if may_block and self._rules.rejects_deleted_nodes:
+        if may_block and self._network_overhead.rejects_deleted_nodes:
             raise DeletedNodeError(f'getting pod hostname "{deleted[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods.items() if node in self.location_index}

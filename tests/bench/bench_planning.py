@@ -57,7 +57,7 @@ async def _measure() -> Figures:
     gc.freeze()  # as the manager does once it knows the cluster
 
     async def solve(snapshot: GroupSnapshot, _: float) -> Plan:
-        return await process.solve(snapshot)
+        return await process.plan(snapshot)
 
     world.plans._solve = solve
     watch = Watch()
@@ -100,7 +100,7 @@ async def _begin(process: PlanningProcess, world: World) -> None:
     world.add_group("warm/up", 1)
     world.add_pod("warm/up", "w", "P1", 1)
     snapshot = world.plans._snapshot("warm/up", world.of("warm/up"))
-    await process.solve(snapshot)
+    await process.plan(snapshot)
     world.pods.pop("warm/w")
 
 

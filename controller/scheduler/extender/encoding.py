@@ -22,9 +22,9 @@ from controller.scheduler.rules import (
     NodeScore,
     ScoreTable,
     failed_filter_message,
-    normalise,
-    normalise_allocatable,
-    raw_score,
+    normalise_allocatable_score,
+    normalise_cost,
+    raw_allocatable_score,
 )
 from controller.scheduler.state import NO_LOCATION_INDEX, State
 
@@ -134,12 +134,12 @@ class NodeIndex:
                 self._entry_heads[name] = head
         return head
 
-    def raw_score(self, name: str) -> int:
+    def raw_allocatable_score(self, name: str) -> int:
         """NodeResourcesAllocatable's score before it is normalised."""
         score = self._raw_scores.get(name)
         if score is None:
             facts = self._state.nodes.get(name)
-            score = raw_score(parse_amounts(facts.allocatable if facts else None), self._allocatable)
+            score = raw_allocatable_score(parse_amounts(facts.allocatable if facts else None), self._allocatable)
             if facts:
                 self._raw_scores[name] = score
         return score
@@ -275,8 +275,8 @@ class Answers:
         """
         if not names.count:
             return b"[]"
-        if score_table.neutral:
-            score_table = ScoreTable(score_table.neutral, [NodeScore()] * len(self._state.locations))
+        if score_table.neutral_reason:
+            score_table = ScoreTable(score_table.neutral_reason, [NodeScore()] * len(self._state.locations))
         scores = self._scores(names, score_table, target)
         if allocatable and self._allocatable.weight:
             return self._encode_combined(names, scores)
@@ -309,8 +309,10 @@ class Answers:
         low, high = min(costs), max(costs)
         scores: dict[int, tuple[int, Mapping[str, int]]] = {}
         for index in names.by_location:
-            score = normalise(score_table.by_location[index].cost, low, high)
-            exceptions = {node: normalise(node_score.cost, low, high) for node, node_score in by_node[index].items()}
+            score = normalise_cost(score_table.by_location[index].cost, low, high)
+            exceptions = {
+                node: normalise_cost(node_score.cost, low, high) for node, node_score in by_node[index].items()
+            }
             scores[index] = self._prefer_target(index, score, exceptions, target)
         return scores
 
@@ -333,13 +335,13 @@ class Answers:
 
     def _encode_combined(self, names: NodeNames, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
         """Encode the scores with NodeResourcesAllocatable's, which differ from node to node."""
-        raw = {name: self._index.raw_score(name) for nodes in names.by_location.values() for name in nodes}
+        raw = {name: self._index.raw_allocatable_score(name) for nodes in names.by_location.values() for name in nodes}
         low, high = min(raw.values()), max(raw.values())
         weight = self._allocatable.weight
         parts: list[bytes] = []
         for index, nodes in names.by_location.items():
             score, exceptions = scores[index]
             for name in nodes:
-                total = exceptions.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
+                total = exceptions.get(name, score) + weight * normalise_allocatable_score(raw[name], low, high)
                 parts.append(b'%b,"score":%d}' % (self._index.entry_head(name), total))
         return b"[" + b",".join(parts) + b"]"

@@ -33,7 +33,7 @@ REQUEST_TIMEOUT_S = 5.0
 NOT_OURS = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
 _WITHOUT_PLAN = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
-"""Values of `ScoreTable.neutral` with which the pod's plan does not count either."""
+"""Values of `ScoreTable.neutral_reason` with which the pod's plan does not count either."""
 
 
 class ExtenderArgs(NamedTuple):
@@ -97,7 +97,7 @@ class Extender:
     ) -> None:
         self._state, self._config, self._metrics, self._unready = state, config, metrics, unready
         self._scheduler_names = frozenset(config.scheduler_names)
-        self._answers = Answers(state, config.rules, config.allocatable)
+        self._answers = Answers(state, config.network_overhead_args, config.allocatable)
 
     def add_routes(self, app: web.Application) -> None:
         """Attach the verbs to an application."""
@@ -111,7 +111,7 @@ class Extender:
                 body = await self._read(request)
                 started = time.perf_counter()
                 result = answer(body)
-                self._metrics.duration.labels(verb).observe(time.perf_counter() - started)
+                self._metrics.request_duration.labels(verb).observe(time.perf_counter() - started)
                 return web.Response(body=result, content_type="application/json")
             except BadRequestError as error:
                 return self._refuse(verb, str(error), error.status)
@@ -158,12 +158,12 @@ class Extender:
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
-        if score_table.neutral:
+        if score_table.neutral_reason:
             self._metrics.decisions.labels("filter", "neutral").inc()
             return pass_all(args.nodenames)
         answer, refused = self._answers.filter(self._answers.names(args.nodenames), score_table)
         self._metrics.decisions.labels("filter", "refused-some" if refused else "passed").inc()
-        self._metrics.refused.inc(refused)
+        self._metrics.refused_nodes.inc(refused)
         return answer
 
     def answer_prioritize(self, body: bytes) -> bytes:
@@ -177,11 +177,11 @@ class Extender:
         score_table = self._score(args.pod)
         names = self._answers.names(args.nodenames)
         target = self._target(args.pod, score_table)
-        result = "neutral" if score_table.neutral else "ruled"
+        result = "neutral" if score_table.neutral_reason else "ruled"
         if target is not None:
             result = "planned"
         self._metrics.decisions.labels("prioritize", result).inc()
-        has_allocatable_score = score_table.neutral not in {NOT_OURS, PLACED_BY_AFFINITY}
+        has_allocatable_score = score_table.neutral_reason not in {NOT_OURS, PLACED_BY_AFFINITY}
         return self._answers.prioritize(names, score_table, target, allocatable=has_allocatable_score)
 
     def answer_preempt(self, body: bytes) -> bytes:
@@ -202,7 +202,7 @@ class Extender:
             raise BadRequestError(msg)
         score_table = self._score(args.pod)
         nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
-        if not score_table.neutral:
+        if not score_table.neutral_reason:
             nodes = self._nodes_passed_after_eviction(args.pod, nodes)
         target = None if args.pod.status.scheduling_failed else self._target(args.pod, score_table)
         if target is not None and target.node in nodes:
@@ -243,7 +243,7 @@ class Extender:
 
     def _target(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
         """The target of the pod's plan; None if it has none, or its plan does not count."""
-        return None if self._config.is_parity or score_table.neutral in _WITHOUT_PLAN else target_of(pod)
+        return None if self._config.is_parity or score_table.neutral_reason in _WITHOUT_PLAN else target_of(pod)
 
 
 def decode_args(body: bytes) -> ExtenderArgs:

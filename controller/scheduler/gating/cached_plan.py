@@ -29,7 +29,7 @@ class CachedPlan(NamedTuple):
         freed: `ReservationCache.freed` at that time.
         made_at: time of its completion, monotonic seconds.
         took_s: how long it took.
-        evicts_below: the priority below which pods are evicted for it; None if it needs no evictions.
+        preempts_below: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 
     plan: Plan
@@ -37,7 +37,7 @@ class CachedPlan(NamedTuple):
     freed: int
     made_at: float
     took_s: float
-    evicts_below: int | None
+    preempts_below: int | None
 
 
 class PlanCheck(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def check_plan(
     reservations: ReservationCache,
     outgoing: Mapping[str, Amounts],
     *,
-    evictable: Mapping[str, Amounts] = {},
+    preemptible: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
     """Compare a plan with the cluster.
 
@@ -72,7 +72,7 @@ def check_plan(
         pods: its pods.
         reservations: reservations and refusals.
         outgoing: node -> requests of the group's pods that a rollout is about to replace.
-        evictable: node -> requests of pods that the scheduler may evict for pods of the group.
+        preemptible: node -> requests of pods that the scheduler may evict for pods of the group.
     """
     uncounted, is_feasible = compare_with_pods(plan, pods, reservations)
     by_node: dict[str, list[Pod]] = {}
@@ -80,11 +80,11 @@ def check_plan(
         by_node.setdefault(node, []).append(pod)
     awaiting_rollout: set[str] = set()
     for node, node_pods in by_node.items():
-        requests = {name: -value for name, value in evictable.get(node, {}).items()}
+        requests = {name: -value for name, value in preemptible.get(node, {}).items()}
         for pod in node_pods:
             add_amounts(requests, reservations.host_requests_of(pod))
         if not reservations.fits(group, node, requests, released_only=True):
-            excess = _gated_in_excess(node, node_pods, group, reservations, evictable.get(node, {}))
+            excess = _gated_in_excess(node, node_pods, group, reservations, preemptible.get(node, {}))
             awaiting_rollout.update(excess)
         add_amounts(requests, outgoing.get(node, {}), -1)
         is_feasible = is_feasible and reservations.fits(group, node, requests)
@@ -92,10 +92,10 @@ def check_plan(
 
 
 def _gated_in_excess(
-    node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, evictable: Amounts
+    node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, preemptible: Amounts
 ) -> Iterator[str]:
     """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
-    total = {name: -value for name, value in evictable.items()}
+    total = {name: -value for name, value in preemptible.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
         requests = reservations.host_requests_of(pod)
         add_amounts(total, requests)

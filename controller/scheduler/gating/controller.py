@@ -20,7 +20,7 @@ from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import Pod, calls_extender, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
-from controller.scheduler.balance import advice_conditions, placed_group
+from controller.scheduler.advice import advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
@@ -93,7 +93,7 @@ class GatingController:
             self.pods_of,
             config=config.gates,
             metrics=self.metrics,
-            solve=self._process.solve,
+            solve=self._process.plan,
             wake=self._wake,
             notify=notify,
         )
@@ -112,7 +112,7 @@ class GatingController:
         self._is_leading = False
         self._last_versions = (0, 0, 0)
         self._subscribe(caches)
-        self.metrics.gated.set_function(self._pods.gated_count)
+        self.metrics.gated_pods.set_function(self._pods.gated_count)
 
     def _subscribe(self, caches: Caches) -> None:
         self.state.subscribe_to(
@@ -208,7 +208,7 @@ class GatingController:
             how = "as-planned"
         elif host is not None and host.location == target.location:
             how = "planned-zone"
-        self.metrics.placed.labels(how).inc()
+        self.metrics.placed_pods.labels(how).inc()
 
     def _wake(self, group: str) -> None:
         if self._is_leading:
@@ -216,7 +216,7 @@ class GatingController:
 
     def _on_cluster_change(self) -> None:
         """Wake groups when nodes, costs, groups or volumes changed; heartbeats and our own status writes do not count."""
-        versions = self.state.surroundings_version, self.node_cache.version, self.volumes.version
+        versions = self.state.version_without_pods, self.node_cache.version, self.volumes.version
         if versions != self._last_versions:
             self._last_versions = versions
             self._wake_waiting()

@@ -141,8 +141,8 @@ class GroupPlans:
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
         outgoing = self._inputs.outgoing_requests(pods)
-        evictable = self._inputs.preemptible_requests(pods, cached.evicts_below)
-        check = check_plan(cached.plan, group, pods, self.reservations, outgoing, evictable=evictable)
+        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
+        check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
         self._drop_expired()
         may_improve = bool(cached.plan.unplaced or check.awaiting_rollout) and cached.freed != self.reservations.freed
         is_stale = may_improve and now - cached.made_at > UNPLACED_FOR_S
@@ -152,7 +152,7 @@ class GroupPlans:
             and check.is_feasible
             and self._rollout_waits.end_overlong_wait(group, cached, pods, check.awaiting_rollout, outgoing)
         ):
-            check = check_plan(cached.plan, group, pods, self.reservations, outgoing, evictable=evictable)
+            check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
         if is_current and check.is_feasible:
             self.reservations.reserve(group, check.uncounted, outgoing)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
@@ -215,8 +215,8 @@ class GroupPlans:
             inputs = self._inputs.cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
             snapshot = self._snapshot(group, pods)
-            with self._metrics.planning.time():
-                plan, evicts_below = await self._solve_evicting(group, snapshot)
+            with self._metrics.plan_duration.time():
+                plan, preempts_below = await self._plan_with_preemption(group, snapshot)
                 plan = await self._rollout_waits.solve_without_waits(
                     group, snapshot, plan, self._inputs.outgoing_requests(self._pods_of(group)), self._solve
                 )
@@ -224,7 +224,7 @@ class GroupPlans:
             self._fail(group, app_group, error)
         else:
             now = self._clock()
-            await self._adopt(group, CachedPlan(plan, inputs, freed, now, now - began, evicts_below))
+            await self._adopt(group, CachedPlan(plan, inputs, freed, now, now - began, preempts_below))
             self._report_plan(group, app_group, plan, left_out)
             if any(pod.is_bound for pod in pods):
                 # The plan may use resources that were reserved for these.
@@ -248,7 +248,7 @@ class GroupPlans:
         uncounted, _ = compare_with_pods(cached.plan, pods, self.reservations)
         self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
-    async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
+    async def _plan_with_preemption(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan, and the priority below which it evicts pods; None if it evicts none."""
         search_s = self._planner_time.search_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
         began = self._clock()
@@ -256,18 +256,18 @@ class GroupPlans:
         preemption = self._inputs.without_preemptible(snapshot, plan)
         if preemption is None:
             return plan, None
-        without_preemptible, evicts_below = preemption
+        without_preemptible, preempts_below = preemption
         left_s = max(search_s - (self._clock() - began), LEAST_SEARCH_S)
         preempting = await self._solve(without_preemptible, left_s)
-        return (preempting, evicts_below) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
+        return (preempting, preempts_below) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
 
-    async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(self, group: str, key: str, seed_offset: int) -> Target | None:
         """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.
 
         Args:
             group: its key.
             key: of the pod.
-            turn: varies the random seed; the answer is the same for every turn unless placements are about equal.
+            seed_offset: varies the random seed; the answer is the same for every seed unless placements are about equal.
 
         Raises:
             PlanningError: nothing was planned.
@@ -277,7 +277,9 @@ class GroupPlans:
             raise PlanningError("PodGone", "the pod or its group is gone")
         snapshot = without_pod(self._snapshot(group, pods), key)
         previous = {k: target for k, target in snapshot.previous_targets.items() if k != key}
-        plan = await self._solve(msgspec.structs.replace(snapshot, previous_targets=previous, turn=turn), SEARCH_S)
+        plan = await self._solve(
+            msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset), SEARCH_S
+        )
         return plan.targets.get(key)
 
     def expect_replacement(

@@ -192,8 +192,8 @@ class PodUpdater:
 
     def _report_release(self, group: str, release: Release) -> None:
         pod, waited_s = release.pod, release.pod.age_s(time.time())
-        self._metrics.released.labels(release.cause).inc()
-        self._metrics.waited.observe(waited_s)
+        self._metrics.releases.labels(release.cause).inc()
+        self._metrics.gate_wait.observe(waited_s)
         note = RELEASE_NOTES.get(release.cause)
         if note is not None:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)

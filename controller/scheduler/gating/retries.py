@@ -227,7 +227,7 @@ def owner_key(pod: Pod) -> str:
 def _hash_of_answer(state: State, pod: Pod) -> int:
     """Hash of the filter's answer for the pod."""
     score_table = state.score_table_of(pod)
-    if score_table.neutral:
-        return hash(score_table.neutral)
+    if score_table.neutral_reason:
+        return hash(score_table.neutral_reason)
     passing = tuple(node_score.passes for node_score in score_table.by_location)
     return hash((passing, frozenset(node for node, node_score in score_table.by_node.items() if node_score.passes)))

@@ -38,7 +38,7 @@ def evaluate(problem: Problem, at: Ints) -> Evaluation:
         problem: the group and the cluster.
         at: [replica] host or -1.
     """
-    return evaluate_edges(problem, problem.edges, count_hosts(problem, at))
+    return evaluate_edges(problem, problem.edges, replicas_by_host(problem, at))
 
 
 def evaluate_edges(problem: Problem, edges: Sequence[CallEdge], by_host: Sequence[Mapping[int, int]]) -> Evaluation:
@@ -59,7 +59,7 @@ def evaluate_edges(problem: Problem, edges: Sequence[CallEdge], by_host: Sequenc
     )
 
 
-def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
+def replicas_by_host(problem: Problem, at: Ints) -> list[Counter[int]]:
     """[workload] host -> its replicas there, those that stay included."""
     by_host = [Counter(hosts) for hosts in problem.fixed]
     for class_, host in zip(problem.class_of.tolist(), at.tolist(), strict=True):

@@ -15,11 +15,11 @@ from controller.cluster.pods import NodeSelector, Pod, pending_target
 from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
-from controller.scheduler.placement.foreign import foreign_pods
+from controller.scheduler.placement.foreign_pods import find_foreign_pods
 from controller.scheduler.placement.planner import Plan, plan_group
 from controller.scheduler.placement.pod_topology import unschedulable_reasons
 from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.placement.unplaced import describe_lack
+from controller.scheduler.placement.unplaced import insufficient_reason
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit.owners import find_outdated_pods
@@ -67,7 +67,7 @@ class PlanInputs(NamedTuple):
             has_topology=bool(costs.topology),
             volumes=self.volume_selectors(pods, replicas),
             avoided_hosts=node_cache.avoided,
-            foreign=foreign_pods(node_cache, pods),
+            foreign_pods=find_foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,
         )
@@ -87,10 +87,10 @@ class PlanInputs(NamedTuple):
             frozenset(p.metadata.key for p in planned if p.is_waiting or p.metadata.key not in outdated),
             replicas,
             self.volume_selectors(pods, replicas),
-            tuple(foreign for foreign in foreign_pods(self.node_cache, pods) if foreign.is_required),
+            tuple(foreign for foreign in find_foreign_pods(self.node_cache, pods) if foreign.is_required),
         )
 
-    def plan(self, snapshot: GroupSnapshot) -> Plan:
+    def plan_with_preemption(self, snapshot: GroupSnapshot) -> Plan:
         """Plan in this process, with preemption as in `GroupPlans.make`."""
         plan = plan_group(snapshot)
         preemption = self.without_preemptible(snapshot, plan)
@@ -139,7 +139,7 @@ class PlanInputs(NamedTuple):
         original, requests = without_added_requirement(pod), host_requests_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
-        foreign = foreign_pods(self.node_cache, [pod])
+        foreign = find_foreign_pods(self.node_cache, [pod])
         bound = [(number_of[node], f.pod) for f in foreign for node in f.nodes.elements() if node in number_of]
         by_other_pods = unschedulable_reasons(original, hosts, bound)
         constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
@@ -147,7 +147,7 @@ class PlanInputs(NamedTuple):
         for number, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
             reason = host.unschedulable_reason(constraints, volumes)
-            reason = reason or (describe_lack(insufficient) if insufficient else by_other_pods.get(number, ""))
+            reason = reason or (insufficient_reason(insufficient) if insufficient else by_other_pods.get(number, ""))
             if reason:
                 reasons[host.name] = reason
         return reasons

@@ -1,7 +1,7 @@
 """ctypes binding of the compiled search.
 
 The library is plain C without Python's headers, so that one build serves every Python. ctypes releases the interpreter's lock
-during a search. `compile` builds the library.
+during a search. `native_library` builds the library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.scheduler.placement import compile as compiler
+from controller.scheduler.placement import native_library
 from controller.scheduler.placement.problem import Floats, Ints, Problem
 from kubekit.errors import KubekitError
 
@@ -92,7 +92,7 @@ class SearchResult(NamedTuple):
     cost: float
 
 
-class CompiledProblem:
+class NativeProblem:
     """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
@@ -147,7 +147,7 @@ class CompiledProblem:
 @cache
 def _library() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL(str(compiler.library()))
+        library = ctypes.CDLL(str(native_library.library_path()))
     except OSError as error:
         raise SearchMissingError(str(error)) from error
     library.plan_search.restype = ctypes.c_double

@@ -20,19 +20,19 @@ from controller.cluster.pods import Pod, Target
 from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
+from controller.scheduler.placement.annotations import call_edges, objective_of, spread_of
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.preferences import call_edges, objective_of, spread_of
 from controller.scheduler.placement.problem import Ints, Problem
 from controller.scheduler.placement.problem_builder import (
     BoundReplica,
     PlacementRequest,
     WaitingReplica,
-    compile_problem,
+    build_problem,
     total_cost,
 )
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.solve import solve
-from controller.scheduler.placement.unplaced import why_unplaced
+from controller.scheduler.placement.unplaced import unplaced_reason
 from kubekit.errors import KubekitError
 from kubekit.owners import find_outdated_pods
 
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
         latency_us: expected latency of a call.
         traffic: weight of the dependencies that have replicas at both ends.
         unplaced_reasons: key of a waiting pod without a place -> what every node lacks.
-        problems: messages about annotations that could not be read.
+        annotation_errors: messages about annotations that could not be read.
     """
 
     targets: Mapping[str, Target] = {}
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     latency_us: float = 0.0
     traffic: float = 0.0
     unplaced_reasons: Mapping[str, str] = {}
-    problems: tuple[str, ...] = ()
+    annotation_errors: tuple[str, ...] = ()
 
     @property
     def unplaced(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class _GroupPlanner:
     def __init__(self, snapshot: GroupSnapshot) -> None:
         self.snapshot = snapshot
         self.graph = snapshot.graph
-        self._problems: list[str] = []
+        self._annotation_errors: list[str] = []
         self._released_targets: dict[str, Target] = {}
         self._outdated = find_outdated_pods(pod.metadata for pod in snapshot.pods if pod.is_active)
         self._models: list[Pod | None] = [None] * len(self.graph.workloads)
@@ -175,22 +175,24 @@ class _GroupPlanner:
         return True
 
     def _request(self) -> PlacementRequest:
-        snapshot, problems = self.snapshot, self._problems
-        default = spread_of(snapshot.group.metadata.annotations, "soft", problems)
+        snapshot, annotation_errors = self.snapshot, self._annotation_errors
+        default = spread_of(snapshot.group.metadata.annotations, "soft", annotation_errors)
         counts = Counter([*(r.workload for r in self._waiting), *(r.workload for r in self._bound)])
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
-        foreign = [BoundReplica(node, -1, other.pod) for other in snapshot.foreign for node in other.nodes.elements()]
+        foreign = [
+            BoundReplica(node, -1, other.pod) for other in snapshot.foreign_pods for node in other.nodes.elements()
+        ]
         return PlacementRequest(
             snapshot=snapshot,
             waiting=self._waiting,
             bound=[*self._bound, *foreign],
             spreads=[
-                spread_of(model.metadata.annotations, default, problems) if model is not None else default
+                spread_of(model.metadata.annotations, default, annotation_errors) if model is not None else default
                 for model in self._models
             ],
-            edges=call_edges(snapshot.group, self.graph, counts, routings, problems),
+            edges=call_edges(snapshot.group, self.graph, counts, routings, annotation_errors),
             extra_requests=self._extra_requests,
-            objective=objective_of(snapshot.group, problems, has_prices=snapshot.prices is not None),
+            objective=objective_of(snapshot.group, annotation_errors, has_prices=snapshot.prices is not None),
         )
 
     def plan(self, deadline_s: float) -> Plan:
@@ -202,7 +204,7 @@ class _GroupPlanner:
         placement.host_of[unplaced] = -1
         evaluated = timing = evaluate(placement.problem, placement.host_of)
         if request.objective != "time":
-            by_time = compile_problem(msgspec.structs.replace(request, objective="time"))
+            by_time = build_problem(msgspec.structs.replace(request, objective="time"))
             timing = evaluate(by_time, placement.host_of)
         return Plan(
             targets=targets,
@@ -211,15 +213,15 @@ class _GroupPlanner:
             latency_us=timing.latency,
             traffic=timing.traffic,
             unplaced_reasons=reasons,
-            problems=tuple(dict.fromkeys(self._problems)),
+            annotation_errors=tuple(dict.fromkeys(self._annotation_errors)),
         )
 
     def _search(self, request: PlacementRequest, ends_at: float) -> _Placement:
         """The best placement found. Uses hot hosts only if that places more replicas or violates fewer limits."""
-        seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.turn
+        seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.seed_offset
 
         def search(request: PlacementRequest) -> _Placement:
-            problem = compile_problem(request)
+            problem = build_problem(request)
             hints = self._hints(problem.host_names)
             host_of = solve(problem, hints, seed=seed, deadline_s=ends_at - time.monotonic())
             return _Placement(request, problem, hints, host_of)
@@ -273,7 +275,7 @@ class _GroupPlanner:
             elif key:
                 class_ = int(problem.class_of[number])
                 if class_ not in reason_of_class:
-                    reason_of_class[class_] = why_unplaced(placement.request, problem, placement.host_of, number)
+                    reason_of_class[class_] = unplaced_reason(placement.request, problem, placement.host_of, number)
                 reasons[key] = reason_of_class[class_]
         self._drop_incomplete_pod_groups(targets, reasons)
         return targets, reasons

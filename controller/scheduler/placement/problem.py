@@ -44,7 +44,7 @@ class CallEdge(msgspec.Struct, frozen=True):
         weight: traffic of all callers together, in the same unit for all edges.
         routing: of the callee's Service.
         max_cost: maxNetworkCost.
-        table: index of its `Table`; `compile_problem` sets it.
+        table: index of its `Table`; `build_problem` sets it.
     """
 
     caller: int

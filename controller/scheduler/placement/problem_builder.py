@@ -18,19 +18,19 @@ from controller.cluster.hosts import Host
 from controller.cluster.pods import NodeSelector, Pod
 from controller.cluster.requests import Amounts, capacity_of, clamp_amount, host_requests_of, ports_of
 from controller.cluster.services import Routing
-from controller.scheduler.placement.evaluation import count_hosts
-from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
-from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
-from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.placement.tables import (
+from controller.scheduler.placement.call_costs import (
     ON_HOST_US,
+    call_cost_table,
     canonical_limits,
     combine_with_money,
     cost_matrix,
     money_table,
-    price_table,
 )
-from controller.scheduler.rules import raw_score
+from controller.scheduler.placement.evaluation import replicas_by_host
+from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
+from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
+from controller.scheduler.placement.snapshot import GroupSnapshot
+from controller.scheduler.rules import raw_allocatable_score
 
 Objective = Literal["time", "parity", "money", "both"]
 """``time``: latency of calls to the replicas that answer them. ``parity``: upstream's sum of network costs over all pairs of caller
@@ -114,12 +114,12 @@ class _Class(msgspec.Struct, frozen=True):
     pod: Pod
 
 
-def compile_problem(request: PlacementRequest) -> Problem:
+def build_problem(request: PlacementRequest) -> Problem:
     """Compile a request to arrays."""
-    return _Compiler(request).problem()
+    return _ProblemBuilder(request).problem()
 
 
-class _Compiler:
+class _ProblemBuilder:
     def __init__(self, request: PlacementRequest) -> None:
         self._request, self._snapshot = request, request.snapshot
         hosts = self._snapshot.hosts
@@ -217,7 +217,7 @@ class _Compiler:
     def _host_price(self) -> Floats:
         """The score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
         args = self._snapshot.allocatable
-        raw = np.array([raw_score(host.allocatable, args) for host in self._hosts], np.float64)
+        raw = np.array([raw_allocatable_score(host.allocatable, args) for host in self._hosts], np.float64)
         spread = float(np.ptp(raw)) if args.weight and len(raw) else 0.0
         return args.weight * (raw.max() - raw) / spread if spread else np.zeros(len(raw))
 
@@ -232,7 +232,7 @@ class _Compiler:
     def _tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
         """The tables, one for all limits that the same pairs of zones violate, and limit -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
-        prices = price_table(
+        prices = call_cost_table(
             locations, snapshot.costs, has_topology=snapshot.has_topology, parity=objective == "parity"
         )
         local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
@@ -267,16 +267,16 @@ class _Compiler:
         return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()
 
     def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
-        """[host] whether a replica may be placed there, see `why_refused`. Only restricted hosts refuse pods without node constraints."""
+        """[host] whether a replica may be placed there, see `refusal_reasons`. Only restricted hosts refuse pods without node constraints."""
         candidates = self._host_names
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
             candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_number.keys())]
         eligible: Bools = np.ones(len(self._host_names), np.bool_)
-        eligible[[self._host_number[name] for name in why_refused(self._request, waiting, candidates)]] = False
+        eligible[[self._host_number[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
         return eligible
 
 
-def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
+def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
     """Host -> why a replica may not be placed there, for those of these hosts that refuse it."""
     constraints, reasons = Constraints(waiting.pod.spec), {}
     for name in names:
@@ -288,7 +288,7 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
 
 def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
     """NetworkCost of a placement summed over all pairs of caller and callee (docs/contracts.md, section 4)."""
-    by_host = count_hosts(problem, at)
+    by_host = replicas_by_host(problem, at)
     by_node = [{problem.host_names[host]: count for host, count in counts.items()} for counts in by_host]
     locations = {name: request.snapshot.hosts[name].location for counts in by_node for name in counts}
     cost = request.snapshot.costs.total_cost

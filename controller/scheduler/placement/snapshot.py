@@ -14,7 +14,7 @@ from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.placement.foreign import ForeignPods
+from controller.scheduler.placement.foreign_pods import ForeignPods
 from controller.traffic.prices import PriceTable
 
 
@@ -39,8 +39,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         refused_hosts: pod key -> hosts that the scheduler refused to such pods, and that have not changed since.
         volumes: pod key, or workload selector for declared replicas without a pod -> node selectors of its volumes; all must match.
         avoided_hosts: hosts that the descheduler finds overutilized, used only as a last resort.
-        foreign: bound pods outside the group that rules relate to its pods, see `foreign_pods`.
-        turn: varies the random seed between plans for the same request.
+        foreign_pods: bound pods outside the group that rules relate to its pods, see `find_foreign_pods`.
+        seed_offset: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.
         allocatable: arguments of NodeResourcesAllocatable: how much nodes are preferred by size.
     """
@@ -61,8 +61,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     refused_hosts: Mapping[str, frozenset[str]] = {}
     volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
     avoided_hosts: frozenset[str] = frozenset()
-    foreign: Sequence[ForeignPods] = ()
-    turn: int = 0
+    foreign_pods: Sequence[ForeignPods] = ()
+    seed_offset: int = 0
     prices: PriceTable | None = None
     allocatable: AllocatableArgs = AllocatableArgs()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controller.scheduler.placement.native import LIMIT_PRICE, CompiledProblem, SearchResult
+from controller.scheduler.placement.native import LIMIT_PRICE, NativeProblem, SearchResult
 from controller.scheduler.placement.problem import Ints, Problem
 
 _HOT, _COLD = 8.0, 0.003
@@ -47,7 +47,7 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     nowhere = np.full(replicas, -1, np.int64)
     if not replicas or not len(problem.free):
         return nowhere
-    compiled, ends_at = CompiledProblem(problem), time.monotonic() + deadline_s
+    compiled, ends_at = NativeProblem(problem), time.monotonic() + deadline_s
     runs, steps = _runs_and_steps(problem)
 
     def run(number: int, hot: float, start: Ints, *, steps: int, seconds: float, home: int = -1) -> SearchResult:

@@ -8,10 +8,10 @@ import numpy as np
 
 from controller.cluster.requests import PORT_PREFIX
 from controller.scheduler.placement.problem import Ints, Problem
-from controller.scheduler.placement.problem_builder import PlacementRequest, why_refused
+from controller.scheduler.placement.problem_builder import PlacementRequest, refusal_reasons
 
 
-def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica: int) -> str:
+def unplaced_reason(request: PlacementRequest, problem: Problem, at: Ints, replica: int) -> str:
     """Why a replica has no place, in kube-scheduler's words: the number of nodes, and how many of them lack what.
 
     Args:
@@ -23,14 +23,14 @@ def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica:
     requests = problem.requests[problem.class_of[replica]]
     free_after, placed = problem.free.copy(), at >= 0
     np.subtract.at(free_after, at[placed], problem.requests[problem.class_of[placed]])
-    refused = why_refused(request, request.waiting[replica], problem.host_names)
+    refused = refusal_reasons(request, request.waiting[replica], problem.host_names)
     reasons = Counter(refused.values())
     for host, name in enumerate(problem.host_names):
         if name in refused:
             continue
         insufficient = np.flatnonzero((requests > 0) & (problem.free[host] < requests))
         if insufficient.size:
-            reasons[describe_lack(problem.resource_names[insufficient[0]])] += 1
+            reasons[insufficient_reason(problem.resource_names[insufficient[0]])] += 1
         elif ((requests > 0) & (free_after[host] < requests)).any():
             reasons["no room left beside the other pods of the plan"] += 1
         else:
@@ -39,7 +39,7 @@ def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica:
     return f"0/{len(problem.host_names)} nodes are available: {listed or 'there are none'}"
 
 
-def describe_lack(resource: str) -> str:
+def insufficient_reason(resource: str) -> str:
     """Why a node without enough of a resource refuses a pod, in kube-scheduler's words."""
     if resource.startswith(PORT_PREFIX):
         return "host port taken"

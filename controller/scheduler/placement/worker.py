@@ -67,7 +67,7 @@ class PlanningProcess:
     def _mark_changed(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
         self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
-    async def solve(self, snapshot: GroupSnapshot, search_s: float = DEADLINE_S) -> Plan:
+    async def plan(self, snapshot: GroupSnapshot, search_s: float = DEADLINE_S) -> Plan:
         """Plan a group, see `plan_group`. The search ends after ``search_s`` with the best placement so far.
 
         Raises:

@@ -97,7 +97,7 @@ async def _told(client: Client, namespace: str, pod: str) -> bool:
 
 
 def _sees_gated(controller: GatingController, count: int) -> bool:
-    (family,) = controller.metrics.gated.collect()
+    (family,) = controller.metrics.gated_pods.collect()
     return bool(family.samples[0].value == count)
 
 

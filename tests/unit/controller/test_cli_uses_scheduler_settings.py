@@ -54,7 +54,10 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     snapshot = await session.snapshot()
     assert session.notes == {}
     facts = read_facts(await session.snapshot(everything=True))
-    assert (snapshot.rules.weights_name, snapshot.rules.network_topology_name) == ("Mine", "ours")
+    assert (snapshot.network_overhead_args.weights_name, snapshot.network_overhead_args.network_topology_name) == (
+        "Mine",
+        "ours",
+    )
     assert snapshot.policy.unit_us == 250
     assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
 

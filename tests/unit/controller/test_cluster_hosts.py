@@ -11,7 +11,7 @@ from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.requests import MAX_AMOUNT
-from controller.scheduler.default_scheduler import DefaultSchedulerModel, place
+from controller.scheduler.default_scheduler import DefaultSchedulerModel, simulate_scheduling
 from controller.scheduler.placement.planner import plan_group
 from kubekit.wire import Node
 from tests.unit.controller import groups
@@ -77,5 +77,5 @@ def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
     pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, Pod) for name in "abc"]
     waiting = [("web", PodReader().read(pod)) for pod in pods]
     hosts = {name: host_of(node(name)) for name in ("m", "n", "o")}
-    found = place(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))
+    found = simulate_scheduling(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))
     assert sorted(found) == ["", "m", "n"]

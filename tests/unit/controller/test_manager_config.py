@@ -43,7 +43,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert config.topology.probing.interval_s == 10
     assert config.topology.policy().unit_us == 100
     assert config.app_group.namespaces == ("shop",)
-    assert config.scheduler.rules.weights_name == "NetperfCosts"
+    assert config.scheduler.network_overhead_args.weights_name == "NetperfCosts"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Case:
 
     def planned(self, objective: str) -> tuple[float, float]:
         plan = self.plan(objective, self.prices)
-        assert plan.problems == ()
+        assert plan.annotation_errors == ()
         assert plan.unplaced == ()
         zones: dict[int, list[int]] = {}
         for key, target in plan.targets.items():
@@ -91,7 +91,7 @@ def test_money_is_the_fastest_of_the_cheapest_and_both_weighs_cost_like_time(see
 def test_time_is_the_objective_without_prices_or_with_equal_prices() -> None:
     case = Case(1)
     plan = case.plan("money", None)
-    assert [problem.partition(":")[0] for problem in plan.problems] == ["objective money"]
+    assert [problem.partition(":")[0] for problem in plan.annotation_errors] == ["objective money"]
     by_time = case.plan("time", None)
     assert plan.targets == by_time.targets
     assert case.plan("both", PriceTable()).targets == by_time.targets

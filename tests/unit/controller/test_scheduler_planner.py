@@ -494,8 +494,8 @@ def test_unreadable_annotations_are_reported_once_and_count_as_absent() -> None:
         for pod in groups.pods_of(case)
     ]
     plan = plan_of(case, [node("a", "z0")], group=group, pods=noted)
-    assert len(plan.problems) == len(set(plan.problems)) == 3
-    assert plan.problems[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
+    assert len(plan.annotation_errors) == len(set(plan.annotation_errors)) == 3
+    assert plan.annotation_errors[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
     assert {t.node for t in plan.targets.values()} == {"a"}
 
 

@@ -21,7 +21,7 @@ from controller.scheduler.config import AllocatableArgs, ResourceWeight, Schedul
 from controller.scheduler.extender import encoding
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.rules import PeerWorkload, normalise_allocatable, raw_score, score_locations
+from controller.scheduler.rules import PeerWorkload, normalise_allocatable_score, raw_allocatable_score, score_locations
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body as weight
@@ -224,7 +224,7 @@ def test_finished_pods_and_pods_on_deleted_nodes_do_not_count() -> None:
         app_group({"P1": {"P2": 15}, "P2": {}}),
         topology_of(SEED_COSTS),
     )
-    assert state.score("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral_reason
     answer = ask(extender_of(state, config), "filter", "P1", ["N1", "N8"])
     assert answer["nodenames"] == ["N1", "N8"]
 
@@ -241,12 +241,12 @@ def test_counts_follow_added_moved_and_deleted_pods() -> None:
     state = state_with(SchedulerConfig(), *SEED_NODES, app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS))
     waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
     state.on_pod_change("default/p2", None, waiting)
-    assert state.score("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral_reason
     state.on_pod_change("default/p2", waiting, bound)
     assert state.members("default/a1") == {"P2": Counter({"N1": 1})}
-    assert not state.score("default", "a1", "P1").neutral
+    assert not state.score("default", "a1", "P1").neutral_reason
     state.on_pod_change("default/p2", bound, None)
-    assert state.score("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral_reason
 
 
 def test_a_relabelled_node_is_scored_by_its_new_location() -> None:
@@ -319,24 +319,24 @@ def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_worklo
 
 def normalise_all(raw: list[int]) -> list[int]:
     low, high = min(raw, default=0), max(raw, default=0)
-    return [normalise_allocatable(value, low, high) for value in raw]
+    return [normalise_allocatable_score(value, low, high) for value in raw]
 
 
 @pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])
 def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) -> None:
     """Seed 002: nodes of 10 and 200."""
     args = AllocatableArgs(mode=mode)
-    raw = [raw_score(parse_amounts({"cpu": f"{size}", "memory": f"{size}Gi"}), args) for size in (10, 200)]
+    raw = [raw_allocatable_score(parse_amounts({"cpu": f"{size}", "memory": f"{size}Gi"}), args) for size in (10, 200)]
     assert normalise_all(raw) == scores
 
 
 def test_allocatable_truncates_toward_zero_and_counts_absent_resources_as_0() -> None:
     args = AllocatableArgs(resources=(ResourceWeight(name="a", weight=2), ResourceWeight(name="b", weight=1)))
-    assert raw_score({"a": 5}, args) == -3  # -10/3, and not -4
-    assert raw_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
-    assert raw_score({}, args) == 0
+    assert raw_allocatable_score({"a": 5}, args) == -3  # -10/3, and not -4
+    assert raw_allocatable_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
+    assert raw_allocatable_score({}, args) == 0
     cpu = AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),))
-    assert raw_score(parse_amounts({"cpu": "500m"}), cpu) == 500
+    assert raw_allocatable_score(parse_amounts({"cpu": "500m"}), cpu) == 500
     assert normalise_all([4, 4]) == [0, 0]
     assert normalise_all([0, 1, 3]) == [0, 33, 100]
     assert normalise_all([]) == []
@@ -371,4 +371,4 @@ def test_a_node_is_scored_by_the_replicas_that_answer(seeds: range) -> None:
             wanted = expected_score(name, where, dependencies, dependents, Costs(zones, regions))
             assert found.node_score(name, index) == wanted, (seed, name)
         assert set(found.by_node) <= {n for peer in (*dependencies, *dependents) for n in peer.pods}
-        assert found.neutral == ""
+        assert found.neutral_reason == ""

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from controller.cluster.services import Routing
-from controller.scheduler.placement import compile as compiler
+from controller.scheduler.placement import native_library
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.native import CompiledProblem, fields
+from controller.scheduler.placement.native import NativeProblem, fields
 from controller.scheduler.placement.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
 from controller.scheduler.placement.solve import solve
 
@@ -59,7 +59,7 @@ def on_hosts(*hosts: int) -> Ints:
 
 
 def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
-    header = compiler.SOURCES.joinpath("state.h").read_text()
+    header = native_library.SOURCES.joinpath("state.h").read_text()
     struct = re.sub(
         r"/\*.*?\*/", "", header.partition("typedef struct {")[2].partition("} Problem;")[0], flags=re.DOTALL
     )
@@ -70,7 +70,7 @@ def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
 def test_an_array_of_another_length_than_its_counts_is_refused() -> None:
     problem = make_problem([0, 1], [1, 1])
     with pytest.raises(ValueError, match="row_of has 1 entries"):
-        CompiledProblem(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))
+        NativeProblem(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))
 
 
 def test_one_seed_gives_one_placement_alone_and_in_parallel_threads() -> None:
@@ -290,10 +290,10 @@ def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
 def test_compile_errors_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(OSError, match="install gcc, or"):
-        compiler.compile_library(tmp_path / "lib.so")
+        native_library.compile_library(tmp_path / "lib.so")
     monkeypatch.setenv("CC", "false")
     with pytest.raises(OSError, match="did not compile"):
-        compiler.compile_library(tmp_path / "lib.so")
+        native_library.compile_library(tmp_path / "lib.so")
     assert not list(tmp_path.iterdir())
 
 

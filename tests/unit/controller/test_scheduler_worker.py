@@ -17,9 +17,9 @@ from controller.cluster.costs import CostTable
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.resources import WeightInfo
+from controller.scheduler.placement.call_costs import IN_ZONE_US
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.placement.tables import IN_ZONE_US
 from controller.scheduler.placement.worker import PlanningProcess
 from netperf.contract import REGION_LABEL
 from tests.support.bodies import weight_body
@@ -81,35 +81,35 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
     cluster.add_nodes(600)
     async with process(cluster) as planner:
         many = cluster.snapshot(450)
-        assert same(await planner.solve(many), plan_group(many))
+        assert same(await planner.plan(many), plan_group(many))
         for i in range(599):
             cluster.bind(f"b{i}", f"n{i}", "4")
         cluster.nodes.put("n1", None)
         left = cluster.snapshot(6)
-        plan = await planner.solve(left)
+        plan = await planner.plan(left)
         assert {target.node for target in plan.targets.values()} == {"n599"}
         assert len(plan.unplaced) == 2
         cluster.pods.put("b7", None)
-        assert (await planner.solve(cluster.snapshot(6))).unplaced == ()
+        assert (await planner.plan(cluster.snapshot(6))).unplaced == ()
         few = cluster.snapshot(3)
-        assert same(await planner.solve(few), plan_group(few))
+        assert same(await planner.plan(few), plan_group(few))
 
 
 async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:
-        await planner.solve(cluster.snapshot(1))
+        await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
         first = planner._process.pid
         os.kill(first, signal.SIGSTOP)
         planner._deadline_s = 0.2
-        stopped = asyncio.create_task(planner.solve(cluster.snapshot(2)))
+        stopped = asyncio.create_task(planner.plan(cluster.snapshot(2)))
         with pytest.raises(PlanningError, match=r"no plan was found within 0.2 s") as caught:
             await stopped
         assert caught.value.reason == "DeadlineExceeded"
         planner._deadline_s = 60.0
-        assert len((await planner.solve(cluster.snapshot(2))).targets) == 2
+        assert len((await planner.plan(cluster.snapshot(2))).targets) == 2
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
 
@@ -118,15 +118,15 @@ async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:
-        await planner.solve(cluster.snapshot(1))
+        await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
         os.kill(planner._process.pid, signal.SIGSTOP)
-        asked = asyncio.create_task(planner.solve(cluster.snapshot(1)))
+        asked = asyncio.create_task(planner.plan(cluster.snapshot(1)))
         await asyncio.sleep(0.05)
         os.kill(planner._process.pid, signal.SIGKILL)
         with pytest.raises(PlanningError, match="process ended"):
             await asked
-        assert len((await planner.solve(cluster.snapshot(1))).targets) == 1
+        assert len((await planner.plan(cluster.snapshot(1))).targets) == 1
 
 
 async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:
@@ -135,10 +135,10 @@ async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() ->
     async with process(cluster) as planner:
         broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w0": "many"})
         with pytest.raises(PlanningError, match="the planner failed: TypeError"):
-            await planner.solve(broken)
+            await planner.plan(broken)
         assert planner._process is not None
         pid = planner._process.pid
-        assert len((await planner.solve(cluster.snapshot(1))).targets) == 1
+        assert len((await planner.plan(cluster.snapshot(1))).targets) == 1
         assert planner._process.pid == pid
 
 

@@ -480,7 +480,7 @@ static void place_all(Search *q, const int32_t *hints, int64_t room_turns, int64
   if (s->n_placed < p->replicas) make_room(q, room_turns);
 }
 
-/* Places all replicas, see `CompiledProblem.search` in native.py; returns the cost of the placement. `host_of` contains a hint or -1
+/* Places all replicas, see `NativeProblem.search` in native.py; returns the cost of the placement. `host_of` contains a hint or -1
  * per replica at first, and its host or -1 in the end. */
 double plan_search(const Problem *p, int32_t *host_of, uint64_t seed, int64_t steps, int64_t room_turns, int64_t home, double hot,
                    double cold, double seconds) {

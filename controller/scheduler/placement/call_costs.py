@@ -26,7 +26,7 @@ _CACHE_SIZE = 64
 
 
 @lru_cache(_CACHE_SIZE)
-def price_table(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, parity: bool) -> Floats:
+def call_cost_table(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, parity: bool) -> Floats:
     """[zone, zone] cost of a call between two different hosts: whole costs in parity, else microseconds. Read-only."""
     if parity:
         flat = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]

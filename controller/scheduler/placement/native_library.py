@@ -48,7 +48,7 @@ def compile_library(target: Path) -> None:
         compiled.replace(target)
 
 
-def library() -> Path:
+def library_path() -> Path:
     """The packaged library, else the library of the same sources in the user's cache, which is compiled if it is missing.
 
     Raises:

@@ -1,6 +1,6 @@
 """Reads the annotations of an AppGroup and its pods: spread, objective and weights of calls.
 
-An unreadable annotation counts as absent. A message about it is appended to ``problems``.
+An unreadable annotation counts as absent. A message about it is appended to ``annotation_errors``.
 """
 
 from __future__ import annotations
@@ -22,34 +22,41 @@ WEIGHTS_ANNOTATION = "netaware.io/weights"
 """On an AppGroup: traffic of each dependency in any unit, as JSON: caller's selector -> callee's selector -> weight."""
 
 
-def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
+def spread_of(annotations: Mapping[str, str] | None, default: Spread, annotation_errors: list[str]) -> Spread:
     """The spread that annotations choose, or the default."""
     text = (annotations or {}).get(SPREAD_ANNOTATION, "")
-    return cast("Spread", _choice(text, SPREAD_ANNOTATION, Spread, problems) or default)
+    return cast("Spread", _choice(text, SPREAD_ANNOTATION, Spread, annotation_errors) or default)
 
 
-def _choice(text: str, annotation: str, choices: object, problems: list[str]) -> str:
+def _choice(text: str, annotation: str, choices: object, annotation_errors: list[str]) -> str:
     """The value of an annotation; empty if it is none of the choices, which are a Literal."""
     value = text.strip().lower()
     if value and value not in get_args(choices):
-        problems.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
+        annotation_errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
         return ""
     return value
 
 
-def objective_of(group: AppGroup, problems: list[str], *, has_prices: bool) -> Objective:
+def objective_of(group: AppGroup, annotation_errors: list[str], *, has_prices: bool) -> Objective:
     """The group's objective; ``time`` by default, and instead of money without prices."""
     objective = (
-        _choice(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, problems) or "time"
+        _choice(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, annotation_errors)
+        or "time"
     )
     if objective in PRICED and not has_prices:
-        problems.append(f"objective {objective}: there are no prices (traffic.prices), so calls are judged by time")
+        annotation_errors.append(
+            f"objective {objective}: there are no prices (traffic.prices), so calls are judged by time"
+        )
         return "time"
     return cast("Objective", objective)
 
 
 def call_edges(
-    group: AppGroup, graph: Graph, replicas: Mapping[int, int], routings: Sequence[Routing], problems: list[str]
+    group: AppGroup,
+    graph: Graph,
+    replicas: Mapping[int, int],
+    routings: Sequence[Routing],
+    annotation_errors: list[str],
 ) -> list[CallEdge]:
     """The group's dependencies with their weights.
 
@@ -61,9 +68,9 @@ def call_edges(
         graph: its dependencies.
         replicas: index of a workload -> its replicas.
         routings: [workload] routing of calls to it.
-        problems: messages about unreadable annotations are appended.
+        annotation_errors: messages about unreadable annotations are appended.
     """
-    weights = _weights(group, graph, problems)
+    weights = _weights(group, graph, annotation_errors)
     return [
         CallEdge(
             caller=edge.dependent,
@@ -76,7 +83,7 @@ def call_edges(
     ]
 
 
-def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
+def _weights(group: AppGroup, graph: Graph, annotation_errors: list[str]) -> list[float]:
     """[edge] its weight; empty if no source has any."""
     selectors = graph.selectors
     ends = [(selectors[edge.dependent], selectors[edge.dependency]) for edge in graph.edges]
@@ -86,7 +93,7 @@ def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
         if edge.min_bandwidth_bps > 0
     }
     annotations = (WEIGHTS_ANNOTATION, MEASURED_WEIGHTS_ANNOTATION)
-    sources = [*(read_weights(group, annotation, problems) for annotation in annotations), bandwidths]
+    sources = [*(read_weights(group, annotation, annotation_errors) for annotation in annotations), bandwidths]
     for source in sources:
         weights = [source.get(pair) for pair in ends]
         positive = [weight for weight in weights if weight]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.cluster.services import Service
-from controller.scheduler.balance import PlacedGroup, advice_conditions, placed_group
+from controller.scheduler.advice import PlacedGroup, advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
 from tests.unit.controller import groups
 from tests.unit.controller.scheduling import state_with, topology_of

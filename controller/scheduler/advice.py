@@ -22,10 +22,10 @@ from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service
-from controller.scheduler.placement.evaluation import Evaluation, count_hosts, endpoints_of, evaluate_edges
-from controller.scheduler.placement.preferences import call_edges, spread_of
+from controller.scheduler.placement.annotations import call_edges, spread_of
+from controller.scheduler.placement.evaluation import Evaluation, endpoints_of, evaluate_edges, replicas_by_host
 from controller.scheduler.placement.problem import CallEdge, Problem
-from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
+from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, build_problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.conditions import make_condition
@@ -89,12 +89,12 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
             spreads=self.spreads,
             edges=call_edges(self.group, self.graph, counts, self.routings, []),
         )
-        return compile_problem(request)
+        return build_problem(request)
 
     @cached_property
     def by_host(self) -> Sequence[Mapping[int, int]]:
         """[workload] host of `problem` -> number of placed pods."""
-        return count_hosts(self.problem, np.zeros(0, np.int64))
+        return replicas_by_host(self.problem, np.zeros(0, np.int64))
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload that have traffic, and pods at both ends."""

@@ -55,6 +55,6 @@ def test_invalid_traffic_is_left_out_and_reported() -> None:
     assert problems == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
     huge = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')
     assert huge.latency_us < 1e9, "no latency comes of sums that are infinite"
-    assert huge.problems == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
-    (problem,) = plan_of(measured_weights='["w1"]').problems
+    assert huge.annotation_errors == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
+    (problem,) = plan_of(measured_weights='["w1"]').annotation_errors
     assert "netaware.io/measured-weights" in problem

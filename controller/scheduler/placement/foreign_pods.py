@@ -31,7 +31,7 @@ class ForeignPods(msgspec.Struct, frozen=True):
     is_required: bool
 
 
-def foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
+def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
     """The foreign pods that a rule relates to pods of a group.
 
     Args:
