@@ -22,7 +22,7 @@ _MAX_CONCURRENT = 2
 async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
     """(Origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
     lab, prober = installation.lab, ["--prober", installation.prober]
-    env = {**installation.environment, measure.SECRET_VARIABLE: installation.secret, **pythonpath_env()}
+    env = {**installation.environment, measure.PASSPHRASE_VARIABLE: installation.passphrase, **pythonpath_env()}
     origins: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
         origins.setdefault(destination, []).append(origin)

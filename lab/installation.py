@@ -34,6 +34,7 @@ from netperf.contract import (
     CONTROLLER,
     NAME_LABEL,
     NETAWARE_NAMESPACE,
+    PASSPHRASE_KEY,
     PROBE_SECRET,
     SCHEDULER,
 )
@@ -62,7 +63,7 @@ class Installation:
     Attributes:
         lab: the lab.
         netperf: paths of netperf; None if it is not available.
-        secret: the passphrase of probes.
+        passphrase: the probing passphrase.
         extender_url: base URL of the extender.
         controller_url: base URL of the controller's metrics, health checks and page.
         agent_urls: node -> base URL of its agent's metrics and health checks.
@@ -71,7 +72,7 @@ class Installation:
 
     lab: Lab
     netperf: Netperf | None
-    secret: str
+    passphrase: str
     extender_url: str = ""
     controller_url: str = ""
     agent_urls: dict[str, str] = field(default_factory=dict)
@@ -143,12 +144,12 @@ async def install(
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
-    """Create the probe secret and annotate each node with its capacity from the topology file."""
+    """Create the Secret with the probing passphrase, and annotate each node with its capacity from the topology file."""
     body = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": PROBE_SECRET},
-        "stringData": {"passphrase": installation.secret},
+        "stringData": {PASSPHRASE_KEY: installation.passphrase},
     }
     await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=NETAWARE_NAMESPACE)
     for network in installation.lab.nodes:
@@ -205,9 +206,9 @@ def spawn_central(
 
 async def _start_agents(client: Client, installation: Installation) -> None:
     lab = installation.lab
-    passphrase = lab.paths.state_dir / "probe-passphrase"
-    passphrase.touch(mode=0o600)
-    passphrase.write_text(installation.secret)
+    passphrase_file = lab.paths.state_dir / "probe-passphrase"
+    passphrase_file.touch(mode=0o600)
+    passphrase_file.write_text(installation.passphrase)
     for network in lab.nodes:
         node, name = network.node.name, agent_program(network.node.name)
 
@@ -218,7 +219,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
-        argv += [f"--listen={listen}", f"--namespace={NETAWARE_NAMESPACE}", f"--passphrase-file={passphrase}"]
+        argv += [f"--listen={listen}", f"--namespace={NETAWARE_NAMESPACE}", f"--passphrase-file={passphrase_file}"]
         env = installation.environment
         agent = lab.programs.start(name, argv, netns=network.netns, env=env, is_essential=False)
         installation.agents.append(agent)

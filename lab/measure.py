@@ -24,7 +24,7 @@ from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement
 
-SECRET_VARIABLE = "NETAWARE_LAB_SECRET"
+PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865
 DATAGRAMS_S = 10.0
 """With at most four datagrams a second, enough for a p90."""
@@ -43,25 +43,25 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def serve(address: str, prober: str, secret: bytes) -> None:
+async def serve(address: str, prober: str, passphrase: bytes) -> None:
     """Serve probes until cancelled."""
     if prober == "datagrams":
-        await DatagramResponder(address, PORT, secret).run()
+        await DatagramResponder(address, PORT, passphrase).run()
         return
     netserver = find_binary("netserver")
     if netserver is None:
         raise ProbeFailedError("no-netperf", "netserver is not on PATH")
-    await Netserver(netserver, address, PORT, secret).run()
+    await Netserver(netserver, address, PORT, passphrase).run()
 
 
-async def probe(args: argparse.Namespace, secret: bytes) -> None:
+async def probe(args: argparse.Namespace, passphrase: bytes) -> None:
     """Measure once and print the measurement as JSON."""
-    prober = NetperfProber(find_binary("netperf") or "netperf", secret)
+    prober = NetperfProber(find_binary("netperf") or "netperf", passphrase)
     settings = ProbeSettings(duration_s=args.duration_s, port=PORT, data_port=PORT + 1)
     for attempt in range(args.attempts):
         try:
             if args.prober == "datagrams":
-                measurement = await exchange_datagrams(args.address, secret)
+                measurement = await exchange_datagrams(args.address, passphrase)
             else:
                 measurement = await prober.probe(args.address, settings)
         except ProbeFailedError:
@@ -73,14 +73,14 @@ async def probe(args: argparse.Namespace, secret: bytes) -> None:
             return
 
 
-async def exchange_datagrams(address: str, secret: bytes) -> Measurement:
+async def exchange_datagrams(address: str, passphrase: bytes) -> Measurement:
     """Measure the path by datagrams for `DATAGRAMS_S`.
 
     Raises:
         ProbeFailedError: fewer than two answers arrived.
     """
     target = DatagramTarget(address, PORT)
-    stream = DatagramStream("::" if ":" in address else "0.0.0.0", secret)
+    stream = DatagramStream("::" if ":" in address else "0.0.0.0", passphrase)
     stream.set_targets([target], interval_s=DATAGRAMS_S)
     with suppress(TimeoutError):
         async with asyncio.timeout(DATAGRAMS_S):
@@ -96,9 +96,9 @@ def main() -> int:
     """Entry point."""
     args = build_parser().parse_args()
     logs.set_up(level="warning")
-    secret = os.environ[SECRET_VARIABLE].encode()
+    passphrase = os.environ[PASSPHRASE_VARIABLE].encode()
     return run_program(
-        lambda: serve(args.address, args.prober, secret) if args.verb == "serve" else probe(args, secret)
+        lambda: serve(args.address, args.prober, passphrase) if args.verb == "serve" else probe(args, passphrase)
     )
 
 

@@ -11,8 +11,6 @@ from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Range, Section, convert, join_path
 from netperf.sample import Percentile, QualityFlag
 
-SAME_HOST_COST = 0
-SAME_ZONE_COST = 1
 MIN_ZONE_COST = 2
 """Lowest cost between zones: more than inside a zone (NetworkOverhead, docs/contracts)."""
 MAX_NETWORK_COST = 10_000

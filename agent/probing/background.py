@@ -77,11 +77,11 @@ class BackgroundProber:
             plan = self._plans.plan
             self._stream.set_targets(targets, plan.interval_s if plan is not None else IDLE_INTERVAL_S)
 
-    async def run(self, address: str, secret: bytes) -> None:
+    async def run(self, address: str, passphrase: bytes) -> None:
         """Send from this address until cancelled; retries while the address cannot be used."""
         backoff = Backoff()
         while True:
-            self._stream = DatagramStream(address, secret)
+            self._stream = DatagramStream(address, passphrase)
             self.apply_plan()
             try:
                 await self._stream.run()

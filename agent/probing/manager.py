@@ -1,4 +1,4 @@
-"""Starts the parts of probing, and restarts those that depend on a changed address, secret or port.
+"""Starts the parts of probing, and restarts those that depend on a changed address, passphrase or port.
 
 The scheduler runs probes, gets the measurements of the background prober, and passes each outcome to this manager, which passes it on
 to metrics and results.
@@ -17,12 +17,12 @@ from agent.config import AgentConfig
 from agent.node import NodeView
 from agent.probing.background import BackgroundProber
 from agent.probing.metrics import ProbeMetrics
+from agent.probing.passphrase import PassphraseSource
 from agent.probing.plan_source import PlanSource, run_until
 from agent.probing.probe_responder import ProbeResponder, keep_announced
 from agent.probing.results import ResultsWriter
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
-from agent.probing.secret import SecretSource
 from kubekit import logs
 from kubekit.client import Client
 from netperf.contract import Announcement
@@ -38,7 +38,7 @@ class _ServerInputs(NamedTuple):
     address: str
     port: int
     datagram_port: int
-    secret: bytes
+    passphrase: bytes
 
 
 class ProbingManager:
@@ -58,9 +58,9 @@ class ProbingManager:
     ) -> None:
         self._client, self._view, self._config = client, view, config
         self._on_throughput = on_throughput
-        self._secret_source = SecretSource(config.passphrase_file)
+        self._passphrase_source = PassphraseSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
-        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._secret_source.problem), registry)
+        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._passphrase_source.problem), registry)
         self._results_queue = ResultsQueue()
         self._writer = ResultsWriter(
             client,
@@ -73,7 +73,7 @@ class ProbingManager:
         self._background = BackgroundProber(self._plans)
         self._scheduler = ProbeScheduler(self._plans, config.max_stream_bps, self._record_outcome, self._background)
         self._responder: ProbeResponder | None = None
-        self._secret: bytes | None = None
+        self._passphrase: bytes | None = None
         self._changed = asyncio.Event()
         view.subscribe(self._wake)
         self._plans.on_change = self._apply_plan
@@ -82,13 +82,13 @@ class ProbingManager:
     def problem(self) -> str:
         """Why this node cannot be probed or cannot write results, for /readyz; empty otherwise."""
         if self._responder is None:
-            return self._secret_source.problem or "waiting for the node's address"
+            return self._passphrase_source.problem or "waiting for the node's address"
         return self._responder.problem or self._writer.problem
 
     @property
     def warning(self) -> str:
         """A problem that does not prevent probing, for /readyz and the announcement; empty without a problem."""
-        return self._secret_source.problem or self._writer.warning
+        return self._passphrase_source.problem or self._writer.warning
 
     def _announcement(self) -> Announcement | None:
         announcement = self._responder.announcement if self._responder is not None else None
@@ -97,7 +97,7 @@ class ProbingManager:
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
         return {
-            "probe-secret": self._watch_secret(),
+            "probe-passphrase": self._watch_passphrase(),
             "probe-servers": self._serve(),
             "probe-plan": self._plans.run(self._client, self._view, self._config.namespace),
             "probe-runs": self._scheduler.run(),
@@ -128,22 +128,22 @@ class ProbingManager:
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 
-    async def _watch_secret(self) -> None:
-        self._secret = await self._secret_source.read()
+    async def _watch_passphrase(self) -> None:
+        self._passphrase = await self._passphrase_source.read()
         while True:
             self._wake()
-            self._secret = await self._secret_source.wait_for_change(self._secret)
-            log.info("the probing secret was replaced")
+            self._passphrase = await self._passphrase_source.wait_for_change(self._passphrase)
+            log.info("the probing passphrase was replaced")
 
     def _server_inputs(self) -> _ServerInputs | None:
-        """The servers' current inputs; None until address and secret are known."""
+        """The servers' current inputs; None until address and passphrase are known."""
         node = self._view.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
-        if self._secret is None or not is_address(address):
+        if self._passphrase is None or not is_address(address):
             return None
         plan = self._plans.plan
         settings = plan.settings if plan is not None else ProbeSettings()
-        return _ServerInputs(address, settings.port, settings.datagram_port, self._secret)
+        return _ServerInputs(address, settings.port, settings.datagram_port, self._passphrase)
 
     async def _serve(self) -> None:
         while True:
@@ -153,13 +153,13 @@ class ProbingManager:
                 continue
             self._responder = ProbeResponder(*inputs, find_binary("netserver"))
             binary = find_binary("netperf")
-            self._scheduler.set_prober(NetperfProber(binary, inputs.secret) if binary is not None else None)
+            self._scheduler.set_prober(NetperfProber(binary, inputs.passphrase) if binary is not None else None)
             await run_until(self._serve_both(self._responder, inputs), self._wait_until_inputs_change(inputs))
 
     async def _serve_both(self, responder: ProbeResponder, inputs: _ServerInputs) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(responder.run(), name="responder")
-            group.create_task(self._background.run(inputs.address, inputs.secret), name="datagrams")
+            group.create_task(self._background.run(inputs.address, inputs.passphrase), name="datagrams")
 
     async def _wait_until_inputs_change(self, inputs: _ServerInputs) -> None:
         changed = self._changed

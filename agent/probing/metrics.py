@@ -173,7 +173,7 @@ class ProbeMetrics:
         yield refusals
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
-            "1 if the probing secret cannot be used; the last good one, or none, is used instead.",
+            "1 if the probing passphrase cannot be used; the last good one, or none, is used instead.",
             float(self._is_secret_refused()),
         )
 

@@ -34,13 +34,13 @@ class ProbeResponder:
     Args:
         address: of the node, as an IP literal.
         port, datagram_port: of netserver and of the datagram responder.
-        secret: shared with the probers, possibly empty.
+        passphrase: shared with the probers, possibly empty.
         netserver: path of the binary; None if netperf is not installed.
     """
 
-    def __init__(self, address: str, port: int, datagram_port: int, secret: bytes, netserver: str | None) -> None:
-        self._address, self._port, self._datagram_port, self._secret = address, port, datagram_port, secret
-        self._netserver = Netserver(netserver, address, port, secret) if netserver else None
+    def __init__(self, address: str, port: int, datagram_port: int, passphrase: bytes, netserver: str | None) -> None:
+        self._address, self._port, self._datagram_port, self._passphrase = address, port, datagram_port, passphrase
+        self._netserver = Netserver(netserver, address, port, passphrase) if netserver else None
         self._datagrams: DatagramResponder | None = None
 
     @property
@@ -70,7 +70,7 @@ class ProbeResponder:
     async def _answer_datagrams(self) -> None:
         backoff = Backoff()  # Never reset: once the responder listens, only cancellation ends it.
         while True:
-            self._datagrams = DatagramResponder(self._address, self._datagram_port, self._secret)
+            self._datagrams = DatagramResponder(self._address, self._datagram_port, self._passphrase)
             try:
                 await self._datagrams.run()
             except OSError as error:

@@ -15,8 +15,7 @@ import msgspec
 from controller.cluster.resources import AppGroupSpec, Dependency, WorkloadRef
 from kubekit import quantity
 from kubekit.errors import QuantityError
-
-MAX_NETWORK_COST = 10_000
+from netperf.policy import MAX_NETWORK_COST
 
 Problem = Literal[
     "NoSelector",

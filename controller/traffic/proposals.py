@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import SAME_ZONE_COST, CostTable
-from controller.cluster.graph import MAX_NETWORK_COST
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.workloads import Workloads
+from netperf.policy import MAX_NETWORK_COST
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet determines the nodes of its pods."""

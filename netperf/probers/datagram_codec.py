@@ -26,9 +26,9 @@ class Datagram(NamedTuple):
     responder_delay_ns: int = 0
 
 
-def derive_key(secret: bytes) -> bytes:
-    """The key of datagrams, derived from the probing secret."""
-    return hmac.digest(secret, b"netaware echo key", hashlib.sha256)
+def derive_key(passphrase: bytes) -> bytes:
+    """The key of datagrams, derived from the probing passphrase."""
+    return hmac.digest(passphrase, b"netaware echo key", hashlib.sha256)
 
 
 def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:

@@ -123,14 +123,14 @@ class DatagramStream:
 
     Args:
         address: the node's own address, a literal.
-        secret: the probing secret, which the responders share.
+        passphrase: the probing passphrase, which the responders share.
 
     Attributes:
         is_paused: whether sending is paused.
     """
 
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._address, self._key = address, derive_key(secret)
+    def __init__(self, address: str, passphrase: bytes) -> None:
+        self._address, self._key = address, derive_key(passphrase)
         self._session = secrets.token_bytes(8)
         self._windows: dict[DatagramTarget, Window] = {}
         self._targets: list[DatagramTarget] = []

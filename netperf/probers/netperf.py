@@ -22,7 +22,7 @@ import msgspec
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
-from netperf.probers.passphrase import derive_passphrase, epochs_to_try
+from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
 from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
@@ -76,12 +76,12 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 
 
 def command_line(
-    binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
+    binary: str, address: str, settings: ProbeSettings, hourly_passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The command of a run, which ends by time or after ``transactions``. Do not log it: it contains the passphrase."""
+    """The command of a run, which ends by time or after ``transactions``. Do not log it: it contains the hourly passphrase."""
     ends_by_time = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if ends_by_time else f"-{transactions}"
-    command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
+    command = [binary, "-H", address, "-p", str(settings.port), "-Z", hourly_passphrase, "-t", settings.test]
     command += ["-l", length, "-P", "0", "--"]
     if settings.test == "TCP_RR":
         command.append("-D")
@@ -177,12 +177,12 @@ class NetperfProber:
 
     Args:
         binary: path of netperf, see `find_binary`.
-        secret: the probing secret, from which passphrases are derived.
-        wall_clock: seconds since 1970, for the passphrase's epoch.
+        passphrase: the probing passphrase, from which hourly ones are derived.
+        wall_clock: seconds since 1970, for the epoch of the hourly passphrase.
     """
 
-    def __init__(self, binary: str, secret: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._binary, self._secret, self._wall_clock = binary, secret, wall_clock
+    def __init__(self, binary: str, passphrase: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._binary, self._passphrase, self._wall_clock = binary, passphrase, wall_clock
         self._cpu_stat = find_own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
@@ -200,15 +200,15 @@ class NetperfProber:
         rtt_s = await tcp_ping(address, settings.port)
         first, neighbour = epochs_to_try(self._wall_clock())
         try:
-            return await self._run(address, settings, derive_passphrase(self._secret, first), rtt_s)
+            return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, first), rtt_s)
         except ProbeFailedError as failure:
             if failure.name != "unauthenticated":
                 raise
-        return await self._run(address, settings, derive_passphrase(self._secret, neighbour), rtt_s)
+        return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, neighbour), rtt_s)
 
-    async def _run(self, address: str, settings: ProbeSettings, passphrase: str, rtt_s: float) -> Measurement:
+    async def _run(self, address: str, settings: ProbeSettings, hourly_passphrase: str, rtt_s: float) -> Measurement:
         transactions = transactions_for(settings.duration_s, rtt_s)
-        command = command_line(self._binary, address, settings, passphrase, transactions)
+        command = command_line(self._binary, address, settings, hourly_passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
         expected_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s

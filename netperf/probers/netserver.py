@@ -1,4 +1,4 @@
-"""Serves netperf's control connections: checks the passphrase, then hands the connection to a netserver process.
+"""Serves netperf's control connections: checks the hourly passphrase, then hands the connection to a netserver process.
 
 A listening netserver forks for every TCP connection, without a limit and before it reads a passphrase, so that anyone who reaches the port
 could exhaust memory. Therefore the agent listens instead. It starts a process for a connection only if the first request, which has a fixed
@@ -21,7 +21,7 @@ from subprocess import SubprocessError
 from kubekit import logs
 from kubekit.waiting import Backoff
 from netperf.probers import child
-from netperf.probers.passphrase import derive_passphrase, epoch_at
+from netperf.probers.passphrase import derive_hourly_passphrase, epoch_at
 
 log = logs.get("netperf.netserver")
 
@@ -43,8 +43,8 @@ class Netserver:
         binary: path of netserver, see `netperf.probers.netperf.find_binary`.
         address: the node's own address, a literal; never all addresses.
         port: control port.
-        secret: the probing secret, from which passphrases are derived.
-        wall_clock: seconds since 1970, for the passphrase's epoch.
+        passphrase: the probing passphrase, from which hourly ones are derived.
+        wall_clock: seconds since 1970, for the epoch of the hourly passphrase.
 
     Attributes:
         listening: set while connections are accepted.
@@ -56,11 +56,11 @@ class Netserver:
         binary: str,
         address: str,
         port: int,
-        secret: bytes,
+        passphrase: bytes,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._binary, self._address, self._port, self._secret = binary, address, port, secret
+        self._binary, self._address, self._port, self._passphrase = binary, address, port, passphrase
         self._wall_clock, self._backoff = wall_clock, Backoff()
         self.listening = asyncio.Event()
         self._pending: dict[asyncio.Task[None], str] = {}
@@ -145,7 +145,7 @@ class Netserver:
         task.add_done_callback(self._runs.discard)
 
     def _has_passphrase(self, request: bytes) -> bool:
-        expected = derive_passphrase(self._secret, epoch_at(self._wall_clock())).encode() + b"\0"
+        expected = derive_hourly_passphrase(self._passphrase, epoch_at(self._wall_clock())).encode() + b"\0"
         return hmac.compare_digest(request[PASSPHRASE_OFFSET : PASSPHRASE_OFFSET + len(expected)], expected)
 
     async def _serve(self, connection: socket.socket) -> None:

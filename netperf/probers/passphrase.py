@@ -1,7 +1,7 @@
-"""Derives hourly passphrases from the probing secret.
+"""Derives hourly passphrases from the probing passphrase.
 
 netperf takes its passphrase as an argument, so anyone who can list processes can read it. So each epoch of one hour has its own passphrase,
-which does not reveal the next one.
+which reveals neither the next one nor the probing passphrase.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import math
 from kubekit.errors import ConfigError
 
 EPOCH_S = 3600.0
-"""Lifetime of a passphrase."""
-MIN_SECRET_BYTES = 16
+"""Lifetime of an hourly passphrase."""
+MIN_PASSPHRASE_BYTES = 16
 _PURPOSE = b"netaware netperf passphrase\0"
 
 
-def check_secret(secret: bytes) -> bytes:
-    """Check the length of the probing secret; returns the secret.
+def check_passphrase(passphrase: bytes) -> bytes:
+    """Check the length of the probing passphrase; returns the passphrase.
 
     Raises:
-        ConfigError: the secret is shorter than `MIN_SECRET_BYTES`.
+        ConfigError: the passphrase is shorter than `MIN_PASSPHRASE_BYTES`.
     """
-    if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"use at least {MIN_SECRET_BYTES} random bytes")
-    return secret
+    if len(passphrase) < MIN_PASSPHRASE_BYTES:
+        problem = f"has {len(passphrase)} bytes"
+        raise ConfigError("probing passphrase", problem, f"use at least {MIN_PASSPHRASE_BYTES} random bytes")
+    return passphrase
 
 
 def epoch_at(wall_s: float) -> int:
@@ -34,9 +35,9 @@ def epoch_at(wall_s: float) -> int:
     return math.floor(wall_s / EPOCH_S)
 
 
-def derive_passphrase(secret: bytes, epoch: int) -> str:
-    """HMAC-SHA256 of the epoch under the secret (RFC 2104), as 32 hexadecimal digits."""
-    return hmac.new(secret, _PURPOSE + str(epoch).encode(), hashlib.sha256).hexdigest()[:32]
+def derive_hourly_passphrase(passphrase: bytes, epoch: int) -> str:
+    """HMAC-SHA256 of the epoch under the probing passphrase (RFC 2104), as 32 hexadecimal digits."""
+    return hmac.new(passphrase, _PURPOSE + str(epoch).encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def epochs_to_try(wall_s: float) -> tuple[int, int]:

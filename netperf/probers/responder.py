@@ -25,14 +25,14 @@ class DatagramResponder:
     Args:
         address: the node's own address, a literal.
         port: UDP port; 0 for a free port, which is then in ``port``.
-        secret: the probing secret, which the other agents share.
+        passphrase: the probing passphrase, which the other agents share.
 
     Attributes:
         listening: set while the socket is open.
     """
 
-    def __init__(self, address: str, port: int, secret: bytes) -> None:
-        self._address, self.port, self._key = address, port, derive_key(secret)
+    def __init__(self, address: str, port: int, passphrase: bytes) -> None:
+        self._address, self.port, self._key = address, port, derive_key(passphrase)
         self.listening = asyncio.Event()
         self._rejected: set[str] = set()
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, is_one_zone
-from controller.cluster.graph import MAX_NETWORK_COST
 from controller.scheduler.placement.problem import Floats, Ints
 from controller.traffic.prices import PriceTable
+from netperf.policy import MAX_NETWORK_COST
 
 T = TypeVar("T", bound=np.generic)
 ON_HOST_US, IN_ZONE_US = 30.0, 100.0

@@ -34,8 +34,8 @@ from tests.integration.agent.agents import Agent, running_agent
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.netperf.peers import (
     ADDRESS,
+    PASSPHRASE,
     RELAY_ADDRESS,
-    SECRET,
     cpu_group,
     free_port,
     lossy_relay,
@@ -104,8 +104,8 @@ class Home:
     @asynccontextmanager
     async def agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
         """The agent of this node; without netperf datagrams are left."""
-        secret = self._folder / "passphrase"
-        secret.write_bytes(SECRET)
+        passphrase_file = self._folder / "passphrase"
+        passphrase_file.write_bytes(PASSPHRASE)
         variables = netperf.env if netperf else {}
         env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
         arguments = [
@@ -113,7 +113,12 @@ class Home:
             f"--credentials={credentials_of(self._control_plane.kubeconfig)}",
             f"--address={HOME}",
         ]
-        arguments += [f"--namespace={self.namespace}", f"--passphrase-file={secret}", "--bandwidth=off", *flags]
+        arguments += [
+            f"--namespace={self.namespace}",
+            f"--passphrase-file={passphrase_file}",
+            "--bandwidth=off",
+            *flags,
+        ]
         async with running_agent(self._folder, free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
             yield agent
 
@@ -164,8 +169,12 @@ async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, n
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(misbehaving(port, "hangs", zones["hangs"]))
         await stack.enter_async_context(misbehaving(port, "resets", zones["resets"]))
-        for zone, secret in (("stranger", b"some quite other secret"), ("killed", SECRET), ("healthy", SECRET)):
-            await stack.enter_async_context(running(Netserver(netserver, zones[zone], port, secret)))
+        for zone, passphrase in (
+            ("stranger", b"some quite other passphrase"),
+            ("killed", PASSPHRASE),
+            ("healthy", PASSPHRASE),
+        ):
+            await stack.enter_async_context(running(Netserver(netserver, zones[zone], port, passphrase)))
         killing = asyncio.create_task(keep_killing(zones["killed"]))
         stack.callback(killing.cancel)
         await home.write(plan)
@@ -184,7 +193,7 @@ async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, n
 
         await eventually(has_samples)
         assert set(await home.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
-        assert SECRET.decode() not in agent.log
+        assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
 
 
@@ -203,7 +212,7 @@ async def test_an_agent_announces_itself_runs_all_tests_in_turn_and_forgets_pair
     plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), extra_every=2)
     await home.write(plan)
     async with (
-        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         home.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
@@ -241,7 +250,7 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(h
     await home.write(plan)
     port = plan.settings.datagram_port
     async with (
-        running(DatagramResponder(ADDRESS, port, SECRET)),
+        running(DatagramResponder(ADDRESS, port, PASSPHRASE)),
         lossy_relay(port, drops=lambda n: n % 4 == 0),
         home.agent(netperf=None) as agent,
     ):
@@ -270,7 +279,7 @@ async def test_samples_of_a_throttled_agent_are_flagged(home: Home, netperf_prog
     with cpu_group(quota_ratio=0.25) as group:
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
-            running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+            running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
             home.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             doubt = ("healthy", "TCP_RR", "throttled")

@@ -16,7 +16,7 @@ import pytest
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 
-SECRET = b"a secret of the integration tests"
+PASSPHRASE = b"a passphrase of the integration tests"
 ADDRESS = "127.0.0.1"
 RELAY_ADDRESS = "127.0.0.2"
 START_DEADLINE_S = 60.0

@@ -22,22 +22,22 @@ from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.netperf import NetperfProber, parse_output
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
-from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epoch_at
+from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
 from netperf.probers.prober import ProbeFailedError
 from netperf.sample import PERCENTILES, Test
-from tests.integration.netperf.peers import ADDRESS, RELAY_ADDRESS, SECRET, free_port, running
+from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def prober(netperf_programs: Netperf) -> NetperfProber:
-    return NetperfProber(str(netperf_programs.netperf), SECRET)
+    return NetperfProber(str(netperf_programs.netperf), PASSPHRASE)
 
 
 @pytest.fixture
 def netserver(netperf_programs: Netperf, settings: ProbeSettings) -> Netserver:
-    return Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET)
+    return Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, PASSPHRASE)
 
 
 def our_netservers() -> list[psutil.Process]:
@@ -72,7 +72,7 @@ async def test_a_healthy_run_gives_every_number(
 
 
 async def test_without_netperf_the_failure_says_so(settings: ProbeSettings) -> None:
-    assert await failure(NetperfProber("/nonexistent/netperf", SECRET), settings) == "no-netperf"
+    assert await failure(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
 
 
 async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
@@ -80,8 +80,8 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
 ) -> None:
     """The fact about netperf that `parse_output` defends against."""
     async with running(netserver):
-        passphrase = derive_passphrase(SECRET, epoch_at(time.time()))
-        command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", passphrase]
+        hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
+        command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", hourly_passphrase]
         finished = await child.run([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
     assert finished.returncode == 0
     assert "NO_SUCH_KEY" not in finished.stdout
@@ -147,7 +147,7 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
 
 
 async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettings) -> None:
-    server = Netserver("/nonexistent/netserver", ADDRESS, settings.port, SECRET)
+    server = Netserver("/nonexistent/netserver", ADDRESS, settings.port, PASSPHRASE)
     task = asyncio.create_task(server.run())
     while "No such file" not in server.failure:
         await asyncio.sleep(0.02)
@@ -156,7 +156,7 @@ async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettin
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_passphrase_is_worthless_once_its_epoch_is_over(
+async def test_an_hourly_passphrase_is_worthless_once_its_epoch_is_over(
     netperf_programs: Netperf, settings: ProbeSettings
 ) -> None:
     began, left_s = time.monotonic(), 5.0
@@ -166,9 +166,9 @@ async def test_a_passphrase_is_worthless_once_its_epoch_is_over(
         return 100 * EPOCH_S - left_s + (time.monotonic() - began)
 
     stolen_at = 99 * EPOCH_S + 1  # so early that the thief also tries the epoch before, and never the next one
-    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET, wall_clock=wall_clock)
-    thief = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=lambda: stolen_at)
-    honest = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=wall_clock)
+    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, PASSPHRASE, wall_clock=wall_clock)
+    thief = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=lambda: stolen_at)
+    honest = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=wall_clock)
     async with running(server):
         assert (await thief.probe(ADDRESS, settings)).p50_us is not None
         async with asyncio.timeout(60):
@@ -187,12 +187,12 @@ async def test_netserver_does_not_outlive_an_agent_that_was_killed(netperf_progr
         from netperf.probers.netperf import NetperfProber
         from netperf.probers.netserver import Netserver
         async def main():
-            server = Netserver({str(netperf_programs.netserver)!r}, {ADDRESS!r}, {port}, {SECRET!r})
+            server = Netserver({str(netperf_programs.netserver)!r}, {ADDRESS!r}, {port}, {PASSPHRASE!r})
             task = asyncio.create_task(server.run())
             await server.listening.wait()
             print("ready", flush=True)
             settings = ProbeSettings(duration_s=60, port={port}, data_port={free_port()})
-            await NetperfProber({str(netperf_programs.netperf)!r}, {SECRET!r}).probe({ADDRESS!r}, settings)
+            await NetperfProber({str(netperf_programs.netperf)!r}, {PASSPHRASE!r}).probe({ADDRESS!r}, settings)
         asyncio.run(main())
     """)
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=ROOT, stdout=asyncio.subprocess.PIPE)

@@ -31,7 +31,7 @@ from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement, NodeLocation, Sample, choose_instrument, find_quality_flags
-from tests.integration.netperf.peers import SECRET, running
+from tests.integration.netperf.peers import PASSPHRASE, running
 from tests.support import pings
 from tests.support.emulated_wan import emulated_wan
 
@@ -63,8 +63,8 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
 async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
     """One run of netperf from origin to destination."""
     settings = ProbeSettings(duration_s=duration_s)
-    server = Netserver(str(programs.netserver), wan.destination.address, settings.port, SECRET)
-    prober = NetperfProber(str(programs.netperf), SECRET)
+    server = Netserver(str(programs.netserver), wan.destination.address, settings.port, PASSPHRASE)
+    prober = NetperfProber(str(programs.netperf), PASSPHRASE)
     listening, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
@@ -119,11 +119,11 @@ async def test_loss_under_netperf_is_flagged(wan: Wan, netperf_programs: Netperf
 async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], Window]]:
     """Datagrams from origin to destination, ten a second; yields a function that returns their window."""
     target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
-    stream = DatagramStream(wan.origin.address, SECRET)
+    stream = DatagramStream(wan.origin.address, PASSPHRASE)
     stream.set_targets([target], interval_s=seconds)
     async with AsyncExitStack() as stack:
         with namespaces.entered(wan.destination.netns):
-            await stack.enter_async_context(running(DatagramResponder(target.address, target.port, SECRET)))
+            await stack.enter_async_context(running(DatagramResponder(target.address, target.port, PASSPHRASE)))
         with namespaces.entered(wan.origin.netns):
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace

@@ -1,4 +1,4 @@
-"""Equivalent samples, and the probing secret."""
+"""Equivalent samples, and the probing passphrase."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.probing.passphrase import PassphraseSource
 from agent.probing.results_queue import is_equivalent
-from agent.probing.secret import SecretSource
 from netperf.sample import Measurement, NodeLocation, Sample
 
 
@@ -42,15 +42,15 @@ def test_samples_are_equivalent_up_to_noise(
     assert is_equivalent(sample(**changes), sample()) == expected  # type: ignore[arg-type]
 
 
-SECRET = b"0123456789abcdef"
+PASSPHRASE = b"0123456789abcdef"
 
 
 @pytest.mark.looptime
 @pytest.mark.asyncio
-async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
+async def test_a_passphrase_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
     file = tmp_path / "passphrase"
-    source = SecretSource(file)
-    (tmp_path / "password").write_bytes(SECRET)  # the Secret is there, its key is another one
+    source = PassphraseSource(file)
+    (tmp_path / "password").write_bytes(PASSPHRASE)  # the Secret is there, its key is another one
     (tmp_path / "..data").mkdir()
     reading = asyncio.create_task(source.read())
     await asyncio.sleep(600)
@@ -63,10 +63,10 @@ async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_p
     await asyncio.sleep(600)
     assert not reading.done()
     assert "at least 16" in source.problem or "5 bytes" in source.problem
-    file.write_bytes(SECRET)
-    assert await reading == SECRET
+    file.write_bytes(PASSPHRASE)
+    assert await reading == PASSPHRASE
     assert source.problem == ""
-    changing = asyncio.create_task(source.wait_for_change(SECRET))
+    changing = asyncio.create_task(source.wait_for_change(PASSPHRASE))
     for bad in (b"rotated", b""):
         file.write_bytes(bad)
         await asyncio.sleep(600)

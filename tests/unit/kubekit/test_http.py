@@ -39,8 +39,8 @@ async def test_health_names_each_failing_check() -> None:
         assert (await fetch(address, "/readyz"))[:2] == (503, "caches: nodes not listed yet\n")
         assert (await fetch(address, "/healthz"))[:2] == (200, "ok\n")
         checks.ready["caches"] = lambda: ""
-        checks.warnings["probing"] = lambda: "the secret has 5 bytes"
-        assert (await fetch(address, "/readyz"))[:2] == (200, "ok\nprobing: the secret has 5 bytes\n")
+        checks.warnings["probing"] = lambda: "the passphrase has 5 bytes"
+        assert (await fetch(address, "/readyz"))[:2] == (200, "ok\nprobing: the passphrase has 5 bytes\n")
 
 
 async def test_an_address_in_use_is_a_configuration_error() -> None:

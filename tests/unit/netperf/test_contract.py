@@ -14,7 +14,7 @@ def test_announcements_of_other_versions_are_decoded() -> None:
 
 
 def test_the_problem_in_an_announcement_is_cut_to_the_annotations_limit() -> None:
-    here = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing secret has 5 bytes")
+    here = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing passphrase has 5 bytes")
     assert read_announcement(encode_announcement(here)) == here
     for long in ("\n" * 500, "x" * 400, "ä" * 2000):
         found = read_announcement(encode_announcement(replace(here, problem=long)))

@@ -1,4 +1,4 @@
-"""Reading netperf's output, passphrases, contention and datagrams: all without a process or a packet."""
+"""Reading netperf's output, hourly passphrases, contention and datagrams: all without a process or a packet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
-from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
+from netperf.probers.passphrase import check_passphrase, derive_hourly_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import TESTS, Measurement, Test
@@ -102,10 +102,10 @@ def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_la
 
 def test_the_command_line_has_the_options_of_each_test() -> None:
     settings = {test: ProbeSettings(test=test, duration_s=1.5) for test in TESTS}
-    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "secret", 40) for test in TESTS)
+    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "hourly", 40) for test in TESTS)
     assert tcp[tcp.index("-l") + 1] == udp[udp.index("-l") + 1] == "-40"
     assert stream[stream.index("-l") + 1] == "2"
-    timed = command_line("netperf", "10.0.0.1", settings["TCP_RR"], "secret")
+    timed = command_line("netperf", "10.0.0.1", settings["TCP_RR"], "hourly")
     assert timed[timed.index("-l") + 1] == "2"
     assert "-D" in tcp[tcp.index("--") :]
     assert udp[udp.index("--") :][1:3] == ["-e", "1"]
@@ -132,22 +132,24 @@ def test_percentiles_are_clamped_to_minimum_and_maximum() -> None:
     assert (measurement.p50_us, measurement.p90_us, measurement.p99_us) == (100_600, 100_600, 100_600)
 
 
-def test_passphrases_differ_by_epoch_and_secret_and_do_not_show_the_secret() -> None:
-    secret = b"0123456789abcdef"
-    assert derive_passphrase(secret, 5) == derive_passphrase(secret, 5)
-    assert len({derive_passphrase(s, e) for s in (secret, b"another secret..") for e in range(50)}) == 100
-    assert "0123456789abcdef" not in derive_passphrase(secret, 5)
+def test_hourly_passphrases_differ_by_epoch_and_do_not_show_the_probing_passphrase() -> None:
+    passphrase = b"0123456789abcdef"
+    assert derive_hourly_passphrase(passphrase, 5) == derive_hourly_passphrase(passphrase, 5)
+    assert len({derive_hourly_passphrase(p, e) for p in (passphrase, b"another passphrase") for e in range(50)}) == 100
+    assert "0123456789abcdef" not in derive_hourly_passphrase(passphrase, 5)
 
 
 @given(st.floats(0, 4e9), st.floats(-1700, 1700))
-def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_a_passphrase(now_s: float, skew_s: float) -> None:
+def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_share_an_hourly_passphrase(
+    now_s: float, skew_s: float
+) -> None:
     theirs = epoch_at(max(0.0, now_s + skew_s))
     assert theirs in epochs_to_try(now_s)
 
 
-def test_a_secret_that_is_too_short_is_refused() -> None:
+def test_a_passphrase_that_is_too_short_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 16"):
-        check_secret(b"short")
+        check_passphrase(b"short")
 
 
 def test_netperf_is_found_by_variable_as_file_or_directory_else_on_the_path(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def test_a_datagram_is_decoded_only_for_the_side_that_encoded_it(session: bytes,
     assert len(data) == DATAGRAM_BYTES
     assert decode_datagram(KEY, b"client", data) == Datagram(session, number)
     assert decode_datagram(KEY, b"server", data) is None
-    assert decode_datagram(derive_key(b"another secret.."), b"client", data) is None
+    assert decode_datagram(derive_key(b"another passphrase"), b"client", data) is None
 
 
 @given(st.integers(0, DATAGRAM_BYTES * 8 - 1))
@@ -244,7 +246,7 @@ def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:
 
 
 async def test_each_rejected_sender_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    responder = DatagramResponder("127.0.0.1", 0, b"secret" * 8)
+    responder = DatagramResponder("127.0.0.1", 0, b"passphrase" * 8)
     serving = asyncio.create_task(responder.run())
     await responder.listening.wait()
     for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1"):

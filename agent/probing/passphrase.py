@@ -1,0 +1,86 @@
+"""The probing passphrase, from the mounted file of ``--passphrase-file``.
+
+Without a passphrase, anyone who can reach the port can make this node answer probes; a warning is logged once. The passphrase itself is never
+logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kubekit import logs
+from kubekit.errors import ConfigError
+from netperf.probers.passphrase import check_passphrase
+
+log = logs.get("agent.probing")
+
+POLL_S = 60.0
+
+
+def read_passphrase_file(path: Path) -> bytes:
+    """Read the passphrase in a file; empty if the folder is empty or missing, as without the optional Secret.
+
+    Raises:
+        ConfigError: the file cannot be read, is blank or too short, or the folder has other files but not this one, as with a Secret
+            without the key.
+    """
+    try:
+        return check_passphrase(path.read_bytes().strip())
+    except FileNotFoundError:
+        others = sorted(file.name for file in path.parent.glob("[!.]*"))  # the kubelet's own names begin with two dots
+    except OSError as error:
+        raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
+    if others:
+        raise ConfigError(
+            "--passphrase-file", f"there is no {path.name} in {path.parent}, but {', '.join(others)[:80]}"
+        )
+    return b""
+
+
+class PassphraseSource:
+    """Reads the passphrase and polls for changes: the kubelet replaces mounted files within about a minute.
+
+    An unusable passphrase never turns authentication off: the last good one stays, or the agent waits. Without a passphrase at the start,
+    probes stay unauthenticated until a usable one is mounted.
+
+    Attributes:
+        problem: why the current passphrase cannot be used; empty otherwise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.problem = ""
+
+    async def read(self) -> bytes:
+        """The current passphrase, empty if none is mounted; waits while the mounted one is unusable."""
+        while (passphrase := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
+            await asyncio.sleep(POLL_S)
+        state = "" if passphrase else "none"
+        log.change(
+            "passphrase/none", state, "probes are authenticated" if passphrase else "probes are not authenticated"
+        )
+        return passphrase
+
+    async def wait_for_change(self, current: bytes) -> bytes:
+        """Wait for a usable passphrase other than ``current``, and return it; if the file is removed, the current passphrase stays in use."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            passphrase = self._read_once(current)
+            if passphrase and passphrase != current:
+                return passphrase
+
+    def _read_once(self, current: bytes = b"") -> bytes | None:
+        """Read the passphrase; None if it cannot be used."""
+        try:
+            passphrase = read_passphrase_file(self._path)
+        except ConfigError as error:
+            self._set_problem(str(error))
+            return None
+        self._set_problem("the passphrase is gone" if current and not passphrase else "")
+        return passphrase
+
+    def _set_problem(self, problem: str) -> None:
+        self.problem = problem
+        message = "the probing passphrase cannot be used" if problem else "the probing passphrase can be used again"
+        log.change("passphrase", problem, message, why=problem)
