@@ -14,9 +14,9 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, format_money, format_percent, format_rate, make_table
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
-from controller.traffic.drift import group_by_workload
+from controller.traffic.bill import DependencyPrice, TrafficBill, ZonePairPrice, compute_bill
+from controller.traffic.drift import map_workloads_to_groups
 from controller.traffic.graph import TrafficGraph
-from controller.traffic.money import DependencyCost, TrafficCost, ZonePairCost, compute_cost
 from controller.traffic.prices import PRESETS
 
 _MAX_ROWS = 15
@@ -28,12 +28,12 @@ class MoneyView(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         source: name of the source of traffic.
         window_s: range of the traffic's rates.
-        bill: amounts by dependency, group and pair of zones.
+        bill: prices by dependency, group and pair of zones.
     """
 
     source: str
     window_s: int
-    bill: TrafficCost
+    bill: TrafficBill
 
 
 class MoneyCommand(Command):
@@ -58,48 +58,48 @@ class MoneyCommand(Command):
             )
             graph = TrafficGraph(tuple(dependencies), graph.left_out)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
-        bill = compute_cost(graph, traffic.workloads, prices, group_by_workload(snapshot.membership))
+        bill = compute_bill(graph, traffic.workloads, prices, map_workloads_to_groups(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:
         """The sum, then the most expensive dependencies and pairs of zones."""
         bill = answer.bill
         head = Text()
-        if bill.month is not None:
-            head.append(f"{format_money(bill.month, bill.currency)} per month", style=STRONG).append("  ")
+        if bill.monthly_price is not None:
+            head.append(f"{format_money(bill.monthly_price, bill.currency)} per month", style=STRONG).append("  ")
         crossing = format_percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
         head.append(f"{format_rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
         parts: list[RenderableType] = [head]
-        if bill.source:
-            parts.append(Text(f"prices: {bill.source}", style=FAINT))
+        if bill.price_source:
+            parts.append(Text(f"prices: {bill.price_source}", style=FAINT))
         if bill.dependencies:
             parts += [Text(), _dependency_table(bill.dependencies, bill.currency)]
-        crossings = [pair for pair in bill.zone_pairs if pair.reach != "zone"]
+        crossings = [pair for pair in bill.zone_pairs if pair.distance != "zone"]
         if crossings:
             parts += [Text(), _zone_pair_table(crossings, bill.currency)]
         return Group(*parts)
 
 
-def _dependency_table(costs: Sequence[DependencyCost], currency: str) -> RenderableType:
+def _dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
     table = make_table(
         "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", right=["RATE", "ACROSS ZONES", "PER MONTH"]
     )
-    for cost in costs[:_MAX_ROWS]:
-        mark = "" if cost.measured else "~"
-        style = BAD if cost.crossing_bytes_per_s else FAINT
-        crossing = Text(mark + format_rate(cost.crossing_bytes_per_s * 8), style=style)
-        rate = format_rate(cost.bytes_per_s * 8)
-        table.add_row(cost.client, cost.server, cost.group, rate, crossing, format_money(cost.month, currency))
-    _note_hidden(table, len(costs))
+    for item in dependencies[:_MAX_ROWS]:
+        mark = "" if item.has_all_zones else "~"
+        style = BAD if item.crossing_bytes_per_s else FAINT
+        crossing = Text(mark + format_rate(item.crossing_bytes_per_s * 8), style=style)
+        rate, price = format_rate(item.bytes_per_s * 8), format_money(item.monthly_price, currency)
+        table.add_row(item.client, item.server, item.group, rate, crossing, price)
+    _note_hidden(table, len(dependencies))
     return table
 
 
-def _zone_pair_table(costs: Sequence[ZonePairCost], currency: str) -> RenderableType:
+def _zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) -> RenderableType:
     table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", right=["RATE", "PER MONTH"])
-    for cost in costs[:_MAX_ROWS]:
-        rate = format_rate(cost.bytes_per_s * 8)
-        table.add_row(cost.client_zone, cost.server_zone, rate, format_money(cost.month, currency))
-    _note_hidden(table, len(costs))
+    for pair in zone_pairs[:_MAX_ROWS]:
+        rate = format_rate(pair.bytes_per_s * 8)
+        table.add_row(pair.client_zone, pair.server_zone, rate, format_money(pair.monthly_price, currency))
+    _note_hidden(table, len(zone_pairs))
     return table
 
 

@@ -1,5 +1,5 @@
 """Traffic between workloads: reads it from Prometheus, proposes AppGroups from it, and prices it.
 
 `sources` reads flows and `reconciler` writes. The rest is pure: `workloads` and `graph` find dependencies, `proposals` makes
-AppGroups, `drift` compares, `prices` and `money` compute costs. May import `controller.cluster` and `controller.prometheus`.
+AppGroups, `drift` compares, `prices` and `bill` compute prices. May import `controller.cluster` and `controller.prometheus`.
 """

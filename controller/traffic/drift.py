@@ -1,4 +1,4 @@
-"""Compares AppGroups with measured traffic. Pure."""
+"""Compares AppGroups with measured traffic, and weighs their dependencies by it. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from controller.cluster.resources import AppGroup
 from controller.traffic.graph import TrafficGraph
 
 DRIFT_FACTOR = 10.0
-"""Traffic above ``minBandwidth`` by this factor is drift."""
+"""Traffic above this multiple of ``minBandwidth`` is drift."""
 DriftKind = Literal["new", "gone", "grown"]
+"""Calls that are not declared; a declared dependency without calls; traffic above `DRIFT_FACTOR` times ``minBandwidth``."""
 
 
 class Drift(msgspec.Struct, frozen=True, rename="camel"):
-    """A difference between traffic and an AppGroup; ``client`` and ``server`` are ``namespace/name``.
+    """A difference between traffic and an AppGroup.
 
-    new: an undeclared edge. gone: a declared edge without traffic. grown: traffic of ten times ``minBandwidth``.
+    Attributes:
+        kind: of the difference.
+        client, server: workloads, as ``namespace/name``.
+        bytes_per_s: measured traffic.
+        detail: the difference in words, for messages.
     """
 
     kind: DriftKind
@@ -30,10 +35,10 @@ class Drift(msgspec.Struct, frozen=True, rename="camel"):
     detail: str
 
 
-def local_workloads(group: AppGroup) -> dict[str, str]:
-    """Selector -> ``namespace/name`` of workloads in the group's namespace.
+def local_keys_by_selector(group: AppGroup) -> dict[str, str]:
+    """Selector -> ``namespace/name`` of the group's workloads in its own namespace.
 
-    Others are omitted, because the author of the AppGroup may not be allowed to see their traffic.
+    Workloads of other namespaces are omitted, because the author of the AppGroup may not be allowed to see their traffic.
     """
     namespace = group.metadata.namespace
     workloads = build_graph(group.spec).workloads
@@ -41,13 +46,14 @@ def local_workloads(group: AppGroup) -> dict[str, str]:
 
 
 def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
-    """Differences between traffic and the group, for workloads in its namespace."""
-    declared, local = build_graph(group.spec), local_workloads(group)
-    members, names = set(local.values()), [local.get(selector) for selector in declared.selectors]
-    ends = ((names[edge.dependent], names[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
-    min_bandwidths = {(client, server): rate_bps for client, server, rate_bps in ends if client and server}
+    """Differences between traffic and the dependencies of a group between workloads in its own namespace."""
+    declared, local_keys = build_graph(group.spec), local_keys_by_selector(group)
+    keys = [local_keys.get(selector) for selector in declared.selectors]
+    ends = ((keys[edge.dependent], keys[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
+    min_bandwidths = {(client, server): min_bps for client, server, min_bps in ends if client and server}
+    members = set(local_keys.values())
     observed = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
-    drifts = []
+    drifts: list[Drift] = []
     for (client, server), dependency in observed.items():
         rate_bps, min_bps = dependency.bytes_per_s * 8, min_bandwidths.get((client, server))
         if min_bps is None:
@@ -64,9 +70,9 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     return sorted(drifts, key=lambda d: (d.kind, d.client, d.server))
 
 
-def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
-    """Caller's selector -> callee's selector -> bytes per second, between the group's workloads in its namespace."""
-    selectors = {name: selector for selector, name in local_workloads(group).items()}
+def compute_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
+    """Caller's selector -> callee's selector -> bytes per second, between the group's workloads in its own namespace."""
+    selectors = {key: selector for selector, key in local_keys_by_selector(group).items()}
     weights: dict[str, dict[str, float]] = defaultdict(dict)
     for d in graph.dependencies:
         if d.client.key in selectors and d.server.key in selectors:
@@ -74,7 +80,7 @@ def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str
     return dict(weights)
 
 
-def group_by_workload(membership: Membership) -> dict[str, str]:
+def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
     """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
     same_namespace: dict[str, str] = {}
     other_namespaces: dict[str, str] = {}

@@ -48,11 +48,11 @@ class PriceTable(Section, frozen=True):
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
 
-    def per_month(self, bytes_per_s: float, origin: Location, destination: Location) -> float:
-        """The cost of a constant rate in a month of 730 hours."""
-        return bytes_per_s * SECONDS_PER_HOUR * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
+    def monthly_price(self, bytes_per_s: float, origin: Location, destination: Location) -> float:
+        """Price of a constant rate in a month of 730 hours."""
+        return bytes_per_s * SECONDS_PER_HOUR * HOURS_PER_MONTH / BYTES_PER_GB * self.price_per_gb(origin, destination)
 
-    def per_gb(self, origin: Location, destination: Location) -> float:
+    def price_per_gb(self, origin: Location, destination: Location) -> float:
         """Price of a GB between two locations."""
         zones = self.same_zone if self.between_zones is None else self.between_zones
         regions = zones if self.between_regions is None else self.between_regions

@@ -40,7 +40,7 @@ def call_cost_table(locations: tuple[Location, ...], costs: CostTable, *, has_to
 
 def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
     """[zone, zone] price of a GB of traffic from caller to callee, responses included."""
-    flat = [prices.per_gb(a, b) for a in locations for b in locations]
+    flat = [prices.price_per_gb(a, b) for a in locations for b in locations]
     return np.array(flat, np.float64).reshape(len(locations), len(locations))
 
 

@@ -91,11 +91,11 @@ APPGROUPS = Dashboard(
             "Traffic and money",
             [
                 number(
-                    "A month",
+                    "Price per month",
                     "short",
-                    "What the traffic of the groups chosen costs in a month of 730 hours, by the prices of traffic.prices, in their currency.",
+                    "Price of the traffic of the chosen groups in a month of 730 hours, by traffic.prices and in their currency.",
                     Query(
-                        'sum by (currency) (netaware_appgroup_traffic_cost_per_month{namespace=~"$namespace"})',
+                        'sum by (currency) (netaware_appgroup_traffic_price_per_month{namespace=~"$namespace"})',
                         "{{currency}}",
                     ),
                     width=6,
@@ -126,12 +126,12 @@ APPGROUPS = Dashboard(
                     width=6,
                 ),
                 stacked(
-                    "Cost of a month, by group",
+                    "Price per month, by group",
                     "short",
                     "Each group's traffic, as its workloads call, priced as if it went on for a month of 730 hours.",
                     Query(
                         "sum by (namespace, appgroup, currency)"
-                        ' (netaware_appgroup_traffic_cost_per_month{namespace=~"$namespace"})',
+                        ' (netaware_appgroup_traffic_price_per_month{namespace=~"$namespace"})',
                         "{{namespace}}/{{appgroup}} {{currency}}",
                     ),
                 ),

@@ -139,8 +139,10 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     labels = f'appgroup="shop",kind="new",namespace="{namespace}"'
     drift = {name: value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_drift")}
     assert any(value == 1 and all(part in name for part in labels.split(",")) for name, value in drift.items()), drift
-    cost = next(value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_cost_per_month"))
-    assert cost == pytest.approx(CALLS["web", "cart"] * 3600 * 730 / 1e9 * 0.02, rel=0.03)
+    price = next(
+        value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_price_per_month")
+    )
+    assert price == pytest.approx(CALLS["web", "cart"] * 3600 * 730 / 1e9 * 0.02, rel=0.03)
     # The same traffic, read in several intervals, writes nothing.
     before = (await read()).metadata.resource_version
     await asyncio.sleep(4)

@@ -26,7 +26,7 @@ class PairPrices(PriceTable, frozen=True):
 
     pairs: Mapping[tuple[str, str], float] = {}
 
-    def per_gb(self, origin: Location, destination: Location) -> float:
+    def price_per_gb(self, origin: Location, destination: Location) -> float:
         return self.pairs.get((origin.zone, destination.zone), 0.0)
 
 

@@ -26,7 +26,14 @@ from controller.traffic.config import TrafficConfig
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compare, describe_drift, have_weights_changed
+from controller.traffic.reconciler import (
+    AS_DESCRIBED,
+    Comparison,
+    TrafficController,
+    compare_groups,
+    describe_drift,
+    have_weights_changed,
+)
 from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
@@ -72,7 +79,7 @@ def compared(
     prices: PriceTable | None = None,
     workloads: Workloads | None = None,
     admitted: dict[str, str] | None = None,
-) -> Any:
+) -> Comparison:
     """Groups beside these flows, of workloads with a replica in each of two zones; ``admitted`` is namespace -> those it lets in."""
     flows = list(flows)
     ends = {end for each in flows for end in (each.client, each.server)}
@@ -84,7 +91,7 @@ def compared(
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
     membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).membership
-    return compare(flows, workloads, groups, prices, membership)
+    return compare_groups(flows, workloads, groups, prices, membership)
 
 
 def boutique(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
@@ -257,13 +264,13 @@ def test_an_existing_appgroup_keeps_its_entries_and_missing_ones_are_added() -> 
         ("P2", "10M"),
         ("catalog", "24000"),
     ]
-    assert compared([flow(*edge) for edge in SHOP], group).weights["shop/boutique"] == {"P1": {"P2": 5000.0}}
-    drift = compared([flow("cart", "frontend", 9)], group).drift["shop/boutique"]
+    assert compared([flow(*edge) for edge in SHOP], group).weights_by_group["shop/boutique"] == {"P1": {"P2": 5000.0}}
+    drift = compared([flow("cart", "frontend", 9)], group).drift_by_group["shop/boutique"]
     assert {(d.kind, d.client, d.server) for d in drift} == {
         ("new", "shop/cart", "shop/frontend"),
         ("gone", "shop/frontend", "shop/cart"),
     }
-    (grown,) = compared([flow("frontend", "cart", 20e6)], group).drift["shop/boutique"]
+    (grown,) = compared([flow("frontend", "cart", 20e6)], group).drift_by_group["shop/boutique"]
     assert grown.kind == "grown"
     assert "16 times" in grown.detail
 
@@ -339,33 +346,35 @@ def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
     assert unknown == {"shop/gone": 7}
 
 
-def test_cost_is_bytes_times_price_by_distance() -> None:
+def test_a_bill_is_bytes_times_price_by_distance() -> None:
     prices = PriceTable(between_zones=0.02)
     group = boutique({"workloads": [{"workload": reference("a", "A")}]})
-    cost = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).cost
-    assert cost.month == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
-    assert cost.groups == {"shop/boutique": cost.month}
-    assert cost.crossing_bytes_per_s == 1000
-    assert cost.dependencies[0].measured
+    bill = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).bill
+    assert bill.monthly_price == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
+    assert bill.monthly_price_by_group == {"shop/boutique": bill.monthly_price}
+    assert bill.crossing_bytes_per_s == 1000
+    assert bill.dependencies[0].has_all_zones
     flows = [flow("a", "b", 300, client_zone="z1", server_zone="z2"), flow("a", "b", 700)]
-    shared = compared(flows, prices=prices).cost
-    assert shared.crossing_bytes_per_s == pytest.approx(300 + 350), "bytes without zones are shared out"
-    assert shared.month == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
-    assert not shared.dependencies[0].measured
+    spread = compared(flows, prices=prices).bill
+    assert spread.crossing_bytes_per_s == pytest.approx(300 + 350), (
+        "bytes without zones are spread over pairs of replicas"
+    )
+    assert spread.monthly_price == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
+    assert not spread.dependencies[0].has_all_zones
 
 
 def test_a_zone_without_pods_keeps_its_region() -> None:
     pods = [running(f"{name}-5d-x", f"ReplicaSet/{name}-5d") for name in "ab"]
     calls = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    cost = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).cost
-    assert [pair.reach for pair in cost.zone_pairs] == ["zones"]
+    bill = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).bill
+    assert [pair.distance for pair in bill.zone_pairs] == ["zones"]
 
 
 def test_a_missing_price_is_that_of_the_next_shorter_distance() -> None:
     far = Location("r2", "z9")
-    assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
-    assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
-    assert PriceTable(between_zones=0.02, between_regions=0.0).per_gb(A, far) == 0
+    assert PriceTable(between_zones=0.02).price_per_gb(A, far) == 0.02
+    assert PriceTable(same_zone=0.01).price_per_gb(A, B) == 0.01
+    assert PriceTable(between_zones=0.02, between_regions=0.0).price_per_gb(A, far) == 0
 
 
 def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
@@ -404,7 +413,7 @@ def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
     group = boutique({"workloads": [frontend, {"workload": reference("cart", "C")}]})
     assert len(build_graph(group.spec).edges) == declared
     flows = [flow("frontend", "cart", 900.0)]
-    assert [one.kind for one in compared(flows, group).drift["shop/boutique"]] == ([] if declared else ["new"])
+    assert [one.kind for one in compared(flows, group).drift_by_group["shop/boutique"]] == ([] if declared else ["new"])
     (proposal,) = proposed([*flows, flow("frontend", "redis", 800.0)], group)
     assert {(d.server, d.is_user_defined) for d in proposal.dependencies} == {
         ("shop/cart", declared),
@@ -426,19 +435,19 @@ def test_workloads_of_other_namespaces_are_neither_drift_nor_reported() -> None:
     flows += [Flow(of("frontend"), of("db", "data"), 100), flow("frontend", "no-member", 100)]
     empty = boutique({}, "empty", "else")
     seen = compared(flows, boutique({"workloads": workloads}), empty)
-    assert seen.drift == {"shop/boutique": [], "else/empty": []}
-    assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
-    assert seen.cost.bytes_per_s == 1300
+    assert seen.drift_by_group == {"shop/boutique": [], "else/empty": []}
+    assert seen.weights_by_group == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
+    assert seen.bill.bytes_per_s == 1300
 
 
-def test_costs_belong_to_groups_that_may_have_the_workloads_pods() -> None:
-    """Whoever may write an AppGroup must not read what others pay."""
+def test_prices_belong_to_groups_that_may_have_the_workloads_pods() -> None:
+    """The author of an AppGroup must not see the price of workloads that are not in it."""
     foreign = boutique({"workloads": [{"workload": reference("cart", "C", namespace="other")}]})
     mine = boutique({"workloads": [{"workload": reference("cart", "C")}]}, "mine", "other")
     flows = [Flow(of("cart", "other"), of("db", "other"), 9)]
 
     def payer(*groups: AppGroup, admitted: dict[str, str] | None = None) -> str:
-        return str(compared(flows, *groups, admitted=admitted).cost.dependencies[0].group)
+        return str(compared(flows, *groups, admitted=admitted).bill.dependencies[0].group)
 
     assert payer(foreign, mine) == payer(mine, foreign) == "other/mine"
     assert payer(foreign) == ""
@@ -474,7 +483,7 @@ async def test_ranges_contain_two_readings_of_the_slowest_agent(round_s: float, 
 def test_drift_messages_have_no_rates_and_a_limited_length() -> None:
     names = [f"a{i}" for i in range(5)]
     group = boutique({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
-    drift = compared([flow(name, "b", 1000.0) for name in names], group).drift["shop/boutique"]
+    drift = compared([flow(name, "b", 1000.0) for name in names], group).drift_by_group["shop/boutique"]
     reason, message = describe_drift(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")

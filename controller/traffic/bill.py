@@ -1,0 +1,146 @@
+"""Computes the price of traffic by dependency, AppGroup and pair of zones. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from controller.cluster.costs import Location
+from controller.traffic.graph import ObservedDependency, TrafficGraph
+from controller.traffic.prices import Distance, PriceTable, distance_between
+from controller.traffic.workloads import Workloads
+
+
+class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic of one dependency, and its price.
+
+    Attributes:
+        client, server: as ``namespace/name``.
+        group: the AppGroup of the client, as ``namespace/name``; empty if it has none.
+        bytes_per_s: requests and responses.
+        crossing_bytes_per_s: the part of ``bytes_per_s`` between zones.
+        monthly_price: None without prices.
+        has_all_zones: False if the zones of some bytes are unknown; those are spread over all pairs of placed replicas.
+    """
+
+    client: str
+    server: str
+    group: str
+    bytes_per_s: float
+    crossing_bytes_per_s: float
+    monthly_price: float | None
+    has_all_zones: bool
+
+
+class ZonePairPrice(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic of calls from clients in one zone to servers in another or the same zone, and its price.
+
+    Attributes:
+        client_zone, server_zone: names of the zones.
+        distance: between the two zones.
+        bytes_per_s: requests and responses.
+        monthly_price: None without prices.
+    """
+
+    client_zone: str
+    server_zone: str
+    distance: Distance
+    bytes_per_s: float
+    monthly_price: float | None
+
+
+class TrafficBill(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic and prices of all dependencies and pairs of zones.
+
+    Attributes:
+        currency, price_source: of the price table; empty without prices.
+        monthly_price: of all dependencies; None without prices.
+        bytes_per_s, crossing_bytes_per_s: sums over the dependencies.
+        dependencies, zone_pairs: highest price first, then most traffic.
+        monthly_price_by_group: by the client's AppGroup; "" for clients without one.
+    """
+
+    currency: str
+    price_source: str
+    monthly_price: float | None
+    bytes_per_s: float
+    crossing_bytes_per_s: float
+    dependencies: tuple[DependencyPrice, ...] = ()
+    zone_pairs: tuple[ZonePairPrice, ...] = ()
+    monthly_price_by_group: Mapping[str, float] = {}
+
+
+def spread_over_zones(
+    dependency: ObservedDependency, workloads: Workloads
+) -> Iterator[tuple[Location, Location, float]]:
+    """Yields the client's location, the server's location, and the bytes per second between them.
+
+    Bytes without zones are spread evenly over all pairs of replicas, as by a Service without `trafficDistribution`. They are
+    omitted if one side has no placed replica.
+    """
+    for (client_zone, server_zone), bytes_per_s in sorted(dependency.zones.items()):
+        yield workloads.location_of(client_zone), workloads.location_of(server_zone), bytes_per_s
+    zoneless = dependency.zoneless_bytes_per_s
+    clients, servers = workloads.locations.get(dependency.client), workloads.locations.get(dependency.server)
+    if not zoneless or not clients or not servers:
+        return
+    pairs = clients.total() * servers.total()
+    for client, client_replicas in sorted(clients.items()):
+        for server, server_replicas in sorted(servers.items()):
+            yield client, server, zoneless * client_replicas * server_replicas / pairs
+
+
+def compute_bill(
+    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]
+) -> TrafficBill:
+    """Price the traffic of a graph; ``groups`` maps workloads to their AppGroups, both as ``namespace/name``."""
+    dependencies: list[DependencyPrice] = []
+    rates: dict[tuple[Location, Location], float] = defaultdict(float)
+    price_by_group: dict[str, float] = defaultdict(float)
+    for dependency in graph.dependencies:
+        crossing = price = 0.0
+        for client, server, bytes_per_s in spread_over_zones(dependency, workloads):
+            rates[client, server] += bytes_per_s
+            crossing += bytes_per_s if client != server else 0.0
+            price += prices.monthly_price(bytes_per_s, client, server) if prices else 0.0
+        client_key, server_key = dependency.client.key, dependency.server.key
+        group = groups.get(client_key, "")
+        if prices is not None:
+            price_by_group[group] += price
+        total, has_all_zones = dependency.bytes_per_s, not dependency.zoneless_bytes_per_s
+        dependencies.append(
+            DependencyPrice(client_key, server_key, group, total, crossing, price if prices else None, has_all_zones)
+        )
+    return TrafficBill(
+        currency=prices.currency if prices else "",
+        price_source=prices.source if prices else "",
+        monthly_price=sum(d.monthly_price or 0.0 for d in dependencies) if prices else None,
+        bytes_per_s=graph.bytes_per_s,
+        crossing_bytes_per_s=sum(d.crossing_bytes_per_s for d in dependencies),
+        dependencies=tuple(sorted(dependencies, key=lambda d: (*_price_order(d), d.client, d.server))),
+        zone_pairs=_price_zone_pairs(rates, prices),
+        monthly_price_by_group=dict(sorted(price_by_group.items(), key=lambda item: -item[1])),
+    )
+
+
+def _price_zone_pairs(
+    rates: Mapping[tuple[Location, Location], float], prices: PriceTable | None
+) -> tuple[ZonePairPrice, ...]:
+    pairs = [
+        ZonePairPrice(
+            client.zone,
+            server.zone,
+            distance_between(client, server),
+            bytes_per_s,
+            prices.monthly_price(bytes_per_s, client, server) if prices else None,
+        )
+        for (client, server), bytes_per_s in rates.items()
+    ]
+    return tuple(sorted(pairs, key=lambda p: (*_price_order(p), p.client_zone, p.server_zone)))
+
+
+def _price_order(item: DependencyPrice | ZonePairPrice) -> tuple[float, float]:
+    """Sort key: highest price first, then most traffic."""
+    return -(item.monthly_price or 0.0), -item.bytes_per_s
