@@ -13,17 +13,17 @@ import msgspec
 
 Algorithm = Literal["KahnSort", "AlternateKahn", "ReverseKahn", "TarjanSort", "AlternateTarjan", "ReverseTarjan"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-FALLBACK: Algorithm = "KahnSort"
+FALLBACK_ALGORITHM: Algorithm = "KahnSort"
 """Used for an unknown algorithm, as upstream does."""
 
 Adjacency = Sequence[Sequence[int]]
 
 
-class Order(msgspec.Struct, frozen=True):
-    """An order of the positions 0..n-1.
+class WorkloadOrder(msgspec.Struct, frozen=True):
+    """An order of a group's workloads, by their positions in the spec.
 
     Attributes:
-        sequence: positions, first to be scheduled first.
+        sequence: positions, in the order of scheduling.
         cycle: a closed path, for example (0, 2, 0); empty without one.
     """
 
@@ -31,21 +31,21 @@ class Order(msgspec.Struct, frozen=True):
     cycle: tuple[int, ...] = ()
 
 
-def order(children: Adjacency, algorithm: str) -> Order:
-    """Order a graph.
+def sort_workloads(callees: Adjacency, algorithm: str) -> WorkloadOrder:
+    """Sort the workloads of a dependency graph.
 
     Args:
-        children: per node its dependencies, in spec order; every entry is a node.
-        algorithm: one of `ALGORITHMS`; any other counts as `FALLBACK`.
+        callees: for each workload the positions of its dependencies, in spec order.
+        algorithm: one of `ALGORITHMS`; any other counts as `FALLBACK_ALGORITHM`.
     """
-    depth_first, cycle = _depth_first(children)
-    sequence = depth_first if "Tarjan" in algorithm else _kahn(children)
+    depth_first, cycle = _sort_depth_first(callees)
+    sequence = depth_first if "Tarjan" in algorithm else _sort_by_kahn(callees)
     variant = algorithm.removesuffix("Kahn").removesuffix("Tarjan")
     if variant == "Reverse":
         sequence.reverse()
     elif variant == "Alternate":
         sequence = _alternate(sequence)
-    return Order(tuple(sequence), cycle)
+    return WorkloadOrder(tuple(sequence), cycle)
 
 
 def _alternate(sequence: list[int]) -> list[int]:
@@ -57,42 +57,45 @@ def _alternate(sequence: list[int]) -> list[int]:
     return alternated
 
 
-def _kahn(children: Adjacency) -> list[int]:
-    """Kahn's algorithm with a stack: the node that became ready last comes next; without a ready node, the first in spec order."""
-    in_degrees = [0] * len(children)
-    for dependencies in children:
-        for child in dependencies:
-            in_degrees[child] += 1
-    ready = [node for node, count in enumerate(in_degrees) if count == 0]
+def _sort_by_kahn(callees: Adjacency) -> list[int]:
+    """Kahn's algorithm with a stack: the workload whose last caller was sorted most recently comes next.
+
+    In a cycle no workload is ready, and the first in spec order comes next.
+    """
+    in_degrees = [0] * len(callees)
+    for own_callees in callees:
+        for callee in own_callees:
+            in_degrees[callee] += 1
+    ready = [workload for workload, count in enumerate(in_degrees) if count == 0]
     sequence: dict[int, None] = {}
-    in_spec_order = iter(range(len(children)))
-    while len(sequence) < len(children):
-        node = ready.pop() if ready else next(node for node in in_spec_order if node not in sequence)
-        sequence[node] = None
-        for child in children[node]:
-            in_degrees[child] -= 1
-            if in_degrees[child] == 0 and child not in sequence:
-                ready.append(child)
+    in_spec_order = iter(range(len(callees)))
+    while len(sequence) < len(callees):
+        workload = ready.pop() if ready else next(workload for workload in in_spec_order if workload not in sequence)
+        sequence[workload] = None
+        for callee in callees[workload]:
+            in_degrees[callee] -= 1
+            if in_degrees[callee] == 0 and callee not in sequence:
+                ready.append(callee)
     return list(sequence)
 
 
-def _depth_first(children: Adjacency) -> tuple[list[int], tuple[int, ...]]:
-    """Nodes in reverse postorder of a depth-first search from each node in spec order, and the first cycle that it meets."""
+def _sort_depth_first(callees: Adjacency) -> tuple[list[int], tuple[int, ...]]:
+    """Workloads in reverse postorder of a depth-first search from each in spec order, and the first cycle found; empty without one."""
     cycle: tuple[int, ...] = ()
     postorder: list[int] = []
     seen: set[int] = set()
-    for start in range(len(children)):
-        path = {} if start in seen else {start: iter(children[start])}
-        while path:  # No recursion, since chains may be long.
-            node = next(reversed(path))
-            seen.add(node)
-            child = next(path[node], None)
-            if child is None:
-                postorder.append(node)
-                del path[node]
-            elif child in path and not cycle:
-                nodes = list(path)
-                cycle = (*nodes[nodes.index(child) :], child)
-            elif child not in seen:
-                path[child] = iter(children[child])
+    for start in range(len(callees)):
+        path = {} if start in seen else {start: iter(callees[start])}
+        while path:  # A stack instead of recursion: a chain may be longer than Python's recursion limit.
+            workload = next(reversed(path))
+            seen.add(workload)
+            callee = next(path[workload], None)
+            if callee is None:
+                postorder.append(workload)
+                del path[workload]
+            elif callee in path and not cycle:
+                positions = list(path)
+                cycle = (*positions[positions.index(callee) :], callee)
+            elif callee not in seen:
+                path[callee] = iter(callees[callee])
     return postorder[::-1], cycle

@@ -15,10 +15,10 @@ from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.status import (
     COMPLETE,
     ROUTED_NEAR,
-    DependencyState,
-    GroupFacts,
+    DependencyVerdict,
+    GroupState,
     admission_condition,
-    gather_facts,
+    compute_group_state,
     plan_status,
 )
 from controller.cluster.caches import Caches
@@ -36,11 +36,11 @@ from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
 DEBOUNCE_S = 0.3
-"""Pods and costs change in bursts."""
+"""Delay of a reconciliation after a change, because pods and costs change in bursts."""
 RESYNC_S = 300.0
 T = TypeVar("T")
 ALL = "*"
-"""Key for all groups: 10,000 node events queue this one item, instead of each group 10,000 times."""
+"""Key of the queue for all groups, so that an event that affects all of them adds one key only."""
 
 
 class GroupIndexes(NamedTuple):
@@ -48,12 +48,12 @@ class GroupIndexes(NamedTuple):
 
     Attributes:
         membership: the AppGroup of each pod.
-        costs: between locations.
-        services: routing of calls; None in upstream parity, where every pair of replicas counts.
+        cost_index: costs between locations.
+        services: routing of calls; None in upstream parity, where every replica may answer.
     """
 
     membership: Membership
-    costs: CostIndex
+    cost_index: CostIndex
     services: ServiceIndex | None
 
 
@@ -61,9 +61,9 @@ class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        indexes: of the cluster.
+        indexes: read when a group is reconciled.
         pods_of: returns the pods of a group by its key.
-        extra_conditions: returns the scheduler's conditions of a group by its key.
+        extra_conditions: returns the conditions that other controllers compute for a group, by its key.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AppGroupController:
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
-        self._membership, self._costs, self._services = indexes
+        self._membership, self._cost_index, self._services = indexes
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
@@ -94,7 +94,7 @@ class AppGroupController:
     def _enqueue_all_unless(
         self, is_unchanged: Callable[[T | None, T | None], bool]
     ) -> Callable[[str, T | None, T | None], None]:
-        """A handler that queues all groups if a change matters to them."""
+        """A handler that queues all groups, unless a change does not affect them."""
 
         def on_change(_: str, old: T | None, new: T | None) -> None:
             if not is_unchanged(old, new):
@@ -115,7 +115,7 @@ class AppGroupController:
 
     def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
-            # Only the pod's own group, because hundreds may have one name.
+            # Not all groups of the label's name, which may be hundreds.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self.enqueue(group)
 
@@ -134,7 +134,7 @@ class AppGroupController:
         try:
             await self._queue.work(self._reconcile, name="appgroup")
         finally:
-            self._metrics.facts.clear()  # This replica does not lead any more.
+            self._metrics.states.clear()  # This replica does not lead any more.
 
     async def _reconcile(self, key: str) -> float | None:
         if key == ALL:
@@ -143,36 +143,36 @@ class AppGroupController:
             return None
         group = self._caches.app_groups.get(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
-            self._metrics.facts.pop(key, None)
+            self._metrics.states.pop(key, None)
             return None
-        costs = self._costs.for_namespace(group.metadata.namespace).table
+        costs = self._cost_index.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
-        facts = gather_facts(group, pods, self._locations, costs, self._membership, services=self._services)
-        # Before the first await, after which the group may be gone.
+        state = compute_group_state(group, pods, self._locations, costs, self._membership, services=self._services)
+        # Before the first await, after which the group may be deleted.
         admission = admission_condition(group, self._membership.refusing_namespaces(key))
-        self._metrics.facts[key] = group, facts
+        self._metrics.states[key] = group, state
         try:
-            await self._write_status(key, group, facts, admission)
+            await self._write_status(key, group, state, admission)
         except ApiError as error:
             return delay_after_failed_write(error, key, self._caches.app_groups)
         return RESYNC_S
 
-    async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, admission: Condition | None) -> None:
+    async def _write_status(self, key: str, group: AppGroup, state: GroupState, admission: Condition | None) -> None:
         extra_conditions = [admission] if admission is not None else []
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
-        wanted = plan_status(group, facts, time.time(), extra_conditions=extra_conditions)
-        written = await write_status(self._client, APPGROUPS, group, wanted, count_field="runningWorkloads")
+        desired = plan_status(group, state, time.time(), extra_conditions=extra_conditions)
+        written = await write_status(self._client, APPGROUPS, group, desired, count_field="runningWorkloads")
         if written is not None:
             self._metrics.writes.inc()
-        about = reference_to(APPGROUPS, group.metadata)
+        regarding = reference_to(APPGROUPS, group.metadata)
         report_conditions(
-            self._recorder, about, group.status.conditions, wanted.conditions, is_bad=_is_bad, action="Order"
+            self._recorder, regarding, group.status.conditions, desired.conditions, is_bad=_is_bad, action="Order"
         )
 
 
 def _is_bad(condition: Condition) -> bool:
-    """Whether a condition deserves a warning; Complete and RoutedNear never do."""
+    """Whether a condition reports a problem. Complete and RoutedNear never do: pods start one by one, and routing is advice."""
     return condition.status == "False" and condition.type not in {COMPLETE, ROUTED_NEAR}
 
 
@@ -180,17 +180,17 @@ class AppGroupMetrics(Collector):
     """Gauges of all groups, and a counter of status writes.
 
     Attributes:
-        facts: group key -> the group and its state at the last reconciliation, from which the gauges are made.
+        states: group key -> the group and its state at the last reconciliation; empty on replicas that do not lead.
         writes: the counter.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
+        self.states: dict[str, tuple[AppGroup, GroupState]] = {}
         self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of all groups."""
+        """Metrics of all groups."""
         pods = GaugeMetricFamily(
             "netaware_appgroup_pods", "Pods of a group: wanted, running, placed.", labels=["appgroup", "state"]
         )
@@ -200,19 +200,19 @@ class AppGroupMetrics(Collector):
             labels=["appgroup", "verdict"],
         )
         faults = GaugeMetricFamily(
-            "netaware_appgroup_spec_faults", "Errors in a group's spec, by problem.", labels=["appgroup", "problem"]
+            "netaware_appgroup_spec_faults", "Faults of a group's spec, by reason.", labels=["appgroup", "reason"]
         )
         cycles = GaugeMetricFamily(
             "netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.", labels=["appgroup"]
         )
-        for key, (group, facts) in tuple(self.facts.items()):
+        for key, (group, state) in tuple(self.states.items()):  # A copy, because metrics are collected in a thread.
             pods.add_metric([key, "wanted"], group.spec.num_members)
-            pods.add_metric([key, "running"], facts.running)
-            pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in facts.members))
-            verdicts = collections.Counter(check.verdict for check in facts.checks)
-            for verdict in get_args(DependencyState):
+            pods.add_metric([key, "running"], state.running_count)
+            pods.add_metric([key, "placed"], sum(sum(counts.values()) for counts in state.placed_by_node))
+            verdicts = collections.Counter(check.verdict for check in state.checks)
+            for verdict in get_args(DependencyVerdict):
                 dependencies.add_metric([key, verdict], verdicts[verdict])
-            for problem, count in collections.Counter(fault.problem for fault in facts.graph.faults).items():
-                faults.add_metric([key, problem], count)
-            cycles.add_metric([key], len(facts.order.cycle) > 0)
+            for reason, count in collections.Counter(fault.reason for fault in state.graph.faults).items():
+                faults.add_metric([key, reason], count)
+            cycles.add_metric([key], len(state.order.cycle) > 0)
         yield from (pods, dependencies, faults, cycles)

@@ -1,7 +1,7 @@
-"""Computes the status of an AppGroup: order, running pods, and whether dependencies keep their maxNetworkCost.
+"""Computes the status of an AppGroup: order, running pods, and conditions.
 
-A dependency is met (NetworkOverhead's rule, docs/contracts, section 4) if each caller is within maxNetworkCost of each replica that may
-answer it; in upstream parity, of every replica.
+A dependency is met if the path from each caller to each replica that may answer it costs at most maxNetworkCost (NetworkOverhead's rule,
+docs/contracts, section 4). In upstream parity every replica may answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Literal
 
 import msgspec
 
-from controller.appgroups.order import ALGORITHMS, FALLBACK, Order, order
+from controller.appgroups.order import ALGORITHMS, FALLBACK_ALGORITHM, WorkloadOrder, sort_workloads
 from controller.cluster.costs import NO_LOCATION, SAME_HOST_COST, CostTable, Location
-from controller.cluster.graph import Edge, Graph, build_graph
+from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph, Fault, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import Pod
 from controller.cluster.resources import AppGroup, AppGroupStatus, OrderedWorkload
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
+from controller.cluster.status_writing import ConditionState, make_conditions
 from kubekit.conditions import find_condition, make_condition, merge_conditions
 from kubekit.text import format_command, join_first
 from kubekit.wire import Condition, format_time, parse_time
@@ -29,43 +30,51 @@ ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
 MAX_SHOWN = 3
 """Number of items that a condition's message lists."""
 
-Hosts = Mapping[Location, frozenset[str]]
-"""The nodes of a workload's placed pods, by location."""
-DependencyState = Literal["met", "violated", "unknown", "idle"]
-"""``unknown``: no cost between its locations is known; ``idle``: no pod is placed at one of its ends."""
+NodesByLocation = Mapping[Location, frozenset[str]]
+"""Names of the nodes on which a workload has placed pods."""
+DependencyVerdict = Literal["met", "violated", "unknown", "idle"]
+"""``unknown``: no cost between its locations is known; ``idle``: its caller or its callee has no placed pod."""
 
 
 class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
-    """Verdict on one dependency: that of its worst pair of locations, with the cost from origin to destination."""
+    """Verdict on a dependency, from its worst pair of a caller and a replica.
 
-    edge: Edge
-    verdict: DependencyState
+    Attributes:
+        edge: the dependency.
+        verdict: of the pair.
+        cost: of the path from the caller to the replica.
+        origin: location of the caller.
+        destination: location of the replica.
+    """
+
+    edge: DependencyEdge
+    verdict: DependencyVerdict
     cost: int = 0
     origin: Location = NO_LOCATION
     destination: Location = NO_LOCATION
 
 
-class GroupFacts(msgspec.Struct, frozen=True):
+class GroupState(msgspec.Struct, frozen=True):
     """The state of a group.
 
     Attributes:
         graph: its dependencies.
         order: of its workloads.
-        members: per workload of the graph, node -> number of placed pods.
-        checks: one entry per edge of the graph.
-        running: number of pods in phase Running.
-        started: RFC 3339 time at which the first of its pods was created, None without pods.
+        placed_by_node: for each workload of the graph, node -> number of placed pods.
+        checks: one for each edge of the graph.
+        running_count: number of pods in phase Running.
+        started_at: RFC 3339 time at which its first pod was created, None without pods.
     """
 
-    graph: Graph
-    order: Order
-    members: tuple[Mapping[str, int], ...]
+    graph: DependencyGraph
+    order: WorkloadOrder
+    placed_by_node: tuple[Mapping[str, int], ...]
     checks: tuple[DependencyCheck, ...]
-    running: int
-    started: str | None
+    running_count: int
+    started_at: str | None
 
 
-def gather_facts(
+def compute_group_state(
     group: AppGroup,
     pods: Iterable[Pod],
     locations: Mapping[str, Location],
@@ -73,49 +82,55 @@ def gather_facts(
     membership: Membership,
     *,
     services: ServiceIndex | None = None,
-) -> GroupFacts:
+) -> GroupState:
     """Compute the state of a group.
 
     Args:
         group: the AppGroup.
         pods: all pods with the AppGroup label.
-        locations: node name -> location; pods on other, deleted nodes do not count.
+        locations: node name -> location; pods on other nodes, which are deleted, do not count.
         costs: the costs that dependencies are checked against.
         membership: which pods belong to the group.
         services: routing of calls to replicas; None if every replica may answer, as in upstream parity.
     """
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
-    members: list[Counter[str]] = [Counter() for _ in graph.workloads]
+    placed_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
     group_pods = [pod for pod in pods if membership.group_of(pod.metadata.namespace, pod.group) == group.metadata.key]
     active = [pod for pod in group_pods if pod.is_active]
     placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
     for pod in placed:
-        members[positions[pod.workload]][pod.spec.node_name] += 1
+        placed_by_node[positions[pod.workload]][pod.spec.node_name] += 1
     routings = services.routings_of(placed) if services is not None else {}
-    hosts = [_hosts_by_location(nodes, locations) for nodes in members]
+    nodes = [_nodes_by_location(counts, locations) for counts in placed_by_node]
     routing_to = [routings.get(selector, Routing.ANY) for selector in graph.selectors]
     checks = tuple(
-        _check_dependency(edge, hosts[edge.dependent], hosts[edge.dependency], costs, routing_to[edge.dependency])
+        _check_dependency(edge, nodes[edge.caller], nodes[edge.callee], costs, routing_to[edge.callee])
         for edge in graph.edges
     )
-    ordered = order(graph.children, group.spec.topology_sorting_algorithm)
-    started = min((c for pod in group_pods if (c := pod.metadata.creation_timestamp)), key=parse_time, default=None)
-    running = sum(pod.status.phase == "Running" for pod in active)
-    return GroupFacts(graph, ordered, tuple(members), checks, running, started)
+    order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
+    created = [pod.metadata.creation_timestamp for pod in group_pods]
+    return GroupState(
+        graph,
+        order,
+        tuple(placed_by_node),
+        checks,
+        running_count=sum(pod.status.phase == "Running" for pod in active),
+        started_at=min(filter(None, created), key=parse_time, default=None),
+    )
 
 
-def _hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
-    hosts: dict[Location, set[str]] = defaultdict(set)
+def _nodes_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> NodesByLocation:
+    names_by_location: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
-        hosts[locations[node]].add(node)
-    return {location: frozenset(names) for location, names in hosts.items()}
+        names_by_location[locations[node]].add(node)
+    return {location: frozenset(names) for location, names in names_by_location.items()}
 
 
 def _check_dependency(
-    edge: Edge, callers: Hosts, callees: Hosts, costs: CostTable, routing: Routing
+    edge: DependencyEdge, callers: NodesByLocation, callees: NodesByLocation, costs: CostTable, routing: Routing
 ) -> DependencyCheck:
-    """Check one dependency by its worst pair of a caller and a replica that may answer (see `_severity`)."""
+    """Check a dependency; its worst pair is that of the greatest `_severity`."""
     worst = DependencyCheck(edge, "idle")
     location_of_callee = {node: location for location, nodes in callees.items() for node in nodes}
     endpoints = Endpoints(routing, location_of_callee, lambda location: location.zone)
@@ -136,36 +151,36 @@ def _check_dependency(
 
 
 def _severity(check: DependencyCheck) -> tuple[int, int]:
-    """Order by verdict, idle being the least severe, and then by the excess over maxNetworkCost."""
+    """Sort key: verdicts from idle to violated, and then the excess over maxNetworkCost."""
     return ("idle", "met", "unknown", "violated").index(check.verdict), check.cost - check.edge.max_network_cost
 
 
 def plan_status(
-    group: AppGroup, facts: GroupFacts, now: float, *, extra_conditions: Sequence[Condition] = ()
+    group: AppGroup, state: GroupState, now: float, *, extra_conditions: Sequence[Condition] = ()
 ) -> AppGroupStatus:
     """The status to write; equal to the current one if nothing changed.
 
     Args:
         group: the AppGroup, whose status is the old one.
-        facts: from `gather_facts`.
+        state: from `compute_group_state`.
         now: wall clock, seconds since 1970.
         extra_conditions: `admission_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
-    rank = {position: number for number, position in enumerate(facts.order.sequence, start=1)}
-    ordered_workloads = [OrderedWorkload(workload, rank[i]) for i, workload in enumerate(facts.graph.workloads)]
+    rank = {position: number for number, position in enumerate(state.order.sequence, start=1)}
+    ordered_workloads = [OrderedWorkload(workload, rank[i]) for i, workload in enumerate(state.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     ordered_workloads.sort(key=lambda entry: entry.workload.selector)
     calculated_at = before.topology_calculation_time
     if (before.topology_order or []) != ordered_workloads or before.observed_generation != generation:
-        calculated_at = None
+        calculated_at = None  # Calculated now.
     return AppGroupStatus(
-        running_workloads=facts.running,
-        schedule_start_time=before.schedule_start_time or facts.started,
+        running_workloads=state.running_count,
+        schedule_start_time=before.schedule_start_time or state.started_at,
         topology_calculation_time=calculated_at or format_time(now),
         topology_order=ordered_workloads,
         observed_generation=generation,
-        conditions=merge_conditions(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
+        conditions=merge_conditions(before.conditions, [*_conditions_of(group, state), *extra_conditions], now),
     )
 
 
@@ -175,68 +190,64 @@ def consent_command(namespace: str, group_namespace: str) -> str:
 
 
 def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
-    """The condition Admitted: whether other namespaces consent to the group; None if it names none and has no such condition.
+    """The condition Admitted: whether all namespaces that a group names consent to it. None if the group names none and never had it.
 
     Args:
         group: the AppGroup.
-        refused_by: the namespaces that it names and that do not consent.
+        refused_by: the named namespaces that do not consent.
     """
     group_namespace, generation = group.metadata.namespace, group.metadata.generation
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", group_namespace}
     if refused_by:
         message = (
             f"pods of {join_first(refused_by, MAX_SHOWN)} are not the group's: these namespaces do not consent to groups of "
-            f"{group_namespace}; their owners can consent, for example: {consent_command(refused_by[0], group_namespace)}"
+            f"{group_namespace}; their owners can consent, for example with: {consent_command(refused_by[0], group_namespace)}"
         )
         return make_condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find_condition(group.status.conditions, ADMITTED) is None:
         return None
-    message = "every namespace that its workloads name consents"
+    message = "all namespaces that its workloads name consent"
     return make_condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
 
 
-_Statement = tuple[bool | None, str, str]
-"""Status of a condition (None: Unknown), its reason and its message."""
-
-
-def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
-    """Complete, CostsMet and SpecValid, without times."""
-    statements: dict[str, _Statement] = {
-        COMPLETE: _complete(group, facts),
-        COSTS_MET: _costs_met(facts),
-        SPEC_VALID: _spec_valid(group, facts),
+def _conditions_of(group: AppGroup, state: GroupState) -> list[Condition]:
+    states = {
+        COMPLETE: _complete_state(group, state),
+        COSTS_MET: _costs_met_state(state),
+        SPEC_VALID: _spec_valid_state(group, state),
     }
-    return [
-        make_condition(type_, holds=holds, reason=reason, message=message, generation=group.metadata.generation)
-        for type_, (holds, reason, message) in statements.items()
-    ]
+    return make_conditions(states, group.metadata.generation)
 
 
-def _complete(group: AppGroup, facts: GroupFacts) -> _Statement:
+def _complete_state(group: AppGroup, state: GroupState) -> ConditionState:
     wanted = group.spec.num_members
-    holds = facts.running >= wanted
-    return holds, "AllRunning" if holds else "PodsMissing", f"{facts.running} of {wanted} pods run"
+    is_complete = state.running_count >= wanted
+    reason = "AllRunning" if is_complete else "PodsMissing"
+    return ConditionState(reason, f"{state.running_count} of {wanted} pods run", holds=is_complete)
 
 
-def _costs_met(facts: GroupFacts) -> _Statement:
-    counts = Counter(check.verdict for check in facts.checks)
-    placed = len(facts.checks) - counts["idle"]
+def _costs_met_state(state: GroupState) -> ConditionState:
+    counts = Counter(check.verdict for check in state.checks)
+    placed = len(state.checks) - counts["idle"]
     if not placed:
-        return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
-    head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
-    in_spec_order = sorted(facts.checks, key=lambda check: (check.edge.dependent, check.edge.dependency))
+        message = f"{len(state.checks)} dependencies, none with a placed caller and a placed callee"
+        return ConditionState("NothingPlaced", message, holds=None)
+    summary = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
+    in_spec_order = sorted(state.checks, key=lambda check: (check.edge.caller, check.edge.callee))
     worst_first = sorted(in_spec_order, key=_severity, reverse=True)
     unmet = [check for check in worst_first if check.verdict in {"violated", "unknown"}]
     if not unmet:
-        return True, "AllWithin", head
-    worst = join_first([_describe(check, facts.graph) for check in unmet], MAX_SHOWN, "; ")
-    holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
-    return holds, reason, f"{head}; worst: {worst}"
+        return ConditionState("AllWithin", summary, holds=True)
+    worst = join_first([_describe_check(check, state.graph) for check in unmet], MAX_SHOWN, "; ")
+    message = f"{summary}; worst: {worst}"
+    if counts["violated"]:
+        return ConditionState("CostsExceeded", message, holds=False)
+    return ConditionState("CostsUnknown", message, holds=None)
 
 
-def _describe(check: DependencyCheck, graph: Graph) -> str:
+def _describe_check(check: DependencyCheck, graph: DependencyGraph) -> str:
     names = graph.selectors
-    arrow = f"{names[check.edge.dependent]} to {names[check.edge.dependency]}"
+    arrow = f"{names[check.edge.caller]} to {names[check.edge.callee]}"
     path = f"{_format_location(check.origin)} to {_format_location(check.destination)}"
     if check.verdict == "unknown":
         return f"{arrow} cost unknown ({path})"
@@ -247,22 +258,25 @@ def _format_location(location: Location) -> str:
     return location.zone or location.region or "a node without zone"
 
 
-def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
-    problems = spec_problems(group, facts.graph, facts.order)
-    if not problems:
-        algorithm = group.spec.topology_sorting_algorithm
-        return True, "Valid", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
-    return False, problems[0][0], join_first([detail for _, detail in problems], MAX_SHOWN, "; ")
+def _spec_valid_state(group: AppGroup, state: GroupState) -> ConditionState:
+    faults = spec_faults_of(group, state.graph, state.order)
+    if faults:
+        message = join_first([fault.message for fault in faults], MAX_SHOWN, "; ")
+        return ConditionState(faults[0].reason, message, holds=False)
+    algorithm = group.spec.topology_sorting_algorithm
+    return ConditionState("Valid", f"{len(state.graph.workloads)} workloads ordered by {algorithm}", holds=True)
 
 
-def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:
-    """Errors in a spec, each as a reason and a message."""
-    problems: list[tuple[str, str]] = [(fault.problem, fault.detail) for fault in graph.faults]
-    if ordered.cycle:
-        path = " -> ".join(graph.selectors[i] for i in ordered.cycle)
-        problems.append(("Cycle", f"dependencies form a cycle ({path}), so their order is arbitrary"))
+def spec_faults_of(group: AppGroup, graph: DependencyGraph, order: WorkloadOrder) -> list[Fault]:
+    """Faults of a group's spec: of its graph, of its order, and an unknown algorithm."""
+    faults = list(graph.faults)
+    if order.cycle:
+        path = " -> ".join(graph.selectors[i] for i in order.cycle)
+        faults.append(Fault("Cycle", f"dependencies form a cycle ({path}), so their order is arbitrary"))
     algorithm = group.spec.topology_sorting_algorithm
     if algorithm not in ALGORITHMS:
-        message = f"algorithm {algorithm!r} is not known, {FALLBACK} is used; write one of {', '.join(ALGORITHMS)}"
-        problems.append(("UnknownAlgorithm", message))
-    return problems
+        message = (
+            f"algorithm {algorithm!r} is not known, {FALLBACK_ALGORITHM} is used; write one of {', '.join(ALGORITHMS)}"
+        )
+        faults.append(Fault("UnknownAlgorithm", message))
+    return faults

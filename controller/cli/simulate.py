@@ -20,7 +20,7 @@ from controller.cli.offline_objects import read_cluster, read_documents
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session, WorkloadController
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
-from controller.cluster.graph import Graph, build_graph
+from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -226,7 +226,7 @@ def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[W
     return groups[0], controllers
 
 
-def _pending_pods(group: AppGroup, graph: Graph, templates: Mapping[str, WorkloadController]) -> list[Pod]:
+def _pending_pods(group: AppGroup, graph: DependencyGraph, templates: Mapping[str, WorkloadController]) -> list[Pod]:
     """The declared replicas as pending pods. Raises ConfigError if there are more than `MAX_PODS`."""
     replicas = sum(max(0, templates.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
     if replicas > MAX_PODS:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from controller.appgroups.status import DependencyState
+from controller.appgroups.status import DependencyVerdict
 
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
-SIGNS: Mapping[DependencyState, tuple[str, str]] = {
+SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
     "met": ("✓", GOOD),
     "violated": ("✗", BAD),
     "unknown": ("?", ""),

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.graph import Graph, build_graph
+from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.index import Index
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
@@ -51,7 +51,7 @@ class Membership(Index):
         self._rules = rules
         self._admitted: dict[str, frozenset[str]] = {}
         self.groups: dict[str, AppGroup] = {}
-        self._graphs: dict[str, Graph] = {}
+        self._graphs: dict[str, DependencyGraph] = {}
         self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
 
     @classmethod
@@ -82,7 +82,7 @@ class Membership(Index):
             del self._keys_by_name[name]
         return True
 
-    def graph(self, key: str) -> Graph:
+    def graph(self, key: str) -> DependencyGraph:
         """A group's dependency graph."""
         if key not in self._graphs:
             self._graphs[key] = build_graph(self.groups[key].spec)

@@ -1,15 +1,15 @@
-"""Writes statuses of custom resources, and reports changed conditions as events."""
+"""Writes statuses of custom resources, builds their conditions, and reports changed conditions as events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
 from kubekit.client import Client
-from kubekit.conditions import changed_status_or_reason
+from kubekit.conditions import changed_status_or_reason, make_condition
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, ObjectReference
 from kubekit.stores import Store
@@ -29,17 +29,17 @@ async def write_status(
     *,
     count_field: str,
 ) -> StatusResource | None:
-    """Write a status if it differs from the current one; returns the new object, else None.
+    """Write a status if it differs from the current one; returns the new object, or None if nothing was written.
 
     Args:
         client: client with the leader's write fence.
         resource: kind of the object.
-        current: the object as it was read; the API server rejects the write if there is a newer version.
+        current: the object as it was read; the API server answers with a conflict if there is a newer version.
         desired: the new status.
-        count_field: a counter that the CRD requires, and that is omitted from the encoded status if it is 0.
+        count_field: a counter that the CRD requires; it is written even if it is 0, which the encoder omits.
 
     Raises:
-        KubekitError: it was not written.
+        KubekitError: the status was not written.
     """
     meta = current.metadata
     if desired == current.status:
@@ -70,18 +70,44 @@ def delay_after_failed_write(error: ApiError, key: str, store: Store[StatusResou
     raise error
 
 
+class ConditionState(NamedTuple):
+    """Content of a condition; ``holds`` is whether it is True, None for Unknown."""
+
+    reason: str
+    message: str
+    holds: bool | None
+
+
+def make_conditions(states: Mapping[str, ConditionState], generation: int) -> list[Condition]:
+    """Conditions by type, without lastTransitionTime."""
+    return [
+        make_condition(type_, holds=holds, reason=reason, message=message, generation=generation)
+        for type_, (reason, message, holds) in states.items()
+    ]
+
+
 def report_conditions(
     recorder: EventRecorder,
-    about: ObjectReference,
+    regarding: ObjectReference,
     before: Sequence[Condition] | None,
     after: Sequence[Condition] | None,
     *,
     is_bad: Callable[[Condition], bool],
     action: str,
 ) -> None:
-    """Record an event for each condition that changed: a warning if it is bad. A new condition is reported only if it is bad."""
+    """Record an event for each condition whose status or reason changed. A new condition is reported only if it is bad.
+
+    Args:
+        recorder: sends the events.
+        regarding: the object that has the conditions.
+        before: the conditions before the change.
+        after: the conditions after the change.
+        is_bad: whether a condition reports a problem, so that its event is a warning.
+        action: the event's action.
+    """
     earlier_types = {condition.type for condition in before or ()}
     for change in changed_status_or_reason(before, after):
-        if change.type in earlier_types or is_bad(change):
-            record = recorder.warning if is_bad(change) else recorder.normal
-            record(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)
+        is_warning = is_bad(change)
+        if change.type in earlier_types or is_warning:
+            record = recorder.warning if is_warning else recorder.normal
+            record(regarding, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)

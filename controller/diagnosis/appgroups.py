@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from controller.appgroups.order import order
-from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_problems
-from controller.cluster.graph import build_graph
+from controller.appgroups.order import sort_workloads
+from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_faults_of
+from controller.cluster.dependency_graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts, unix_seconds
 from controller.diagnosis.findings import ConditionFinding, Finding, GroupFinding, Severity
@@ -41,10 +41,12 @@ def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[
 
 def _spec_findings(group: AppGroup) -> Iterator[Finding]:
     key, graph = group.metadata.key, build_graph(group.spec)
-    ordered = order(graph.children, group.spec.topology_sorting_algorithm)
-    for reason, detail in spec_problems(group, graph, ordered):
-        code, alert = ("dependency-cycle", "NetawareAppGroupCycle") if reason == "Cycle" else (f"spec-{reason}", "")
-        summary, fix = f"AppGroup {key}: {detail}", (_edit_command(group),)
+    order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
+    for fault in spec_faults_of(group, graph, order):
+        code, alert = f"spec-{fault.reason}", ""
+        if fault.reason == "Cycle":
+            code, alert = "dependency-cycle", "NetawareAppGroupCycle"
+        summary, fix = f"AppGroup {key}: {fault.message}", (_edit_command(group),)
         yield ConditionFinding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 

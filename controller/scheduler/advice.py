@@ -18,7 +18,7 @@ import numpy as np
 
 from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cluster.costs import CostTable, Location, count_by_location
-from controller.cluster.graph import Graph
+from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service
@@ -58,7 +58,7 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
     """
 
     group: AppGroup
-    graph: Graph
+    graph: DependencyGraph
     members: Sequence[Mapping[str, int]]
     locations: Mapping[str, Location]
     services: Sequence[Sequence[Service]]
@@ -200,7 +200,7 @@ def _routed_near(placed: PlacedGroup) -> Condition:
     by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item.gain_us, item.text))
     if by_gain:
         holds, reason, message = False, by_gain[0].reason, join_first([item.text for item in by_gain], MAX_SHOWN, "; ")
-    elif any(placed.members[edge.dependent] and placed.members[edge.dependency] for edge in placed.graph.edges):
+    elif any(placed.members[edge.caller] and placed.members[edge.callee] for edge in placed.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
         holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"

@@ -24,7 +24,7 @@ class ExtenderMetrics:
         )
         self.decisions = Counter(
             "netaware_extender_decisions",
-            "Answers: planned; by NetworkOverhead passed, refused-some, ruled (scored); neutral (no opinion); error.",
+            "Answers: planned; by NetworkOverhead passed, refused-some, scored; neutral (all nodes score equally); error.",
             ["verb", "result"],
             registry=registry,
         )
@@ -62,6 +62,6 @@ class GateMetrics:
         self.placed_pods = Counter(
             "netaware_placed_pods",
             "Placed pods of AppGroups: as-planned, planned-zone, elsewhere; without a plan by-rule.",
-            ["how"],
+            ["result"],
             registry=registry,
         )

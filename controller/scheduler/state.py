@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.costs import NO_LOCATION, CostIndex, Costs, Location, location_of
-from controller.cluster.graph import Graph
+from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, placement_of
@@ -226,7 +226,7 @@ class State(Index):
         """Every AppGroup by key."""
         return self.membership.groups
 
-    def graph(self, key: str) -> Graph:
+    def graph(self, key: str) -> DependencyGraph:
         """An AppGroup's dependencies between its workloads."""
         return self.membership.graph(key)
 
@@ -317,7 +317,7 @@ class State(Index):
         dependencies: list[PeerWorkload] = []
         dependents: list[PeerWorkload] = []
         for edge in graph.edges:
-            dependent, dependency = graph.workloads[edge.dependent], graph.workloads[edge.dependency]
+            dependent, dependency = graph.workloads[edge.caller], graph.workloads[edge.callee]
             if dependent.selector == workload:
                 pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
                 routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)

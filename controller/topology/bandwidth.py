@@ -44,7 +44,7 @@ def compute_allocations(
     for key in membership.groups:
         graph = membership.graph(key)
         for edge in graph.edges:
-            callers, callees = (zones_of.get((key, graph.selectors[end])) for end in (edge.dependent, edge.dependency))
+            callers, callees = (zones_of.get((key, graph.selectors[end])) for end in (edge.caller, edge.callee))
             if not edge.min_bandwidth_bps or not callers or not callees:
                 continue
             replicas = callees.total()

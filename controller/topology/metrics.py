@@ -100,13 +100,13 @@ class TopologyMetrics(Collector):
 
     Attributes:
         decisions: ``namespace/name`` -> last decision; empty on replicas that do not lead.
-        writes: by ``what``: weights, status.
+        writes: by ``field``: weights, status.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.decisions: dict[str, TopologyDecision] = {}
         self.writes = Counter(
-            "netaware_topology_writes", "Writes to NetworkTopologies: weights, status.", ["what"], registry=registry
+            "netaware_topology_writes", "Writes to NetworkTopologies: weights, status.", ["field"], registry=registry
         )
         registry.register(self)
 

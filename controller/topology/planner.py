@@ -70,8 +70,8 @@ class ProbePlanner:
         )
         self._writes = Counter(
             "netaware_probe_plan_writes",
-            "Changes: plan-written, plan-deleted, plan-too-large, results-made, results-keys-removed.",
-            ["what"],
+            "Changes: plan-written, plan-deleted, plan-too-large, results-created, results-keys-removed.",
+            ["result"],
             registry=registry,
         )
         caches.nodes.subscribe(self._node_changed)
@@ -136,7 +136,7 @@ class ProbePlanner:
             if not error.already_exists:
                 raise
             return
-        self._writes.labels("results-made").inc()
+        self._writes.labels("results-created").inc()
         log.info("results ConfigMap created", object=results)
 
     def _evaluate(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.graph import build_graph
+from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
 from controller.cluster.resources import AppGroup
 from controller.traffic.graph import TrafficGraph
@@ -49,7 +49,7 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     """Differences between traffic and the dependencies of a group between workloads in its own namespace."""
     declared, local_keys = build_graph(group.spec), local_keys_by_selector(group)
     keys = [local_keys.get(selector) for selector in declared.selectors]
-    ends = ((keys[edge.dependent], keys[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
+    ends = ((keys[edge.caller], keys[edge.callee], edge.min_bandwidth_bps) for edge in declared.edges)
     min_bandwidths = {(client, server): min_bps for client, server, min_bps in ends if client and server}
     members = set(local_keys.values())
     observed = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from controller.appgroups.status import DependencyCheck, GroupFacts, gather_facts
+from controller.appgroups.status import DependencyCheck, GroupState, compute_group_state
 from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
 from controller.cluster.pods import Pod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -31,38 +31,38 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
         pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table
-        facts = gather_facts(group, pods, locations, table, membership, services=services)
-        views.append(_build_group(group, pods, facts, locations, pairs))
+        state = compute_group_state(group, pods, locations, table, membership, services=services)
+        views.append(_build_group(group, pods, state, locations, pairs))
     return tuple(views)
 
 
 def _build_group(
     group: AppGroup,
     pods: Sequence[Pod],
-    facts: GroupFacts,
+    state: GroupState,
     locations: Mapping[str, Location],
     pairs: Mapping[ZonePair, PairView],
 ) -> GroupView:
     """The view of a group; ``pods`` are those that have not finished."""
-    selectors = facts.graph.selectors
-    edges = tuple(_build_edge(check, facts, pairs) for check in facts.checks)
+    selectors = state.graph.selectors
+    edges = tuple(_build_edge(check, state, pairs) for check in state.checks)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
         name=group.metadata.name,
         algorithm=group.spec.topology_sorting_algorithm,
         members=group.spec.num_members,
-        running=facts.running,
+        running=state.running_count,
         gated=gated,
         pending=sum(not pod.spec.node_name for pod in pods) - gated,
         total_cost=sum(edge.cost for edge in edges if edge.cost is not None),
         violated=sum(edge.state == "violated" for edge in edges),
-        order=tuple(selectors[position] for position in facts.order.sequence),
-        workloads=_build_workloads(group, facts, pods, locations),
+        order=tuple(selectors[position] for position in state.order.sequence),
+        workloads=_build_workloads(group, state, pods, locations),
         edges=edges,
-        faults=tuple(fault.detail for fault in facts.graph.faults),
+        faults=tuple(fault.message for fault in state.graph.faults),
         conditions=tuple(group.status.conditions or ()),
-        zone_losses=tuple(_zone_losses(selectors, facts.members, locations)),
+        zone_losses=tuple(_zone_losses(selectors, state.placed_by_node, locations)),
     )
 
 
@@ -83,12 +83,12 @@ def _zone_losses(
 
 
 def _build_workloads(
-    group: AppGroup, facts: GroupFacts, pods: Iterable[Pod], locations: Mapping[str, Location]
+    group: AppGroup, state: GroupState, pods: Iterable[Pod], locations: Mapping[str, Location]
 ) -> tuple[WorkloadView, ...]:
     by_selector: dict[str, list[Pod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The status has the order in use; the facts have the order of the next status.
+    # The status has the order in use; the state have the order of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(
@@ -98,7 +98,7 @@ def _build_workloads(
             index=index.get(workload.selector),
             pods=tuple(_build_pod(pod, locations) for pod in by_selector.get(workload.selector, ())),
         )
-        for workload in facts.graph.workloads
+        for workload in state.graph.workloads
     )
 
 
@@ -111,11 +111,11 @@ def _build_pod(pod: Pod, locations: Mapping[str, Location]) -> PodView:
     )
 
 
-def _build_edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
-    edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), facts.graph.selectors
+def _build_edge(check: DependencyCheck, state: GroupState, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
+    edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), state.graph.selectors
     return EdgeView(
-        dependent=selectors[edge.dependent],
-        dependency=selectors[edge.dependency],
+        dependent=selectors[edge.caller],
+        dependency=selectors[edge.callee],
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,
         state=check.verdict,

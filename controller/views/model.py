@@ -5,7 +5,7 @@ Names are camelCase on the wire and have units. An unknown value is null, never 
 
 from __future__ import annotations
 
-from controller.appgroups.status import DependencyState
+from controller.appgroups.status import DependencyVerdict
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
 from kubekit.wire import Condition
@@ -51,7 +51,7 @@ class EdgeView(View, frozen=True):
     dependency: str
     max_cost: int
     min_bandwidth_bps: int
-    state: DependencyState
+    state: DependencyVerdict
     cost: int | None
     origin: str
     destination: str

@@ -177,7 +177,7 @@ class Extender:
         score_table = self._score(args.pod)
         names = self._answers.names(args.nodenames)
         target = self._target(args.pod, score_table)
-        result = "neutral" if score_table.neutral_reason else "ruled"
+        result = "neutral" if score_table.neutral_reason else "scored"
         if target is not None:
             result = "planned"
         self._metrics.decisions.labels("prioritize", result).inc()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.appgroups.order import order
+from controller.appgroups.order import sort_workloads
 from controller.cluster.caches import Caches
 from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
@@ -201,14 +201,14 @@ class GatingController:
             return  # Upstream parity explains nothing then.
         self._recorder.normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
         host = self.node_cache.hosts.get(pod.spec.node_name)
-        how = "elsewhere"
+        result = "elsewhere"
         if target is None:
-            how = "by-rule"
+            result = "by-rule"
         elif target.node == pod.spec.node_name:
-            how = "as-planned"
+            result = "as-planned"
         elif host is not None and host.location == target.location:
-            how = "planned-zone"
-        self.metrics.placed_pods.labels(how).inc()
+            result = "planned-zone"
+        self.metrics.placed_pods.labels(result).inc()
 
     def _wake(self, group: str) -> None:
         if self._is_leading:
@@ -280,7 +280,7 @@ class GatingController:
         is_current = group.status.observed_generation in (0, group.metadata.generation)
         if is_current and listed.keys() == set(graph.selectors):
             return listed
-        sequence = order(graph.children, group.spec.topology_sorting_algorithm).sequence
+        sequence = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm).sequence
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 

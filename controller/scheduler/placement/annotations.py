@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast, get_args
 
-from controller.cluster.graph import Graph
+from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge
@@ -53,7 +53,7 @@ def objective_of(group: AppGroup, annotation_errors: list[str], *, has_prices: b
 
 def call_edges(
     group: AppGroup,
-    graph: Graph,
+    graph: DependencyGraph,
     replicas: Mapping[int, int],
     routings: Sequence[Routing],
     annotation_errors: list[str],
@@ -73,20 +73,20 @@ def call_edges(
     weights = _weights(group, graph, annotation_errors)
     return [
         CallEdge(
-            caller=edge.dependent,
-            callee=edge.dependency,
-            weight=weights[i] if weights else float(max(replicas.get(edge.dependent, 0), 1)),
-            routing=routings[edge.dependency],
+            caller=edge.caller,
+            callee=edge.callee,
+            weight=weights[i] if weights else float(max(replicas.get(edge.caller, 0), 1)),
+            routing=routings[edge.callee],
             max_cost=edge.max_network_cost,
         )
         for i, edge in enumerate(graph.edges)
     ]
 
 
-def _weights(group: AppGroup, graph: Graph, annotation_errors: list[str]) -> list[float]:
+def _weights(group: AppGroup, graph: DependencyGraph, annotation_errors: list[str]) -> list[float]:
     """[edge] its weight; empty if no source has any."""
     selectors = graph.selectors
-    ends = [(selectors[edge.dependent], selectors[edge.dependency]) for edge in graph.edges]
+    ends = [(selectors[edge.caller], selectors[edge.callee]) for edge in graph.edges]
     bandwidths = {
         pair: float(edge.min_bandwidth_bps)
         for pair, edge in zip(ends, graph.edges, strict=True)

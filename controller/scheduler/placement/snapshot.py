@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.costs import CostTable
-from controller.cluster.graph import Graph
+from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
 from controller.cluster.pods import NodeSelector, Pod, Target
 from controller.cluster.requests import Amounts, add_amounts, host_requests_of
@@ -45,7 +45,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         allocatable: arguments of NodeResourcesAllocatable: how much nodes are preferred by size.
     """
 
-    graph: Graph
+    graph: DependencyGraph
     pods: Sequence[Pod]
     replicas: Mapping[str, int]
     costs: CostTable

@@ -187,7 +187,7 @@ APPGROUPS = Dashboard(
                     "Where pods landed",
                     "cps",
                     "Placed pods per second, as their group's plan wanted it or elsewhere.",
-                    Query("sum by (how) (rate(netaware_placed_pods_total[15m]))", "{{how}}"),
+                    Query("sum by (result) (rate(netaware_placed_pods_total[15m]))", "{{result}}"),
                     width=6,
                 ),
             ],

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import CostTable
-from controller.cluster.graph import build_graph
+from controller.cluster.dependency_graph import build_graph
 from controller.cluster.hosts import host_of
 from controller.cluster.pods import Pod
 from controller.cluster.resources import WORKLOAD_LABEL, AppGroup, WeightInfo

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from controller.appgroups.status import gather_facts, plan_status
+from controller.appgroups.status import compute_group_state, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.membership import Membership
@@ -83,7 +83,7 @@ def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
     document["spec"]["topologySortingAlgorithm"] = algorithm
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    facts = gather_facts(group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs()))
+    facts = compute_group_state(group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs()))
     return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.graph import Edge, Graph, build_graph
+from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph, build_graph
 from tests.unit.controller.objects import AppGroup
 
 Workload = tuple[str, list[dict[str, Any]]]
@@ -23,7 +23,7 @@ def needs(text: str, **more: Any) -> dict[str, Any]:
     return {"workload": ref(text), **more}
 
 
-def graph(*workloads: Workload) -> Graph:
+def graph(*workloads: Workload) -> DependencyGraph:
     items = [{"workload": ref(one, "Deployment"), "dependencies": below} for one, below in workloads]
     return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
@@ -34,13 +34,13 @@ def graph(*workloads: Workload) -> Graph:
         # By its selector, whatever its name; else by its name, and kind tells which is meant.
         (
             [("a/x", [needs("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
-            [Edge(0, 1, 1_000_000, 5)],
+            [DependencyEdge(0, 1, 1_000_000, 5)],
             [],
         ),
-        ([("a/web", [needs("/db")]), ("b/db", [])], [Edge(0, 1)], []),
-        ([("a/web", [needs("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [Edge(0, 2)], []),
+        ([("a/web", [needs("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
+        ([("a/web", [needs("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], []),
         ([("a/web", [needs("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
-        ([("a", [needs("nowhere"), needs("b")]), ("b", [])], [Edge(0, 1)], ["UnknownDependency"]),
+        ([("a", [needs("nowhere"), needs("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
         ([("a/x", [needs("/x")])], [], ["SelfDependency"]),
         # Of a repeated dependency the strictest demands count; bad numbers become what bounds them.
         (
@@ -54,7 +54,7 @@ def graph(*workloads: Workload) -> Graph:
                 ),
                 ("b", []),
             ],
-            [Edge(0, 1, 1000, 4)],
+            [DependencyEdge(0, 1, 1000, 4)],
             [],
         ),
         (
@@ -63,23 +63,25 @@ def graph(*workloads: Workload) -> Graph:
                 ("b", []),
                 ("c", []),
             ],
-            [Edge(0, 1, 0, 10_000), Edge(0, 2)],
+            [DependencyEdge(0, 1, 0, 10_000), DependencyEdge(0, 2)],
             ["BadCost", "BadBandwidth", "BadBandwidth"],
         ),
         ([], [], []),
     ],
 )
 def test_dependencies_become_edges_and_faults_are_reported(
-    workloads: list[Workload], edges: list[Edge], problems: list[str]
+    workloads: list[Workload], edges: list[DependencyEdge], problems: list[str]
 ) -> None:
     found = graph(*workloads)
-    assert (list(found.edges), [fault.problem for fault in found.faults]) == (edges, problems)
-    assert found.children == [[e.dependency for e in found.edges if e.dependent == i] for i in range(len(workloads))]
-    assert all(fault.detail for fault in found.faults)
+    assert (list(found.edges), [fault.reason for fault in found.faults]) == (edges, problems)
+    assert found.callees_by_caller() == [
+        [e.callee for e in found.edges if e.caller == i] for i in range(len(workloads))
+    ]
+    assert all(fault.message for fault in found.faults)
 
 
 def test_a_workload_without_a_unique_selector_is_a_fault() -> None:
     found = graph(("a/one", []), ("a/two", [needs("a")]), ("/x", []), ("b", []))
     assert [one.name for one in found.workloads] == ["one", ""]
     assert found.selectors == ("a", "b")
-    assert [fault.problem for fault in found.faults] == ["DuplicateSelector", "NoSelector"]
+    assert [fault.reason for fault in found.faults] == ["DuplicateSelector", "NoSelector"]

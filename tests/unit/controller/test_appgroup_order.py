@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.order import ALGORITHMS, order
+from controller.appgroups.order import ALGORITHMS, sort_workloads
 
 BOUTIQUE_NEEDS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
 BOUTIQUE = [f"P{i}" for i in range(1, 12)]
@@ -28,16 +28,16 @@ def adjacency(names: list[str], needs: dict[str, str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("algorithm", sorted(ROWS))
 def test_online_boutique_has_the_contracts_order(algorithm: str) -> None:
-    found = order(adjacency(BOUTIQUE, BOUTIQUE_NEEDS), algorithm)
+    found = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_NEEDS), algorithm)
     assert " ".join(BOUTIQUE[i] for i in found.sequence) == ROWS[algorithm]
 
 
 @pytest.mark.parametrize("base", ["Kahn", "Tarjan"])
 def test_reverse_and_alternate_are_made_of_the_plain_order(base: str) -> None:
     children = adjacency(BOUTIQUE, BOUTIQUE_NEEDS)
-    plain = order(children, f"{base}Sort").sequence
-    assert order(children, f"Reverse{base}").sequence == plain[::-1]
-    alternate = order(children, f"Alternate{base}").sequence
+    plain = sort_workloads(children, f"{base}Sort").sequence
+    assert sort_workloads(children, f"Reverse{base}").sequence == plain[::-1]
+    alternate = sort_workloads(children, f"Alternate{base}").sequence
     assert alternate[::2] == plain[: len(alternate[::2])]
     assert alternate[1::2] == plain[::-1][: len(alternate[1::2])]
 
@@ -49,7 +49,7 @@ def test_dependents_come_first_unless_a_cycle_is_reported(count: int, edges: lis
         if a < count and b < count and a != b:
             children[a].append(b)
     for algorithm in ALGORITHMS:
-        found = order(children, algorithm)
+        found = sort_workloads(children, algorithm)
         assert sorted(found.sequence) == list(range(count))
         assert all(after in children[before] for before, after in itertools.pairwise(found.cycle))
         assert found.cycle[:1] == found.cycle[-1:]
@@ -62,19 +62,19 @@ def test_dependents_come_first_unless_a_cycle_is_reported(count: int, edges: lis
 
 def test_a_chain_of_5000_needs_no_recursion() -> None:
     children = [[i + 1] for i in range(4999)] + [[]]
-    assert order(children, "TarjanSort").sequence == tuple(range(5000))
+    assert sort_workloads(children, "TarjanSort").sequence == tuple(range(5000))
 
 
 def test_an_unknown_algorithm_counts_as_kahn_sort() -> None:
     children = adjacency(BOUTIQUE, BOUTIQUE_NEEDS)
-    assert order(children, "Bogus").sequence == order(children, "KahnSort").sequence
+    assert sort_workloads(children, "Bogus").sequence == sort_workloads(children, "KahnSort").sequence
 
 
 def test_orders_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from controller.appgroups.order import ALGORITHMS, order\n"
+        "from controller.appgroups.order import ALGORITHMS, sort_workloads\n"
         "c = [[1, 2, 5], [3], [3, 1], [4], [2], [], [0, 5], []]\n"
-        "print([order(c, a) for a in ALGORITHMS])"
+        "print([sort_workloads(c, a) for a in ALGORITHMS])"
     )
     outputs = {
         subprocess.run(

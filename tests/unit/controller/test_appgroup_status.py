@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.status import GroupFacts, admission_condition, gather_facts, plan_status
+from controller.appgroups.status import GroupState, admission_condition, compute_group_state, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
@@ -43,9 +43,9 @@ COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
 group = partial(appgroup, members=2, algorithm="ReverseKahn")
 
 
-def look(found: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
+def look(found: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupState:
     membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
-    return gather_facts(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
+    return compute_group_state(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
 def condition(found: AppGroup, type_: str, *pods: Pod) -> Condition:
@@ -136,7 +136,7 @@ def test_finished_terminating_and_lost_pods_do_not_count() -> None:
 def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
     found = group(CHAIN, members=2)
     pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", of="h")]
-    assert look(found, *pods).running == 2
+    assert look(found, *pods).running_count == 2
     held = condition(found, "Complete", *pods)
     assert (held.status, held.message) == ("True", "2 of 2 pods run")
     assert condition(found, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cluster.graph import build_graph
+from controller.cluster.dependency_graph import build_graph
 from controller.convert.spellings import convert
 from tests.unit.controller.objects import AppGroup, NetworkTopology
 
@@ -109,7 +109,7 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
     graph = build_graph(msgspec.convert(found, AppGroup).spec)
     assert graph.faults == ()
     names = graph.selectors
-    return [(names[e.dependent], names[e.dependency], e.max_network_cost) for e in graph.edges]
+    return [(names[e.caller], names[e.callee], e.max_network_cost) for e in graph.edges]
 
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])

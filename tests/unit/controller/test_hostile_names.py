@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from controller.appgroups.status import admission_condition, gather_facts, plan_status
+from controller.appgroups.status import admission_condition, compute_group_state, plan_status
 from controller.cli.output import Screen
 from controller.cli.parser import FORMATS
 from controller.cli.run import run
@@ -168,7 +168,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     notes = [event.note for event in reported.update(found_, facts_)]
     costs, locations = snapshot.costs().for_namespace("").table, locations_of(snapshot.nodes)
     for group_ in snapshot.groups:
-        facts = gather_facts(group_, (), locations, costs, snapshot.membership)
+        facts = compute_group_state(group_, (), locations, costs, snapshot.membership)
         refused = admission_condition(group_, snapshot.membership.refusing_namespaces(group_.metadata.key))
         found = plan_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
         notes += [condition.message for condition in found.conditions or ()]

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.graph import build_graph
+from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodReader
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -227,7 +227,7 @@ def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() ->
     spec = boutique(found.manifest["spec"]).spec
     read = build_graph(spec)
     assert read.faults == ()
-    edges = {(read.selectors[e.dependent], read.selectors[e.dependency]): e for e in read.edges}
+    edges = {(read.selectors[e.caller], read.selectors[e.callee]): e for e in read.edges}
     assert set(edges) == {(a, b) for a, b, _ in SHOP}
     assert edges["frontend", "cart"].min_bandwidth_bps == 44_000
     assert edges["frontend", "cart"].max_network_cost == 7

@@ -1,0 +1,173 @@
+"""Resolves an AppGroup's spec into a dependency graph and a list of faults.
+
+Upstream matches workload names, although only selectors are unique. Here a dependency is found by its selector or, if it has none, by
+its name, with kind and namespace if given. Faults are collected, because a group with one invalid dependency still has an order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from controller.cluster.resources import AppGroupSpec, Dependency, WorkloadRef
+from kubekit import quantity
+from kubekit.errors import QuantityError
+from netperf.policy import MAX_NETWORK_COST
+
+FaultReason = Literal[
+    "NoSelector",
+    "DuplicateSelector",
+    "UnknownDependency",
+    "AmbiguousDependency",
+    "SelfDependency",
+    "BadBandwidth",
+    "BadCost",
+    "Cycle",
+    "UnknownAlgorithm",
+]
+_UNRESOLVED: dict[FaultReason, str] = {
+    "UnknownDependency": "depends on an unknown workload",
+    "AmbiguousDependency": "depends on a name that several workloads have",
+}
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault of a spec, as the condition SpecValid shows it; ``message`` names the workload and says what is wrong."""
+
+    reason: FaultReason
+    message: str
+
+
+class DependencyEdge(msgspec.Struct, frozen=True):
+    """A resolved dependency.
+
+    Attributes:
+        caller, callee: positions in `DependencyGraph.workloads`; the caller depends on the callee.
+        min_bandwidth_bps: bits per second; 0 if not set.
+        max_network_cost: highest allowed cost; if not set 0, which allows one host only.
+    """
+
+    caller: int
+    callee: int
+    min_bandwidth_bps: int = 0
+    max_network_cost: int = 0
+
+
+class DependencyGraph(msgspec.Struct, frozen=True):
+    """A group's workloads and dependencies, both in spec order.
+
+    Attributes:
+        workloads: all workloads with a selector; of those with the same selector the first.
+        edges: resolved dependencies without self-dependencies, each pair once, with the strictest of its limits.
+        faults: what was left out or corrected; of workloads first, then of dependencies, each in spec order.
+    """
+
+    workloads: tuple[WorkloadRef, ...]
+    edges: tuple[DependencyEdge, ...]
+    faults: tuple[Fault, ...]
+
+    def callees_by_caller(self) -> list[list[int]]:
+        """For each workload the positions of its dependencies, in spec order."""
+        callees: list[list[int]] = [[] for _ in self.workloads]
+        for edge in self.edges:
+            callees[edge.caller].append(edge.callee)
+        return callees
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Selectors in spec order."""
+        return tuple(w.selector for w in self.workloads)
+
+
+def build_graph(spec: AppGroupSpec) -> DependencyGraph:
+    """Resolve a spec. Never raises; see `DependencyGraph.faults`."""
+    workloads, dependencies, faults = _workloads_of(spec)
+    finder = _WorkloadFinder(workloads)
+    edges: dict[tuple[int, int], DependencyEdge] = {}
+    for caller, declared_dependencies in enumerate(dependencies):
+        for declared in declared_dependencies:
+            callee = finder.find(declared.workload)
+            name = _name_of(workloads[caller])
+            if isinstance(callee, str):
+                faults.append(Fault(callee, f"{name}: {_UNRESOLVED[callee]}, {_name_of(declared.workload)}"))
+            elif callee == caller:
+                faults.append(Fault("SelfDependency", f"{name} depends on itself; remove that dependency"))
+            else:
+                min_bandwidth_bps, max_network_cost, invalid = _limits_of(declared, name)
+                faults += invalid
+                if (earlier := edges.get((caller, callee))) is not None:
+                    min_bandwidth_bps = max(earlier.min_bandwidth_bps, min_bandwidth_bps)
+                    max_network_cost = min(earlier.max_network_cost, max_network_cost)
+                edges[caller, callee] = DependencyEdge(caller, callee, min_bandwidth_bps, max_network_cost)
+    return DependencyGraph(tuple(workloads), tuple(edges.values()), tuple(faults))
+
+
+def _workloads_of(spec: AppGroupSpec) -> tuple[list[WorkloadRef], list[Sequence[Dependency]], list[Fault]]:
+    """Workloads with a unique selector, the declared dependencies of each, and faults of the others."""
+    workloads: list[WorkloadRef] = []
+    dependencies: list[Sequence[Dependency]] = []
+    faults: list[Fault] = []
+    selectors: set[str] = set()
+    for item in spec.workloads or ():
+        name, selector = _name_of(item.workload), item.workload.selector
+        if not selector:
+            faults.append(Fault("NoSelector", f"{name} has no selector, so it has no pods; write one"))
+        elif selector in selectors:
+            faults.append(Fault("DuplicateSelector", f"{name}: another workload has the selector {selector!r}"))
+        else:
+            selectors.add(selector)
+            dependencies.append(item.dependencies or ())
+            workloads.append(item.workload)
+    return workloads, dependencies, faults
+
+
+class _WorkloadFinder:
+    """Finds the workload of a reference."""
+
+    def __init__(self, workloads: Sequence[WorkloadRef]) -> None:
+        self._workloads = workloads
+        self._position_by_selector = {w.selector: i for i, w in enumerate(workloads)}
+        self._positions_by_name: dict[str, list[int]] = defaultdict(list)
+        for i, workload in enumerate(workloads):
+            self._positions_by_name[workload.name].append(i)
+
+    def find(self, reference: WorkloadRef) -> int | FaultReason:
+        """Position of the referenced workload, or why there is none."""
+        if reference.selector:
+            return self._position_by_selector.get(reference.selector, "UnknownDependency")
+        same_name = self._positions_by_name.get(reference.name, ())
+        positions = [i for i in same_name if _is_compatible(self._workloads[i], reference)]
+        if len(positions) == 1:
+            return positions[0]
+        return "AmbiguousDependency" if positions else "UnknownDependency"
+
+
+def _is_compatible(workload: WorkloadRef, reference: WorkloadRef) -> bool:
+    """Whether kind and namespace are equal where both are given."""
+    pairs = ((workload.kind, reference.kind), (workload.namespace, reference.namespace))
+    return all(not ours or not theirs or ours == theirs for ours, theirs in pairs)
+
+
+def _limits_of(declared: Dependency, caller: str) -> tuple[int, int, list[Fault]]:
+    """Bandwidth in bits per second and highest cost of a dependency, and faults of the values that had to be corrected."""
+    faults: list[Fault] = []
+    callee, declared_cost = _name_of(declared.workload), declared.max_network_cost
+    max_network_cost = min(max(declared_cost, 0), MAX_NETWORK_COST)
+    if max_network_cost != declared_cost:
+        message = f"{caller}: maxNetworkCost {declared_cost} for {callee} is not within 0 to {MAX_NETWORK_COST}"
+        faults.append(Fault("BadCost", message))
+    try:
+        bandwidth_bps = quantity.parse_int(declared.min_bandwidth) if declared.min_bandwidth is not None else 0
+    except QuantityError as error:
+        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {callee}: {error}"))
+        bandwidth_bps = 0
+    if bandwidth_bps < 0:
+        faults.append(Fault("BadBandwidth", f"{caller}: minBandwidth for {callee} is negative"))
+    return max(bandwidth_bps, 0), max_network_cost, faults
+
+
+def _name_of(workload: WorkloadRef) -> str:
+    return workload.selector or workload.name or "a workload without a name"
