@@ -29,10 +29,9 @@ class BandwidthCommand(Command):
         parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
-        if options.kind == "node":
-            # Requests on a node come from pods of every namespace.
-            session.namespace = None
-        view = build_bandwidth(await session.snapshot(bandwidth=True))
+        # Requests on a node come from pods of every namespace.
+        snapshot = await session.read_snapshot(bandwidth=True, all_namespaces=options.kind == "node")
+        view = build_bandwidth(snapshot)
         return BandwidthView(pods=view.pods) if options.kind == "pod" else BandwidthView(nodes=view.nodes)
 
     def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:

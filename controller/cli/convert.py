@@ -40,7 +40,7 @@ class ConvertCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")
         objects, changes = convert(documents)
-        session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
+        session.notes += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return ConversionResult(objects, changes)
 
     def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:

@@ -49,9 +49,9 @@ class CostsCommand(Command):
         parser.add_argument("--percentile", choices=("p50", "p90", "p99"), help="show round trips instead of costs")
 
     async def run(self, session: Session, options: argparse.Namespace) -> CostsView:
-        snapshot = await session.snapshot()
+        snapshot = await session.read_snapshot()
         if not options.percentile:
-            session.require(NETWORK_TOPOLOGIES)
+            session.require_readable(NETWORK_TOPOLOGIES)
         network = build_network(snapshot)
         note_unused_costs(session, network)
         return CostsView(at=snapshot.now_s, network=network)

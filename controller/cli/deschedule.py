@@ -83,7 +83,7 @@ class DescheduleCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> Preview:
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "add it; only the controller evicts")
-        config = await session.configuration()
+        config = await session.read_configuration()
         section = config.descheduler
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
@@ -94,10 +94,10 @@ class DescheduleCommand(Command):
             section = _with_prometheus(section, session.prometheus.address)
         answer = await preview(session, section)
         for fault in answer.faults:
-            session.notes[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
+            session.unreadable[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
         if not section.enabled:
-            session.notes["descheduler"] = "it is not enabled: no pod will be moved"
-        session.notes["plan"] = "the controller also waits until nodes have been hot, or pods misplaced, for some time"
+            session.notes.append("the descheduler is not enabled: no pod will be moved")
+        session.notes.append("the controller also waits until nodes have been hot, or pods misplaced, for some time")
         return answer
 
     def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:
@@ -124,13 +124,13 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     """
     settings, now = config.resolve(), session.clock()
     snapshot, budgets, history, batch = await asyncio.gather(
-        session.snapshot(groups=True),
+        session.read_snapshot(groups=True),
         session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),
         _history(session),
         UsageReader(config.usage, session.client).read(),
     )
     inputs, pods = await read_inputs(session, snapshot)
-    session.require(PODS)
+    session.require_readable(PODS)
     usage, cluster = UsageStore(settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
@@ -162,7 +162,7 @@ async def _history(session: Session) -> History:
     except ApiError as error:
         if not error.is_forbidden:
             raise
-        session.notes["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
+        session.unreadable["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
         return History()
 
 

@@ -50,9 +50,8 @@ class DiagnoseCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> Diagnosis:
         if options.kind and not options.name:
             raise ConfigError("pod", "has no name", "give the pod's: diagnose pod NAME")
-        pod = await session.pod(options.name) if options.name else None
-        session.namespace = None
-        facts = read_facts(await session.snapshot(everything=True), pod)
+        pod = await session.read_pod(options.name) if options.name else None
+        facts = read_facts(await session.read_snapshot(everything=True, all_namespaces=True), pod)
         findings = diagnose(facts)
         if pod is None:
             return Diagnosis(facts.now, findings)

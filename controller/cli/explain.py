@@ -45,9 +45,8 @@ class ExplainCommand(Command):
         parser.add_argument("name", metavar="NAME", help="name of the pod")
 
     async def run(self, session: Session, options: argparse.Namespace) -> ExplainView:
-        pod = await session.pod(options.name)
-        session.namespace = None
-        snapshot = await session.snapshot(everything=True)
+        pod = await session.read_pod(options.name)
+        snapshot = await session.read_snapshot(everything=True, all_namespaces=True)
         inputs, _ = await read_inputs(session, snapshot)
         key, state = pod.metadata.key, inputs.state
         # The pod is explained as if it were not bound yet.

@@ -36,8 +36,8 @@ class GraphCommand(Command):
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="its name (default: all)")
 
     async def run(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
-        snapshot = await session.snapshot(groups=True)
-        session.require(APPGROUPS)
+        snapshot = await session.read_snapshot(groups=True)
+        session.require_readable(APPGROUPS)
         views = [
             view
             for view in build_groups(snapshot, build_network(snapshot))

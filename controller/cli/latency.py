@@ -39,7 +39,7 @@ class LatencyCommand(Command):
         parser.add_argument("destination", metavar="B", help="the other zone")
 
     async def run(self, session: Session, options: argparse.Namespace) -> LatencyView:
-        snapshot = await session.snapshot()
+        snapshot = await session.read_snapshot()
         network = build_network(snapshot)
         note_unused_costs(session, network)
         pairs, origin, destination = by_pair(network.pairs), options.origin, options.destination

@@ -37,7 +37,7 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:
     """Read the planner's inputs and all pods that have not finished."""
     pods, volumes, claims, classes = await asyncio.gather(
-        session.unfinished_pods(),
+        session.list_unfinished_pods(),
         session.list_objects(VOLUMES, PersistentVolume),
         session.list_objects(CLAIMS, PersistentVolumeClaim),
         session.list_objects(CLASSES, StorageClass),

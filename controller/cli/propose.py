@@ -86,7 +86,7 @@ class ProposeCommand(Command):
         gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
             await _write(session, proposals)
-            session.remarks.append("AppGroups and labels were written; pods get the labels when they are created again")
+            session.notes.append("AppGroups and labels were written; pods get the labels when they are created again")
         return ProposalsView(
             namespace=namespace,
             source=traffic.source.name,
@@ -131,7 +131,9 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     selectors = {
         f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
     }
-    controllers = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.workload_controllers(namespace)}
+    controllers = {
+        f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.list_workload_controllers(namespace)
+    }
     templates = {selector: controllers[key] for key, selector in selectors.items() if key in controllers}
     inputs, _ = await read_inputs(session, snapshot)
     nodes_now = defaultdict[str, list[str]](list)

@@ -1,6 +1,6 @@
-"""A command's connection to the cluster, which lists only what the command needs.
+"""A command's connection to the cluster, which reads only what the command needs.
 
-Objects that the user may not read, or whose CRD is missing, are left out with a note: a user with few rights gets a partial answer.
+A user with few rights gets a partial answer: `Session.unreadable` lists what the user may not read, and kinds whose CRD is missing.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ _FORBIDDEN = "not allowed to list them"
 T = TypeVar("T", bound=Object)
 
 
+class NotFoundError(KubekitError):
+    """An object that the answer needs does not exist, or may not be read."""
+
+
 class _Template(Wire, frozen=True):
     """A pod template."""
 
@@ -113,8 +117,8 @@ class Session:
         prometheus: None if the user named none.
         namespace: of the user's objects; None for all namespaces.
         netaware_namespace: where netaware is installed.
-        notes: topic -> note, for example the plural of a kind -> why its objects could not be read.
-        remarks: notes without a topic.
+        unreadable: what could not be read, such as the plural of a kind -> reason.
+        notes: further notes on the answer.
         clock: unix seconds.
         stack: closes resources when the command ends.
     """
@@ -123,41 +127,43 @@ class Session:
     prometheus: PrometheusClient | None
     namespace: str | None
     netaware_namespace: str
-    notes: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def snapshot(
-        self, *, groups: bool = False, bandwidth: bool = False, everything: bool = False
+    async def read_snapshot(
+        self, *, groups: bool = False, bandwidth: bool = False, everything: bool = False, all_namespaces: bool = False
     ) -> ClusterSnapshot:
         """Read the controller's configuration, nodes, topologies, results and plans, and more on request.
 
         Args:
             groups: adds AppGroups with their pods, Services, and namespaces, whose labels give consent to groups.
-            bandwidth: adds all pods of the namespace, and verdicts on limits from Prometheus.
+            bandwidth: adds all pods of the session's namespace, and verdicts on limits from Prometheus.
             everything: adds these, the agents' pods, and the state of the controller and its Lease.
+            all_namespaces: reads pods and AppGroups of all namespaces instead of the session's.
 
         Raises:
             KubekitError: the nodes cannot be read.
         """
         groups, bandwidth = groups or everything, bandwidth or everything
+        namespace = None if all_namespaces else self.namespace
         config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
-            self.configuration(),
+            self.read_configuration(),
             self.client.list(NODES, Node),
             self.list_objects(NAMESPACES, Object, is_needed=groups),
             self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
-            self._plans(),
+            self._read_plans(),
             self.list_objects(SERVICES, Service, is_needed=groups),
         )
         names = result_names(topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).zones))
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
-            self._app_groups(is_needed=groups),
+            self._list_app_groups(namespace, is_needed=groups),
             self.list_objects(PODS, Pod, None, APPGROUP_LABEL, is_needed=groups),
-            self._pods(self.namespace, is_needed=bandwidth),
-            self._pods(self.netaware_namespace, AGENT_POD_SELECTOR, is_needed=everything),
-            self._results(names),
-            self._verdicts(is_needed=bandwidth),
+            self._list_pods(namespace, is_needed=bandwidth),
+            self._list_pods(self.netaware_namespace, AGENT_POD_SELECTOR, is_needed=everything),
+            self._read_results(names),
+            self._read_verdicts(is_needed=bandwidth),
         )
         return ClusterSnapshot(
             now_s=self.clock(),
@@ -176,12 +182,12 @@ class Session:
             scheduler=config.scheduler,
             verdicts=verdicts,
             prices=config.traffic.prices.resolve(),
-            control_plane=await self._control_plane() if everything else None,
+            control_plane=await self._read_control_plane() if everything else None,
         )
 
-    async def configuration(self) -> ControllerConfiguration:
-        """The configuration that the controller's Deployment mounts; if it cannot be read, the defaults and a note."""
-        note = f"no controller's configuration found in {self.netaware_namespace}; defaults are used"
+    async def read_configuration(self) -> ControllerConfiguration:
+        """Read the configuration that the controller's Deployment mounts; the defaults, with a note, if it cannot be read."""
+        reason = f"no controller in {self.netaware_namespace} has one"
         try:
             deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.netaware_namespace)
             volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes", ())
@@ -197,20 +203,20 @@ class Session:
             if not (error.is_forbidden or error.is_not_found):
                 raise
         except ConfigError as error:
-            note = f"{error}; defaults are used"
-        self.notes["configuration"] = note
+            reason = str(error)
+        self.unreadable["configuration"] = f"{reason}; defaults are used"
         return ControllerConfiguration()
 
-    async def _app_groups(self, *, is_needed: bool) -> list[AppGroup]:
-        """AppGroups of all namespaces; if that is forbidden, of the chosen namespace, with a note."""
+    async def _list_app_groups(self, namespace: str | None, *, is_needed: bool) -> list[AppGroup]:
+        """AppGroups of all namespaces; if that is forbidden, of ``namespace``, with a note."""
         groups = await self.list_objects(APPGROUPS, AppGroup, is_needed=is_needed)
-        if self.namespace and self.notes.get(APPGROUPS.plural) == _FORBIDDEN:
-            self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
-            groups = await self.list_objects(APPGROUPS, AppGroup, self.namespace)
+        if namespace and self.unreadable.get(APPGROUPS.plural) == _FORBIDDEN:
+            self.unreadable[f"{APPGROUPS.plural} of other namespaces"] = self.unreadable.pop(APPGROUPS.plural)
+            groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
         return groups
 
-    async def pod(self, name: str) -> Pod:
-        """One pod of the session's namespace, or of ``default`` if the session has all namespaces.
+    async def read_pod(self, name: str) -> Pod:
+        """Read a pod of the session's namespace, or of ``default`` if the session has all namespaces.
 
         Raises:
             NotFoundError: it does not exist.
@@ -224,44 +230,44 @@ class Session:
             msg = f"there is no pod {name!r} in namespace {namespace}"
             raise NotFoundError(msg) from error
 
-    async def _control_plane(self) -> ControlPlaneStatus:
-        note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
+    async def _read_control_plane(self) -> ControlPlaneStatus:
+        reason = self.unreadable.get(NETWORK_TOPOLOGIES.plural, "")
         pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
-        failed_checks = await asyncio.gather(*(self._failed_checks(pod.metadata.name) for pod in pods))
+        failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.netaware_namespace,
-            is_installed=note in {"", _FORBIDDEN},
-            can_list_topologies=not note,
+            is_installed=reason in {"", _FORBIDDEN},
+            can_list_topologies=not reason,
             failed_checks=[check for checks in failed_checks for check in checks],
         )
         if not status.can_read_lease:
-            self.notes["Lease"] = "not allowed to read it"
+            self.unreadable["Lease"] = "not allowed to read it"
         return status
 
-    async def _failed_checks(self, name: str) -> list[str]:
-        """Failed checks of a controller replica, such as the age of a store, by /readyz through the API server's proxy."""
+    async def _read_failed_checks(self, name: str) -> list[str]:
+        """Read failed checks, such as the age of a store, from a controller replica's /readyz, through the API server's proxy."""
         try:
             # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
         except UnreachableError:
-            self.remarks.append(f"{name}: no answer from /readyz")
+            self.unreadable[f"/readyz of {name}"] = "no answer"
         except ApiError as error:
             # Errors of the API server itself are a Status with a reason.
             if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
                 return [f"{name}: {line}" for line in error.message.splitlines()]
         return []
 
-    def require(self, resource: Resource) -> None:
+    def require_readable(self, resource: Resource) -> None:
         """Raise NotFoundError if objects without which there is no answer could not be read."""
-        note = self.notes.pop(resource.plural, "")
-        if note:
-            msg = f"{resource.plural}: {note}"
+        reason = self.unreadable.get(resource.plural)
+        if reason:
+            msg = f"{resource.plural}: {reason}"
             raise NotFoundError(msg)
 
-    async def workload_controllers(self, namespace: str) -> list[WorkloadController]:
+    async def list_workload_controllers(self, namespace: str) -> list[WorkloadController]:
         """Deployments and StatefulSets of a namespace."""
         return [
             msgspec.structs.replace(controller, kind=resource.kind)
@@ -269,11 +275,11 @@ class Session:
             for controller in await self.list_objects(resource, WorkloadController, namespace)
         ]
 
-    async def unfinished_pods(self) -> list[PodInfo]:
+    async def list_unfinished_pods(self) -> list[PodInfo]:
         """The pods of all namespaces that use resources, or will once they are bound."""
-        return await self._pods(None, field_selector=UNFINISHED_PODS_SELECTOR)
+        return await self._list_pods(None, field_selector=UNFINISHED_PODS_SELECTOR)
 
-    async def _pods(
+    async def _list_pods(
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", is_needed: bool = True
     ) -> list[PodInfo]:
         pods = await self.list_objects(
@@ -303,30 +309,31 @@ class Session:
                     try:
                         objects.append(msgspec.json.decode(raw, type=type_))
                     except DECODE_ERRORS as error:
-                        self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
+                        self.unreadable[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
             unknown = "this cluster does not know them; apply manifests/crds"
-            self.notes[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
+            self.unreadable[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
         return objects
 
-    async def _plans(self) -> list[ZonePlan]:
+    async def _read_plans(self) -> list[ZonePlan]:
         plans = []
         for config_map in await self.list_objects(CONFIGMAPS, ConfigMap, self.netaware_namespace, PLAN_SELECTOR):
             try:
                 plans.append(decode_plan(config_map.data).plan)
             except PlanRefusedError as error:
-                self.notes[f"plan {config_map.metadata.name}"] = str(error)
+                self.unreadable[f"plan {config_map.metadata.name}"] = str(error)
         return plans
 
-    async def _results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
-        """Data of the results ConfigMaps by ``namespace/name``. Read by name, because the user may not be allowed to list them."""
+    async def _read_results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
+        """Read the results ConfigMaps: ``namespace/name`` -> data."""
+        # By name, because the user may not be allowed to list ConfigMaps.
         unique = tuple(dict.fromkeys(names))
-        data_of_each = await asyncio.gather(*(self._result(name) for name in unique))
+        data_of_each = await asyncio.gather(*(self._read_result_data(name) for name in unique))
         return {str(name): data for name, data in zip(unique, data_of_each, strict=True) if data}
 
-    async def _result(self, name: ObjectName) -> dict[str, str]:
+    async def _read_result_data(self, name: ObjectName) -> dict[str, str]:
         """One ConfigMap's data; empty if it does not exist, and with a note if it may not be read."""
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
@@ -334,11 +341,11 @@ class Session:
             if not (error.is_forbidden or error.is_not_found):
                 raise
             if error.is_forbidden:
-                self.notes.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
+                self.unreadable.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 
-    async def _verdicts(self, *, is_needed: bool) -> dict[str, dict[str, str]]:
-        """Verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict."""
+    async def _read_verdicts(self, *, is_needed: bool) -> dict[str, dict[str, str]]:
+        """Read verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict."""
         verdicts: dict[str, dict[str, str]] = defaultdict(dict)
         if self.prometheus is None or not is_needed:
             return verdicts
@@ -348,9 +355,5 @@ class Session:
                 pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
                 verdicts[pod][labels.get("direction", "")] = labels.get("verdict", "")
         except PrometheusError as error:
-            self.notes["Prometheus"] = str(error)
+            self.unreadable["Prometheus"] = str(error)
         return verdicts
-
-
-class NotFoundError(KubekitError):
-    """An object that the answer needs does not exist, or may not be read."""

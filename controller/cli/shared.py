@@ -19,7 +19,7 @@ def note_unused_costs(session: Session, network: NetworkView) -> None:
     """Add a note if the scheduler does not use the costs that are shown."""
     if network.unused:
         name = " ".join(filter(None, (network.topology, network.weights)))
-        session.notes["costs"] = f"the scheduler does not use {name}"
+        session.notes.append(f"costs: the scheduler does not use {name}")
 
 
 def pod_diagnosis(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:

@@ -112,27 +112,27 @@ class SimulateCommand(Command):
         namespace = group.metadata.namespace or session.namespace or "default"
         # The group's namespace decides which Services its pods use.
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
-        snapshot = await session.snapshot(groups=True)
+        snapshot = await session.read_snapshot(groups=True)
         templates = {
             controller.labels.get(WORKLOAD_LABEL, ""): controller
-            for controller in (*await session.workload_controllers(namespace), *in_file)
+            for controller in (*await session.list_workload_controllers(namespace), *in_file)
             if controller.labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight:
-            session.notes["costs"] = "the scheduler uses none, so all zones are equally near"
+            session.notes.append("costs: the scheduler uses none, so all zones are equally near")
         without_template = [selector for selector in build_graph(group.spec).selectors if selector not in templates]
         if without_template:
             names = join_first(without_template, MAX_NAMED_WORKLOADS)
-            session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
+            session.notes.append(f"no template found for {names}: each counts as one pod without requests")
         return await asyncio.to_thread(simulate, inputs, group, templates)
 
     async def _plan_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "and --filename exclude each other", "give one of them")
         cluster = await asyncio.to_thread(read_cluster, options.offline)
-        answer, remarks = await asyncio.to_thread(plan_offline, cluster)
-        session.remarks += remarks
+        answer, notes = await asyncio.to_thread(plan_offline, cluster)
+        session.notes += notes
         return answer
 
     def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:

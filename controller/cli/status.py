@@ -36,10 +36,10 @@ class StatusCommand(Command):
         parser.add_argument("--exit-code", action="store_true", help="exit with 3 if a finding is worse than info")
 
     async def run(self, session: Session, options: argparse.Namespace) -> Overview:
-        if not options.namespace:
-            session.namespace = None  # The kubeconfig's namespace does not count here.
-        snapshot = await session.snapshot(everything=True)
-        answer = build_overview(snapshot, namespace=session.namespace)
+        # The kubeconfig's namespace does not count here.
+        namespace = session.namespace if options.namespace else None
+        snapshot = await session.read_snapshot(everything=True, all_namespaces=namespace is None)
+        answer = build_overview(snapshot, namespace=namespace)
         note_unused_costs(session, answer.network)
         return answer
 

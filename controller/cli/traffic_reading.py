@@ -74,18 +74,18 @@ async def read_traffic(session: Session, source_name: str, requested_s: int) -> 
         raise ConfigError("--prometheus", "is missing; traffic is read from Prometheus", fix)
     (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
         read_flows(session.prometheus, source_name, requested_s),
-        session.snapshot(groups=True),
-        session.unfinished_pods(),
+        session.read_snapshot(groups=True),
+        session.list_unfinished_pods(),
     )
     workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
     resolved_flows, bytes_of_unknown = workloads.resolve(flows)
     if bytes_of_unknown:
         names = join_first(sorted(bytes_of_unknown, key=lambda name: -bytes_of_unknown[name]), MAX_UNKNOWN)
-        session.remarks.append(f"ignored traffic of workloads that do not exist (any more): {names}")
-    session.remarks += remarks
+        session.notes.append(f"ignored traffic of workloads that do not exist (any more): {names}")
+    session.notes += remarks
     minutes = window_s // 60
     if window_s < requested_s:
-        session.remarks.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
-    session.remarks.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
+        session.notes.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
+    session.notes.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
     costs = snapshot.costs().for_namespace(session.namespace or session.netaware_namespace).table
     return Traffic(build_traffic_graph(resolved_flows), workloads, source, window_s, costs, snapshot)

@@ -162,7 +162,7 @@ async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_
     await create(client, namespace, group({"web": ""}))
     made = await client.create(PODS, pod("wbe", "nowhere"), Object, namespace=namespace)
     session, recorder = Session(client, None, None, namespace), EventRecorder(client, component="test", instance="test")
-    reporter = EventReporter(lambda: session.snapshot(everything=True), recorder)
+    reporter = EventReporter(lambda: session.read_snapshot(everything=True), recorder)
 
     async def events() -> list[dict[str, Any]]:
         listed: list[dict[str, Any]] = await client.list(EVENTS, dict, namespace=namespace)

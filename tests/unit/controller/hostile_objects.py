@@ -173,7 +173,7 @@ class HostileCluster(Components):
 
     async def read(self) -> None:
         client = cast("Client", HostileClient(self.objects, HEAD))
-        whole = await Session(client, None, None, HOME).snapshot(everything=True)
+        whole = await Session(client, None, None, HOME).read_snapshot(everything=True)
         self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:
@@ -183,7 +183,7 @@ class HostileCluster(Components):
         async def read(**_: bool) -> ClusterSnapshot:
             return self.snapshot
 
-        session.snapshot = read  # type: ignore[method-assign]
+        session.read_snapshot = read  # type: ignore[method-assign]
         return session
 
 
@@ -219,5 +219,5 @@ async def traffic_of(session: Session, *_: object) -> Traffic:
         replicas=Counter(ends),
         labels={end: {hostile_text("label", 1): hostile_text("value", 1)} for end in ends},
     )
-    snapshot = await session.snapshot(groups=True)
+    snapshot = await session.read_snapshot(groups=True)
     return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, CostTable(), snapshot)

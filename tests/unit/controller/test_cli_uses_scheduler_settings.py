@@ -51,13 +51,11 @@ def group_file(folder: Any, *objects: Any) -> str:
 
 async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     session = session_of(CUSTOM_CONFIG, *NODES)
-    snapshot = await session.snapshot()
-    assert session.notes == {}
-    facts = read_facts(await session.snapshot(everything=True))
-    assert (snapshot.network_overhead_args.weights_name, snapshot.network_overhead_args.network_topology_name) == (
-        "Mine",
-        "ours",
-    )
+    snapshot = await session.read_snapshot()
+    assert session.unreadable == {}
+    facts = read_facts(await session.read_snapshot(everything=True))
+    scheduler_args = snapshot.network_overhead_args
+    assert (scheduler_args.weights_name, scheduler_args.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
     assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
 
@@ -65,9 +63,9 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
 @pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])
 async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
     session = session_of(config, *NODES)
-    snapshot = await session.snapshot()
+    snapshot = await session.read_snapshot()
     assert snapshot.scheduler == SchedulerConfig()
-    assert "defaults are used" in session.notes["configuration"]
+    assert "defaults are used" in session.unreadable["configuration"]
 
 
 async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:
@@ -75,7 +73,7 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     file = group_file(tmp_path, group(most=5))
     session = session_of(CUSTOM_CONFIG, *objects)
     shown = await answer_of(session, "costs")
-    assert (shown.network.unused, session.notes) == (False, {})
+    assert (shown.network.unused, session.notes) == (False, [])
     (view,) = await answer_of(session, "graph")
     simulated = await answer_of(session, "simulate", "-f", file)
     explained = await answer_of(session, "explain", "pod", "a-n1")
@@ -167,7 +165,7 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
 ) -> None:
     file = group_file(tmp_path, group())
     session = session_of(CONFIGS[config], *NODES, *topologies)
-    used = state_of(await session.snapshot()).costs("x")
+    used = state_of(await session.read_snapshot()).costs("x")
     simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
     shown = await answer_of(session, "costs")
@@ -175,7 +173,7 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
     assert shown.network.weights is not None
     assert shown.network.unused
-    assert "the scheduler does not use" in session.notes["costs"]
+    assert any("the scheduler does not use" in note for note in session.notes)
 
 
 WORKLOADS = [f"w{number}" for number in range(8)]
@@ -209,8 +207,8 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     spread: Json = {"annotations": {"netaware.io/spread": "zone"}}
     app_group = manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
     session = session_of(HEAD, *nodes, *more, *objects, app_group)
-    workloads = Workloads.from_objects(await session.unfinished_pods(), LOCATIONS)
-    snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
+    workloads = Workloads.from_objects(await session.list_unfinished_pods(), LOCATIONS)
+    snapshot, graph = await session.read_snapshot(groups=True), TrafficGraph(tuple(calls), ())
     (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())
     return proposal, await gain_of(session, proposal, snapshot)
 
