@@ -88,4 +88,5 @@ async def read_traffic(session: Session, source_name: str, requested_s: int) -> 
         session.notes.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
     session.notes.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
     costs = snapshot.costs().for_namespace(session.namespace or session.netaware_namespace).table
-    return Traffic(build_traffic_graph(resolved_flows), workloads, source, window_s, costs, snapshot)
+    graph = build_traffic_graph(resolved_flows, session.netaware_namespace)
+    return Traffic(graph, workloads, source, window_s, costs, snapshot)

@@ -17,7 +17,7 @@ from controller.cluster.requests import has_infeasible_resize, ports_of, request
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
-from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL, NETAWARE_NAMESPACE
+from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -29,8 +29,8 @@ SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 EVICTION_COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
 """A 32-bit integer; the greatest one forbids eviction."""
 
-SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", NETAWARE_NAMESPACE})
-"""Namespaces of the cluster and of netaware, in which an admission policy forbids the controller's evictions."""
+SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public"})
+"""Namespaces of the cluster, in which an admission policy forbids the controller's evictions, as in netaware's own."""
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
 MAX_INTERNED = 20_000

@@ -90,7 +90,7 @@ def _age_refusal(round_: Round, candidate: Candidate) -> str:
 
 def _namespace_refusal(round_: Round, candidate: Candidate) -> str:
     load, namespace = round_.config.low_node_load, candidate.pod.namespace
-    if namespace in SYSTEM_NAMESPACES:
+    if namespace in SYSTEM_NAMESPACES or namespace == round_.snapshot.netaware_namespace:
         return f"the admission policy forbids evictions in {namespace}"
     is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
     return "" if is_admitted else f"namespace {namespace} is not evictable"

@@ -149,7 +149,8 @@ class Descheduler:
 
         There is one thread, so that a round of an earlier leadership ends before the next one begins.
         """
-        snapshot = take_snapshot(self._inputs, self._caches.pods.items, self._budgets)
+        caches = self._caches
+        snapshot = take_snapshot(self._inputs, caches.pods.items, self._budgets, caches.netaware_namespace)
         usage, history, state, config = self._usage, self._history, self._state, self._config
 
         def work() -> tuple[UnconfirmedRound, Counter[RefusalReason]]:

@@ -70,6 +70,7 @@ class DeschedulerSnapshot:
         network: the scheduler's view of AppGroups and costs.
         volumes: claims and volumes, which decide where the pods that mount them may run.
         budgets: all PodDisruptionBudgets.
+        netaware_namespace: where netaware is installed.
         usage: unexpired usage.
     """
 
@@ -78,6 +79,7 @@ class DeschedulerSnapshot:
     network: State
     volumes: Volumes
     budgets: tuple[PodDisruptionBudget, ...]
+    netaware_namespace: str
     usage: UsageView = NO_USAGE
 
     def group_of(self, pod: PodInfo) -> str:
@@ -91,7 +93,10 @@ class DeschedulerSnapshot:
 
 
 def take_snapshot(
-    inputs: PlanInputs, pods: Mapping[str, PodInfo], budgets: Iterable[PodDisruptionBudget]
+    inputs: PlanInputs,
+    pods: Mapping[str, PodInfo],
+    budgets: Iterable[PodDisruptionBudget],
+    netaware_namespace: str,
 ) -> DeschedulerSnapshot:
     """An immutable copy of the current cluster, without usage.
 
@@ -99,6 +104,7 @@ def take_snapshot(
         inputs: the planner's inputs.
         pods: all pods by key.
         budgets: all disruption budgets.
+        netaware_namespace: where netaware is installed.
     """
     return DeschedulerSnapshot(
         inputs.node_cache.hosts.copy(),
@@ -106,4 +112,5 @@ def take_snapshot(
         inputs.state.copy(),
         inputs.volumes.copy(),
         tuple(budgets),
+        netaware_namespace,
     )

@@ -6,7 +6,7 @@ DNS, probes and scrapes are no dependencies: every pod has them, whatever the ap
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Literal
 
 import msgspec
@@ -117,13 +117,14 @@ class TrafficGraph(msgspec.Struct, frozen=True):
         return sum(d.bytes_per_s for d in self.dependencies)
 
 
-def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
-    """Sum flows by pair of workloads, and omit those that are no dependency."""
+def build_traffic_graph(flows: Iterable[Flow], netaware_namespace: str) -> TrafficGraph:
+    """Sum flows by pair of workloads, and omit those that are no dependency, such as netaware's own."""
+    system_namespaces = SYSTEM_NAMESPACES | {netaware_namespace}
     by_ends: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
     omitted: dict[tuple[Reason, str, str], float] = defaultdict(float)
     traffic_of: dict[WorkloadId, float] = defaultdict(float)
     for flow in flows:
-        reason = _reason_to_omit(flow)
+        reason = _reason_to_omit(flow, system_namespaces)
         if reason is not None:
             omitted[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
             continue
@@ -152,7 +153,7 @@ def _name(end: WorkloadId) -> str:
     return end.key if end.is_known else "outside the cluster"
 
 
-def _reason_to_omit(flow: Flow) -> Reason | None:
+def _reason_to_omit(flow: Flow, system_namespaces: Set[str]) -> Reason | None:
     """Why a flow is no dependency; None if it may be one."""
     client, server = flow.client, flow.server
     if not client.is_known or not server.is_known:
@@ -163,6 +164,6 @@ def _reason_to_omit(flow: Flow) -> Reason | None:
         return "dns"
     if any(word in client.name for word in SCRAPER_NAMES):
         return "scrape"
-    if client.namespace in SYSTEM_NAMESPACES or server.namespace in SYSTEM_NAMESPACES:
+    if not system_namespaces.isdisjoint((client.namespace, server.namespace)):
         return "system"
     return None

@@ -82,11 +82,13 @@ def compare_groups(
     workloads: Workloads,
     groups: Sequence[AppGroup],
     prices: PriceTable | None,
+    *,
     membership: Membership,
+    netaware_namespace: str,
 ) -> Comparison:
     """Compare AppGroups with flows; ``membership`` decides to which AppGroup a workload's price belongs. Pure."""
     resolved, _ = workloads.resolve(flows)
-    graph = build_traffic_graph(resolved)
+    graph = build_traffic_graph(resolved, netaware_namespace)
     # The index by client avoids a scan of all traffic for each group.
     by_client: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
@@ -177,7 +179,13 @@ class TrafficController:
         log.change("prometheus", "", "traffic is read again", source=measured.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
         self._comparison = comparison = await asyncio.to_thread(
-            compare_groups, measured.flows, workloads, groups, self._prices, membership
+            compare_groups,
+            measured.flows,
+            workloads,
+            groups,
+            self._prices,
+            membership=membership,
+            netaware_namespace=self._caches.netaware_namespace,
         )
         self._read_at = time.time()
         weights_by_group = comparison.weights_by_group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def namespace(client: Client) -> AsyncIterator[str]:
     """A fresh namespace whose default service account exists, so that pods can be created at once."""
+    async with _new_namespace(client) as name:
+        yield name
+
+
+@pytest_asyncio.fixture
+async def netaware_namespace(client: Client) -> AsyncIterator[str]:
+    """A fresh namespace for a manager, beside that of the workloads; its pods are not evicted, and its traffic is ignored."""
+    async with _new_namespace(client) as name:
+        yield name
+
+
+@asynccontextmanager
+async def _new_namespace(client: Client) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
     await eventually(lambda: exists(client, SERVICE_ACCOUNTS, "default", name))

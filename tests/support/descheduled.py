@@ -83,7 +83,7 @@ class World:
 
     def snapshot(self, usage: UsageView = NO_USAGE) -> DeschedulerSnapshot:
         """Now, with this usage."""
-        return replace(take_snapshot(self.inputs, self.pods, self.budgets), usage=usage)
+        return replace(take_snapshot(self.inputs, self.pods, self.budgets, "netaware-system"), usage=usage)
 
 
 def node(name: str, **fields: Any) -> Host:

@@ -63,7 +63,7 @@ class Replica:
             "appGroup": {"namespaces": [namespace]},
         }
         for section, values in (config or {}).items():
-            body[section] = {**body.get(section, {}), **values}
+            body[section] = {**body.get(section, {}), **values} if isinstance(values, Mapping) else values
         self._config.write_text(yaml.safe_dump(body))
         self._command = [
             sys.executable, "-m", "controller", "manager", "--config", str(self._config),

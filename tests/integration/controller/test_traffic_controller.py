@@ -63,6 +63,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_as_described(
     start: StartReplica,
     client: Client,
     namespace: str,
+    netaware_namespace: str,
     crds: list[str],
     make_node: MakeNode,
     prometheus_programs: Mapping[str, Path],
@@ -82,7 +83,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_as_described(
             "keepWeights": True,
             "prices": {"betweenZones": 0.02, "currency": "EUR"},
         }
-        await _check_group(client, namespace, start(traffic=traffic))
+        await _check_group(client, namespace, start(namespace=netaware_namespace, traffic=traffic))
     # Prometheus is gone: after some failed reads the condition is Unknown.
     await eventually(partial(_has_condition, client, namespace, "Unknown", "NoTraffic"))
 

@@ -18,6 +18,7 @@ from tests.support.prometheus_past import prometheus_of
 async def stage(
     client: Client,
     namespace: str,
+    netaware_namespace: str,
     control_plane: ControlPlane,
     kwok: Program,
     prometheus_programs: Mapping[str, Path],
@@ -26,7 +27,7 @@ async def stage(
     async with serve_usage(client, namespace) as usage:
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
         async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as known:
-            made = DeschedulerHarness(client, namespace, control_plane, tmp_path, usage, known.url)
+            made = DeschedulerHarness(client, namespace, netaware_namespace, control_plane, tmp_path, usage, known.url)
             yield made
             for replica in made.replicas:
                 await replica.stop()

@@ -200,9 +200,17 @@ class DeschedulerHarness:
     """Nodes of one test, their simulated usage, and controllers restricted to them."""
 
     def __init__(
-        self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: FakeKubeletMetrics, url: str
+        self,
+        client: Client,
+        namespace: str,
+        netaware_namespace: str,
+        plane: ControlPlane,
+        folder: Path,
+        usage: FakeKubeletMetrics,
+        url: str,
     ):
-        self.client, self.namespace, self.plane, self.folder = client, namespace, plane, folder
+        self.client, self.namespace, self.netaware_namespace = client, namespace, netaware_namespace
+        self.plane, self.folder = plane, folder
         self.usage, self.url = usage, url
         self.label = {"netaware.io/test": namespace}
         self.replicas: list[Replica] = []
@@ -230,7 +238,7 @@ class DeschedulerHarness:
         }
 
     def start(self, **sections: Any) -> Replica:
-        config = {"descheduler": self.config(**sections)}
+        config = {"namespace": self.netaware_namespace, "descheduler": self.config(**sections)}
         replica = Replica(self.folder, self.plane.kubeconfig, self.namespace, config)
         replica.start()
         self.replicas.append(replica)

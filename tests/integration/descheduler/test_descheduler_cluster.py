@@ -48,9 +48,9 @@ async def deschedule(stage: DeschedulerHarness) -> Any:
     deployment = {"spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}}
     for resource, name, body in ((CONFIGMAPS, "config", {"data": data}), (DEPLOYMENTS, CONTROLLER, deployment)):
         whole = {**resource.type_meta, "metadata": {"name": name}, **body}
-        await stage.client.create(resource, whole, Object, namespace=stage.namespace)
+        await stage.client.create(resource, whole, Object, namespace=stage.netaware_namespace)
     script = Path(sys.executable).parent / "kubectl-netaware"
-    flags = ["--kubeconfig", str(stage.plane.kubeconfig), "--netaware-namespace", stage.namespace]
+    flags = ["--kubeconfig", str(stage.plane.kubeconfig), "--netaware-namespace", stage.netaware_namespace]
     process = await asyncio.create_subprocess_exec(
         script,
         *("deschedule", "--dry-run", "-o", "json"),

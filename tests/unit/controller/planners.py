@@ -123,7 +123,7 @@ class Planners(World):
     def _fitting(self, pod: Pod) -> list[str]:
         """Where the descheduler would let the replacement of an evicted pod go."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
-        snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])
+        snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [], "netaware-system")
         fit, info = FitChecker(snapshot), PodReader().read(pod)
         nodes = snapshot.nodes.values()
         return [

@@ -106,7 +106,7 @@ class Pods(SimpleNamespace):
         return iter(self.items.values())
 
 
-def program(api: Api) -> tuple[Descheduler, World]:
+def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Descheduler, World]:
     """Over three nodes, one of them hot by four pods."""
     world = World()
     for name in NODES:
@@ -122,7 +122,7 @@ def program(api: Api) -> tuple[Descheduler, World]:
     free = {"perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}
     stores = SimpleNamespace(
-        nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), netaware_namespace="netaware-system"
+        nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), netaware_namespace=netaware_namespace
     )
     descheduler = Descheduler(
         cast("Any", api),
@@ -176,6 +176,13 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
     gone = {first.pod, second.pod}
     kept = [m for m in expected.plan.moves if m.pod not in gone and m.target != third.target]
     assert api.evicted == [move.pod.partition("/")[2] for move in kept] != []
+
+
+async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted() -> None:
+    api = Api()
+    plan = (await program(api, netaware_namespace="default")[0].round()).plan
+    assert (api.evicted, plan.skip_counts) == ([], {"namespace": 4})
+    assert plan.skips[0].why == "the admission policy forbids evictions in default"
 
 
 def test_a_snapshot_does_not_change_with_the_cluster() -> None:

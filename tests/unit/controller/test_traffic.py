@@ -70,7 +70,7 @@ def proposed(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
     """AppGroups of namespace shop, whose workloads are those of the flows."""
     flows = list(flows)
     names = {end.name for f in flows for end in (f.client, f.server) if end.kind == "Deployment"}
-    return propose(build_traffic_graph(flows), world(names), groups, "shop", COSTS)
+    return propose(build_traffic_graph(flows, "netaware-system"), world(names), groups, "shop", COSTS)
 
 
 def compared(
@@ -91,7 +91,7 @@ def compared(
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
     membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).membership
-    return compare_groups(flows, workloads, groups, prices, membership)
+    return compare_groups(flows, workloads, groups, prices, membership=membership, netaware_namespace="netaware-system")
 
 
 def boutique(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
@@ -157,7 +157,7 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
     known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.is_known)
     assert (known.client.name, known.server.name) == ("frontend", "redis")
     assert (known.bytes_per_s, known.peak_bytes_per_s) == (34, 68)
-    assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
+    assert build_traffic_graph([known, unknown], "netaware-system").left_out[0].reason == "external"
     found = next(f for f in await read_from(Answers(series, refuse="quantile_over_time")) if f.server.is_known)
     assert found.peak_bytes_per_s == 34, "of a peak that is too much for Prometheus the mean is left"
     assert (await read_flows(Answers(series), "", 3600)).remarks == ()
@@ -214,9 +214,10 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
         Flow(of("cart"), of("coredns", "kube-system"), 10),
         Flow(of("cart"), WorkloadId(), 1000),
         Flow(of("konnectivity", "kube-system"), of("cart"), 10),
+        Flow(of("cart"), of("netaware-controller", "placement"), 10),
         flow("cart", "catalog", 0.5),
     ]
-    graph = build_traffic_graph(flows)
+    graph = build_traffic_graph(flows, "placement")
     assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
     reasons = {item.reason for item in graph.left_out}
     assert reasons == {"self", "dns", "scrape", "external", "system", "thin"}
@@ -379,7 +380,7 @@ def test_a_missing_price_is_that_of_the_next_shorter_distance() -> None:
 
 def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
     flows = [flow(f"s{i % 1_000}", f"s{(i * 7 + i // 1_000 + 1) % 1_000}", 1000.0 + i % 97) for i in range(10_000)]
-    graph = build_traffic_graph(flows)
+    graph = build_traffic_graph(flows, "netaware-system")
     assert math.isclose(
         graph.bytes_per_s + sum(o.bytes_per_s for o in graph.left_out), sum(f.bytes_per_s for f in flows)
     )
