@@ -19,10 +19,10 @@ from controller.cli.style import BAD, FAINT, STRONG, make_table
 from controller.cluster.pods import Target
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decide import RoundState, decide
+from controller.descheduler.decide import ReasonDurations, decide
 from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.node_load import LoadClass
-from controller.descheduler.round_plan import DescheduleOutput, Move, NodeState, RoundPlan, Skip
+from controller.descheduler.plan import DescheduleOutput, DeschedulePlan, Move, NodeState, Skip
 from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageStore
@@ -59,7 +59,7 @@ class Preview(DescheduleOutput, frozen=True):
         refused: reason -> number of usage readings that were ignored for it.
     """
 
-    plan: RoundPlan
+    plan: DeschedulePlan
     conditions: tuple[ConditionState, ...] = ()
     faults: tuple[str, ...] = ()
     refused: dict[str, int] = {}
@@ -135,7 +135,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
-    unconfirmed = decide(cluster, history, RoundState(), settings, now, assume_lasting=True)
+    unconfirmed = decide(cluster, history, ReasonDurations(), settings, now, assume_lasting=True)
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 
@@ -152,7 +152,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     return Preview(plan, states_of(plan), batch.faults, counts)
 
 
-def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
+def states_of(plan: DeschedulePlan) -> tuple[ConditionState, ...]:
     """All conditions in order, with the number of pods that each keeps."""
     return tuple(ConditionState(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
-from controller.descheduler.config import Strategy, resolve_limit
-from controller.descheduler.round import Candidate, LimitScope, Round, workload_of
+from controller.descheduler.config import StrategyName, resolve_limit
+from controller.descheduler.plan_builder import Candidate, LimitScope, PlanBuilder, workload_of
 
-ALL_STRATEGIES: frozenset[Strategy] = frozenset(get_args(Strategy))
-LOAD_STRATEGIES: frozenset[Strategy] = frozenset({"LowNodeLoad"})
+ALL_STRATEGIES: frozenset[StrategyName] = frozenset(get_args(StrategyName))
+LOAD_STRATEGIES: frozenset[StrategyName] = frozenset({"LowNodeLoad"})
 NETWORK_STRATEGIES = ALL_STRATEGIES - LOAD_STRATEGIES
 
 
@@ -30,8 +30,8 @@ class MoveCondition(NamedTuple):
 
     name: str
     requires: str
-    refusal: Callable[[Round, Candidate], str]
-    strategies: frozenset[Strategy] = ALL_STRATEGIES
+    refusal: Callable[[PlanBuilder, Candidate], str]
+    strategies: frozenset[StrategyName] = ALL_STRATEGIES
     scope: Literal["pod", "node", "round"] = "pod"
 
 
@@ -43,66 +43,66 @@ class FailedCondition(NamedTuple):
 
 
 def report_first_failure(
-    round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]
+    builder: PlanBuilder, candidate: Candidate, conditions: tuple[MoveCondition, ...]
 ) -> FailedCondition | None:
     """Find the first condition that the candidate fails, and add it to the round's skips or notes. None if it meets all."""
     for condition in conditions:
-        if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
+        if candidate.strategy in condition.strategies and (why := condition.refusal(builder, candidate)):
             if condition.scope == "round":
-                round_.add_note(why)
+                builder.add_note(why)
             # A failure of a whole node is reported once, in its `NodeState`. Only LowNodeLoad has such states.
             if condition.scope == "pod" or candidate.node_load is None:
-                round_.add_skip(candidate.pod, condition.name, why)
+                builder.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)
     return None
 
 
-def _usage_lag_refusal(round_: Round, candidate: Candidate) -> str:
-    recent = round_.recent_departures[candidate.pod.node]
+def _usage_lag_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    recent = builder.recent_departures[candidate.pod.node]
     return f"waiting until {recent} recent moves show in its usage" if recent else ""
 
 
-def _owner_refusal(round_: Round, candidate: Candidate) -> str:
-    kinds = round_.config.protection.owner_kinds
+def _owner_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    kinds = builder.config.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
     if not kind or kind in kinds:
         return ""
     return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
 
 
-def _volume_refusal(round_: Round, candidate: Candidate) -> str:
+def _volume_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     claims = candidate.pod.claim_names
-    if not claims or round_.config.protection.evict_volume_claims:
+    if not claims or builder.config.protection.evict_volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
-def _local_storage_refusal(round_: Round, candidate: Candidate) -> str:
-    is_forbidden = candidate.pod.has_local_storage and not round_.config.protection.evict_local_storage
+def _local_storage_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    is_forbidden = candidate.pod.has_local_storage and not builder.config.protection.evict_local_storage
     return "it has an emptyDir or hostPath volume" if is_forbidden else ""
 
 
-def _age_refusal(round_: Round, candidate: Candidate) -> str:
-    age_s = round_.now - candidate.pod.created_s
-    is_young = age_s < round_.config.protection.min_pod_age_s
+def _age_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    age_s = builder.now - candidate.pod.created_s
+    is_young = age_s < builder.config.protection.min_pod_age_s
     return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
 
 
-def _namespace_refusal(round_: Round, candidate: Candidate) -> str:
-    load, namespace = round_.config.low_node_load, candidate.pod.namespace
-    if namespace in SYSTEM_NAMESPACES or namespace == round_.snapshot.netaware_namespace:
+def _namespace_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    load, namespace = builder.config.low_node_load, candidate.pod.namespace
+    if namespace in SYSTEM_NAMESPACES or namespace == builder.snapshot.netaware_namespace:
         return f"the admission policy forbids evictions in {namespace}"
     is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
     return "" if is_admitted else f"namespace {namespace} is not evictable"
 
 
-def _selector_refusal(round_: Round, candidate: Candidate) -> str:
-    selectors = round_.config.low_node_load.pod_selectors if round_.config.low_node_load else ()
+def _selector_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    selectors = builder.config.low_node_load.pod_selectors if builder.config.low_node_load else ()
     is_selected = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
     return "" if is_selected else "no pod selector matches it"
 
 
-def _usage_refusal(_: Round, candidate: Candidate) -> str:
+def _usage_refusal(_: PlanBuilder, candidate: Candidate) -> str:
     exceeded = candidate.node_load.exceeded if candidate.node_load else ()
     if any(candidate.used.get(resource, 0) > 0 for resource in exceeded):
         return ""
@@ -111,57 +111,57 @@ def _usage_refusal(_: Round, candidate: Candidate) -> str:
     return f"its use of {' and '.join(exceeded)} is not known"
 
 
-def _limit_refusal(round_: Round, scope: tuple[LimitScope, str], limit: int, unit: str) -> str:
-    return f"limit of {limit} evictions per {unit}" if round_.evictions[scope] >= limit else ""
+def _limit_refusal(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: int, unit: str) -> str:
+    return f"limit of {limit} evictions per {unit}" if builder.evictions[scope] >= limit else ""
 
 
-def _group_limit_refusal(round_: Round, candidate: Candidate) -> str:
-    group = round_.snapshot.group_of(candidate.pod)
-    return f"another pod of AppGroup {group} is being moved" if group and round_.evictions["group", group] else ""
+def _group_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    group = builder.snapshot.group_of(candidate.pod)
+    return f"another pod of AppGroup {group} is being moved" if group and builder.evictions["group", group] else ""
 
 
-def _replica_backoff_refusal(round_: Round, candidate: Candidate) -> str:
+def _replica_backoff_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     uid = candidate.pod.uid
-    if uid in round_.unevaluated_replacements:
+    if uid in builder.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
-    backoff = round_.history.running_backoff(uid, round_.now)
+    backoff = builder.history.running_backoff(uid, builder.now)
     if backoff is None:
         return ""
-    return f"{backoff.reason}; not moved for another {(backoff.until_s - round_.now) / 60:.0f} min"
+    return f"{backoff.reason}; not moved for another {(backoff.until_s - builder.now) / 60:.0f} min"
 
 
-def _workload_backoff_refusal(round_: Round, candidate: Candidate) -> str:
+def _workload_backoff_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
-    backoff = round_.history.running_backoff(workload, round_.now)
+    backoff = builder.history.running_backoff(workload, builder.now)
     if backoff is None:
         return ""
     failed = f"{backoff.failures} moves that did not help ({backoff.reason})"
-    return f"{workload} backs off for another {(backoff.until_s - round_.now) / 60:.0f} min after {failed}"
+    return f"{workload} backs off for another {(backoff.until_s - builder.now) / 60:.0f} min after {failed}"
 
 
-def _replicas_refusal(round_: Round, candidate: Candidate) -> str:
-    pod, min_replicas = candidate.pod, round_.config.protection.min_replicas
-    size = round_.workload_size(pod).pods
+def _replicas_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    pod, min_replicas = candidate.pod, builder.config.protection.min_replicas
+    size = builder.workload_size(pod).pods
     is_small = pod.workload and size < min_replicas
     return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
 
-def _workload_limit_refusal(round_: Round, candidate: Candidate) -> str:
-    workload, limits = workload_of(candidate.pod), round_.config.limits
-    since_s = round_.now - limits.workload_backoff_s
-    earlier = sum(e.at_s > since_s and e.workload == workload for e in round_.history.evictions)
-    recent = earlier + round_.evictions_by_workload[workload]
-    limit = resolve_limit(limits.per_workload, round_.workload_size(candidate.pod).pods)
+def _workload_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+    workload, limits = workload_of(candidate.pod), builder.config.limits
+    since_s = builder.now - limits.workload_backoff_s
+    earlier = sum(e.at_s > since_s and e.workload == workload for e in builder.history.evictions)
+    recent = earlier + builder.evictions_by_workload[workload]
+    limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
     if recent < limit:
         return ""
     return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
 
 
-def _unavailable_refusal(round_: Round, candidate: Candidate) -> str:
+def _unavailable_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
-    size = round_.workload_size(candidate.pod)
-    missing = max(size.not_ready, round_.awaited_replacements[workload]) + round_.evictions_by_workload[workload]
-    limit = resolve_limit(round_.config.limits.unavailable_per_workload, size.pods)
+    size = builder.workload_size(candidate.pod)
+    missing = max(size.not_ready, builder.awaited_replacements[workload]) + builder.evictions_by_workload[workload]
+    limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pods)
     if missing < limit:
         return ""
     return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"

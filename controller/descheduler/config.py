@@ -16,7 +16,7 @@ from kubekit.settings import YEAR_S, Percent, Range, Section, to_camel_case
 from netperf.contract import BANDWIDTH
 
 FIELD = "descheduler"
-Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
+StrategyName = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
 Count = Annotated[int, Range(0, 1_000_000)]
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")

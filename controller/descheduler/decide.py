@@ -17,11 +17,11 @@ from controller.descheduler.conditions import PLANNER, report_first_failure
 from controller.descheduler.config import ResolvedConfig
 from controller.descheduler.evaluation import EvaluatedMove, evaluate_moves
 from controller.descheduler.history import History, PendingMove, extend_backoff
-from controller.descheduler.low_node_load import LowNodeLoadRound
-from controller.descheduler.misplacement import MisplacementRound
+from controller.descheduler.low_node_load import LowNodeLoadStrategy
+from controller.descheduler.misplacement import MisplacementStrategies
 from controller.descheduler.node_load import AnomalyDetector
-from controller.descheduler.round import Candidate, Round
-from controller.descheduler.round_plan import RoundPlan
+from controller.descheduler.plan import DeschedulePlan
+from controller.descheduler.plan_builder import Candidate, PlanBuilder
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
@@ -32,7 +32,7 @@ SimulateReplacement = Callable[[str, str, int], Awaitable[Target | None]]
 replacement, None without one."""
 
 
-class RoundState(msgspec.Struct, frozen=True):
+class ReasonDurations(msgspec.Struct, frozen=True):
     """State between rounds that a new leader starts without.
 
     Attributes:
@@ -52,8 +52,8 @@ class ReplacementTarget(NamedTuple):
     target: Target
 
 
-class RoundDecision(msgspec.Struct, frozen=True):
-    """The decision of a round, before or after `UnconfirmedRound.confirm`.
+class DescheduleDecision(msgspec.Struct, frozen=True):
+    """The decision of a round, before or after `UnconfirmedDecision.confirm`.
 
     Attributes:
         state: for the next round.
@@ -63,67 +63,67 @@ class RoundDecision(msgspec.Struct, frozen=True):
         replacement_targets: by uid of the pod.
     """
 
-    plan: RoundPlan
-    state: RoundState
+    plan: DeschedulePlan
+    state: ReasonDurations
     history: History
     pending: tuple[PendingMove, ...] = ()
     evaluated: tuple[EvaluatedMove, ...] = ()
     replacement_targets: Mapping[str, ReplacementTarget] = {}
 
 
-class UnconfirmedRound:
+class UnconfirmedDecision:
     """A decided round whose moves the planner has not confirmed yet."""
 
     def __init__(
         self,
-        round_: Round,
-        state: RoundState,
+        builder: PlanBuilder,
+        state: ReasonDurations,
         evaluated: Sequence[EvaluatedMove],
-        load: LowNodeLoadRound | None,
-        misplacement: MisplacementRound | None = None,
+        load: LowNodeLoadStrategy | None,
+        misplacement: MisplacementStrategies | None = None,
     ) -> None:
-        self._round, self._state, self._evaluated = round_, state, tuple(evaluated)
+        self._builder, self._state, self._evaluated = builder, state, tuple(evaluated)
         self._load, self._misplacement = load, misplacement  # Candidates only have weak references to them.
-        self._history, self._replacement_targets = round_.history, dict[str, ReplacementTarget]()
+        self._history, self._replacement_targets = builder.history, dict[str, ReplacementTarget]()
 
     @property
-    def decision(self) -> RoundDecision:
+    def decision(self) -> DescheduleDecision:
         """The decision so far."""
-        round_, load = self._round, self._load
-        pending = tuple(pending for _, pending in round_.moves.values())
-        plan = RoundPlan(
+        builder, load = self._builder, self._load
+        pending = tuple(pending for _, pending in builder.moves.values())
+        plan = DeschedulePlan(
             moves=tuple(entry.move for entry in pending),
-            skips=tuple(round_.skips),
+            skips=tuple(builder.skips),
             nodes=() if load is None else load.states(),
-            notes=tuple(round_.notes),
-            skip_counts=dict(sorted(round_.skip_counts.items())),
+            notes=tuple(builder.notes),
+            skip_counts=dict(sorted(builder.skip_counts.items())),
         )
-        return RoundDecision(
+        return DescheduleDecision(
             plan, self._state, self._history, pending, self._evaluated, dict(self._replacement_targets)
         )
 
-    async def confirm(self, simulate_replacement: SimulateReplacement) -> RoundDecision:
+    async def confirm(self, simulate_replacement: SimulateReplacement) -> DescheduleDecision:
         """The decision without the moves that the planner would undo.
 
         The target of each move is reserved before the next one is simulated, so that two do not use the same capacity.
         """
-        round_, limits = self._round, self._round.config.limits
-        for uid, (candidate, pending) in list(round_.moves.items()):
+        builder, limits = self._builder, self._builder.config.limits
+        for uid, (candidate, pending) in list(builder.moves.items()):
             group = self._planning_group(candidate.pod)
             if not group:
                 continue
-            round_.release_target(candidate)
+            builder.release_target(candidate)
             target, candidate.planner_refusal = await self._simulated_target(candidate, group, simulate_replacement)
-            if report_first_failure(round_, candidate, (PLANNER,)):
-                del round_.moves[uid]
+            if report_first_failure(builder, candidate, (PLANNER,)):
+                del builder.moves[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
                 reason = candidate.planner_refusal
-                self._history = extend_backoff(self._history, uid, reason, first_s, round_.now, max_s=max_s)
+                self._history = extend_backoff(self._history, uid, reason, first_s, builder.now, max_s=max_s)
                 continue
             candidate.target = target.node
-            round_.reserve_target(candidate)
+            builder.reserve_target(candidate)
             move = msgspec.structs.replace(pending.move, target=candidate.target, cost_after=candidate.cost)
-            round_.moves[uid] = candidate, msgspec.structs.replace(pending, move=move)
+            builder.moves[uid] = candidate, msgspec.structs.replace(pending, move=move)
             self._replacement_targets[uid] = ReplacementTarget(candidate.pod, group, target)
         return self.decision
 
@@ -131,7 +131,7 @@ class UnconfirmedRound:
         """Key of the AppGroup whose plan placed the pod; empty without one."""
         if pod.group_pod is None or target_of(pod.group_pod) is None:
             return ""
-        return self._round.snapshot.network.group_of(pod.namespace, pod.group_pod.group)
+        return self._builder.snapshot.network.group_of(pod.namespace, pod.group_pod.group)
 
     async def _simulated_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
@@ -152,12 +152,12 @@ class UnconfirmedRound:
 
     def _target_refusal(self, candidate: Candidate, name: str) -> str:
         """Why a node is no better for the pod; empty if it is better. The move's own reservation must be released."""
-        node = self._round.snapshot.nodes.get(name)
+        node = self._builder.snapshot.nodes.get(name)
         if node is None or not node.accepts_pods:
             return "the node takes no pods any more"
         if name == candidate.pod.node:
             return "it would come back"
-        misfit = self._round.fit.dynamic_unschedulable_reason(node, candidate.pod)
+        misfit = self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod)
         if misfit:
             return f"the pod does not fit beside other planned pods ({misfit})"
         return candidate.finder.target_refusal(candidate, node)
@@ -166,12 +166,12 @@ class UnconfirmedRound:
 def decide(
     snapshot: DeschedulerSnapshot,
     history: History,
-    state: RoundState,
+    state: ReasonDurations,
     config: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
-) -> UnconfirmedRound:
+) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move now. Takes seconds with thousands of nodes.
 
     LowNodeLoad comes first, because a hot node harms all of its pods. Misplacement strategies share its limits and disruption
@@ -189,16 +189,16 @@ def decide(
         The same result for the same arguments.
     """
     history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
-    round_ = Round(snapshot, history, config, now)
-    load = None if config.low_node_load is None else LowNodeLoadRound(round_, config.low_node_load)
+    builder = PlanBuilder(snapshot, history, config, now)
+    load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     detectors, better_since = state.detectors, dict[str, float]()
     if config.low_node_load is not None and config.low_node_load.args.paused:
-        round_.add_note("LowNodeLoad is paused")
-        return UnconfirmedRound(round_, RoundState(detectors), evaluated, load)
+        builder.add_note("LowNodeLoad is paused")
+        return UnconfirmedDecision(builder, ReasonDurations(detectors), evaluated, load)
     if load is not None:
         detectors = load.plan(detectors, assume_lasting=assume_lasting)
     misplacement = None
     if config.misplacement.enabled:
-        misplacement = MisplacementRound(round_, {} if load is None else load.loads)
+        misplacement = MisplacementStrategies(builder, {} if load is None else load.loads)
         better_since = misplacement.plan(state.better_since, assume_lasting=assume_lasting)
-    return UnconfirmedRound(round_, RoundState(detectors, better_since), evaluated, load, misplacement)
+    return UnconfirmedDecision(builder, ReasonDurations(detectors, better_since), evaluated, load, misplacement)

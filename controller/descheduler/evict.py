@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.round_plan import Move
+from controller.descheduler.plan import Move
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 

@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER
-from controller.descheduler.config import LimitsConfig, Strategy
-from controller.descheduler.round_plan import Move
+from controller.descheduler.config import LimitsConfig, StrategyName
+from controller.descheduler.plan import Move
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -99,7 +99,7 @@ class BreakerEntry(HistoryRecord, frozen=True):
     """Whether a move helped, for the strategy's breaker; ``at_s`` is the time of its evaluation, unix seconds."""
 
     at_s: float
-    strategy: Strategy
+    strategy: StrategyName
     has_helped: bool = False
 
 

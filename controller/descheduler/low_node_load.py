@@ -27,8 +27,8 @@ from controller.descheduler.node_load import (
     update_detectors,
     usage_of,
 )
-from controller.descheduler.round import Candidate, Round, TargetFinder
-from controller.descheduler.round_plan import NodeState
+from controller.descheduler.plan import NodeState
+from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
 from controller.descheduler.usage import RESOURCES, Amounts, exceeded_resources, percents, weighted_percent
 from netperf.contract import HOT_TAINT
 
@@ -36,16 +36,16 @@ MIN_RELIEF_SHARE = 0.02
 """A pod that uses less than this share of the excess is not moved, because that would not relieve the node."""
 
 
-class LowNodeLoadRound(TargetFinder):
+class LowNodeLoadStrategy(TargetRules):
     """One round of LowNodeLoad.
 
     Attributes:
         loads: load of every node of every pool, by name.
     """
 
-    def __init__(self, round_: Round, config: LowNodeLoadConfig) -> None:
-        self._round, self._config = round_, config
-        loads = classify_nodes(config, round_.snapshot.nodes.values(), round_.snapshot.usage.nodes)
+    def __init__(self, builder: PlanBuilder, config: LowNodeLoadConfig) -> None:
+        self._builder, self._config = builder, config
+        loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.nodes)
         self.loads = {load.name: load for load in loads}
         self._unrelieved_reasons: dict[str, str] = {}
         self._stuck: set[str] = set()
@@ -70,8 +70,8 @@ class LowNodeLoadRound(TargetFinder):
             The detectors after this round, by node.
         """
         # With an interval near the timeout, a detector would otherwise expire between rounds.
-        keep_s = max(self._config.cache_timeout_s, 3 * self._round.config.interval_s)
-        detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
+        keep_s = max(self._config.cache_timeout_s, 3 * self._builder.config.interval_s)
+        detectors = update_detectors(detectors, self.loads.values(), keep_s, self._builder.now)
         for pool in self._config.pools:
             overutilized = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
             for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
@@ -85,7 +85,7 @@ class LowNodeLoadRound(TargetFinder):
 
     def states(self) -> tuple[NodeState, ...]:
         """The states of all nodes, with the reason why an overutilized one is not relieved."""
-        expired = self._round.snapshot.usage.expired
+        expired = self._builder.snapshot.usage.expired
         return tuple(
             NodeState(
                 node=load.name,
@@ -104,7 +104,7 @@ class LowNodeLoadRound(TargetFinder):
 
     def _expected_usage(self, load: NodeLoad) -> dict[str, float]:
         """The node's usage once all moved pods have arrived."""
-        arriving = self._round.arriving_usage.get(load.name, {})
+        arriving = self._builder.arriving_usage.get(load.name, {})
         return {resource: amount + arriving.get(resource, 0.0) for resource, amount in load.used.items()}
 
     def _target_order(self, load: NodeLoad) -> tuple[float, str]:
@@ -118,22 +118,22 @@ class LowNodeLoadRound(TargetFinder):
         for load in self._targets[pool.name]:
             usage = self._expected_usage(load)
             add_amounts(free, {resource: load.high_amount(resource) - amount for resource, amount in usage.items()})
-        unassigned = self._round.arriving_usage.get("", {})
+        unassigned = self._builder.arriving_usage.get("", {})
         return {resource: free[resource] - unassigned.get(resource, 0.0) for resource in RESOURCES if resource in free}
 
     def _relieve(self, load: NodeLoad) -> None:
         """Plan moves off one overutilized node."""
-        round_, kept_counts = self._round, Counter[str]()
+        builder, kept_counts = self._builder, Counter[str]()
         victims: list[Candidate] = []
-        for pod in round_.snapshot.pods.where("node", load.name).values():
+        for pod in builder.snapshot.pods.where("node", load.name).values():
             if not pod.is_active or not pod.is_running:
                 continue
-            used = usage_of(pod, round_.snapshot, load.used)
+            used = usage_of(pod, builder.snapshot, load.used)
             candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load)
-            if failed := report_first_failure(round_, candidate, REASON_CONDITIONS):
+            if failed := report_first_failure(builder, candidate, REASON_CONDITIONS):
                 self._unrelieved_reasons[load.name] = failed.why
                 return
-            if failed := report_first_failure(round_, candidate, POD_CONDITIONS):
+            if failed := report_first_failure(builder, candidate, POD_CONDITIONS):
                 kept_counts[failed.condition.name] += 1
             else:
                 victims.append(candidate)
@@ -145,7 +145,7 @@ class LowNodeLoadRound(TargetFinder):
                 self._set_stuck(load, _describe_kept(kept_counts))
                 return
             victims.remove(victim)
-            failed = report_first_failure(round_, victim, MOVE_CONDITIONS)
+            failed = report_first_failure(builder, victim, MOVE_CONDITIONS)
             if failed is None:
                 usage = self._plan_move(victim, load, usage, exceeded)
             elif failed.condition.scope == "pod":
@@ -159,25 +159,25 @@ class LowNodeLoadRound(TargetFinder):
         self._stuck.add(load.name)
 
     def capacity_refusal(self, candidate: Candidate) -> str:
-        """See `TargetFinder`."""
+        """See `TargetRules`."""
         assert candidate.node_load is not None
         pool, minimum = candidate.node_load.pool.name, self._config.args.number_of_nodes
         count = len(self._targets[pool])
         if count <= minimum:
             nodes = "node has" if count == 1 else "nodes have"
             text = f"pool {pool}: {count} {nodes} low load, and numberOfNodes asks for more than {minimum}"
-            self._round.add_note(text)
+            self._builder.add_note(text)
             return text
         used_up = sorted(resource for resource, free in self._free[pool].items() if free <= 0)
         return f"nodes with low load can take no more {', '.join(used_up)}" if used_up else ""
 
     def find_target(self, candidate: Candidate) -> str:
-        """See `TargetFinder`: the least loaded node that fits, by the scheduler's constraints and by usage.
+        """See `TargetRules`: the least loaded node that fits, by the scheduler's constraints and by usage.
 
         With nodeFit off there is no target, only a check that the nodes together have enough free capacity.
         """
         assert candidate.node_load is not None
-        pod, pool, fit = candidate.pod, candidate.node_load.pool, self._round.fit
+        pod, pool, fit = candidate.pod, candidate.node_load.pool, self._builder.fit
         if not self._config.args.node_fit:
             free = self._free[pool.name]
             short = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
@@ -189,7 +189,7 @@ class LowNodeLoadRound(TargetFinder):
             return why
         reasons: Counter[str] = Counter()
         for load in self._targets[pool.name]:
-            arriving = self._round.arriving_usage.get(load.name, {})
+            arriving = self._builder.arriving_usage.get(load.name, {})
             why = fit.static_unschedulable_reason(load.node, pod) or load.overload_reason(candidate.used, arriving)
             why = why or fit.dynamic_unschedulable_reason(load.node, pod)
             if not why:
@@ -202,26 +202,26 @@ class LowNodeLoadRound(TargetFinder):
         return why
 
     def target_refusal(self, candidate: Candidate, node: Host) -> str:
-        """See `TargetFinder`."""
+        """See `TargetRules`."""
         load = self.loads.get(node.name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
-        return load.overload_reason(candidate.used, self._round.arriving_usage.get(node.name, {}))
+        return load.overload_reason(candidate.used, self._builder.arriving_usage.get(node.name, {}))
 
     def _plan_move(self, candidate: Candidate, load: NodeLoad, used: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Plan a move off a node with this usage; returns the node's usage after it."""
         allocatable = load.node.allocatable
         after = {resource: max(0.0, amount - candidate.used.get(resource, 0.0)) for resource, amount in used.items()}
         node_before, relief = percents(used, allocatable), percents(candidate.used, allocatable)
-        move = self._round.make_move(candidate, describe_overload(node_before, load.high, exceeded))
+        move = self._builder.make_move(candidate, describe_overload(node_before, load.high, exceeded))
         pending = PendingMove(
             msgspec.structs.replace(move, node_before=node_before, node_after=percents(after, allocatable)),
-            self._round.now,
+            self._builder.now,
             usage_percent_before={r: load.usage_percent[r] for r in load.exceeded},
             expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded},
             exceeded_thresholds={r: load.high[r] for r in load.exceeded},
         )
-        self._round.plan_move(candidate, pending)
+        self._builder.add_move(candidate, pending)
         self._deduct_free_capacity(candidate, self._free[load.pool.name])
         return after
 

@@ -20,35 +20,35 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
-from controller.descheduler.config import Strategy
+from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
-from controller.descheduler.round import Candidate, Round, TargetFinder
+from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
 from controller.scheduler.advice import placed_group, replicas_by_zone
 from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN_SHARE = 0.2
 """Minimum gain as a share of the current cost."""
-MISPLACEMENT_STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
+MISPLACEMENT_STRATEGIES: tuple[StrategyName, ...] = ("ZoneSurvival", "NetworkMisplacement")
 """In the order in which a target for a pod is searched."""
 
 
-class MisplacementRound(TargetFinder):
+class MisplacementStrategies(TargetRules):
     """One round over all AppGroups.
 
     Args:
-        round_: the round, which LowNodeLoad shares.
+        builder: the round, which LowNodeLoad shares.
         loads: load of nodes by name, empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
-    def __init__(self, round_: Round, loads: Mapping[str, NodeLoad]) -> None:
-        self._round, self._loads = round_, loads
-        self._network = network = round_.snapshot.network
-        self._config = round_.config.misplacement
+    def __init__(self, builder: PlanBuilder, loads: Mapping[str, NodeLoad]) -> None:
+        self._builder, self._loads = builder, loads
+        self._network = network = builder.snapshot.network
+        self._config = builder.config.misplacement
         self._zones_by_group: dict[str, Mapping[str, Counter[Location]]] = {}
         self._nodes_by_location: dict[int, list[Host]] = defaultdict(list)
         for name, index in network.location_index.items():
-            node = round_.snapshot.nodes.get(name)
+            node = builder.snapshot.nodes.get(name)
             if node is not None and node.accepts_pods:
                 self._nodes_by_location[index].append(node)
         for nodes in self._nodes_by_location.values():
@@ -58,11 +58,11 @@ class MisplacementRound(TargetFinder):
         """Plan moves into the round.
 
         Args:
-            better_since: ``RoundState.better_since`` after the last round.
+            better_since: ``ReasonDurations.better_since`` after the last round.
             assume_lasting: skip the hold time.
 
         Returns:
-            ``RoundState.better_since`` after this round.
+            ``ReasonDurations.better_since`` after this round.
         """
         updated: dict[str, float] = {}
         for pods in self._groups():
@@ -71,11 +71,11 @@ class MisplacementRound(TargetFinder):
                 candidate = self._candidate(pod)
                 if candidate is None:
                     continue
-                updated[pod.uid] = better_since.get(pod.uid, self._round.now)
-                lasted_s, hold_s = self._round.now - updated[pod.uid], self._config.hold_s
+                updated[pod.uid] = better_since.get(pod.uid, self._builder.now)
+                lasted_s, hold_s = self._builder.now - updated[pod.uid], self._config.hold_s
                 if not assume_lasting and lasted_s < hold_s:
                     candidate.duration_refusal = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
-                if report_first_failure(self._round, candidate, REASON_CONDITIONS) is None:
+                if report_first_failure(self._builder, candidate, REASON_CONDITIONS) is None:
                     current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
                     ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
             for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
@@ -85,7 +85,7 @@ class MisplacementRound(TargetFinder):
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
         """The active pods of each AppGroup, by key of the pod."""
         by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for key, pod in self._round.snapshot.pods.by_key.items():
+        for key, pod in self._builder.snapshot.pods.by_key.items():
             name = pod.labels.get(APPGROUP_LABEL, "")
             group = self._network.group_of(pod.namespace, name) if name and pod.is_active else ""
             if group:
@@ -95,10 +95,10 @@ class MisplacementRound(TargetFinder):
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
         """The pod with a target; None if it does not run, or no better node can take it."""
-        if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._round.moves:
+        if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves:
             return None
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
-        used = requested | usage_of(pod, self._round.snapshot, pod.requests)
+        used = requested | usage_of(pod, self._builder.snapshot, pod.requests)
         for strategy in MISPLACEMENT_STRATEGIES:
             candidate = Candidate(pod, strategy, proxy(self), used)
             if not self.find_target(candidate):
@@ -107,7 +107,7 @@ class MisplacementRound(TargetFinder):
 
     def _score_table(self, candidate: Candidate) -> ScoreTable | None:
         """The pod's scores on all nodes; None if the strategy does not apply to it."""
-        table = self._round.snapshot.score_table_of(candidate.pod)
+        table = self._builder.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
             return None if table.neutral_reason else table
         if not self._forbidden_zone(candidate):
@@ -137,7 +137,7 @@ class MisplacementRound(TargetFinder):
 
     def _replicas_by_zone(self, pod: PodInfo) -> Counter[Location]:
         """Replicas of the pod's workload by zone; empty unless the workload should survive a zone."""
-        group = self._round.snapshot.group_of(pod)
+        group = self._builder.snapshot.group_of(pod)
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones_by_group:
@@ -163,7 +163,7 @@ class MisplacementRound(TargetFinder):
         return gain > 0 and gain >= max(self._config.margin, MIN_GAIN_SHARE * current.cost)
 
     def find_target(self, candidate: Candidate) -> str:
-        """See `TargetFinder`: the node with the best score that can take the pod."""
+        """See `TargetRules`: the node with the best score that can take the pod."""
         pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
             return "no node is better"
@@ -182,22 +182,22 @@ class MisplacementRound(TargetFinder):
         """Nodes that share a score and take pods: the node of this name, or those of the location of this index without own scores."""
         if isinstance(place, int):
             return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
-        named = self._round.snapshot.nodes.get(place)
+        named = self._builder.snapshot.nodes.get(place)
         return [named] if named is not None and named.accepts_pods else []
 
     def _unschedulable_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
-        fit, pod, load = self._round.fit, candidate.pod, self._loads.get(node.name)
+        fit, pod, load = self._builder.fit, candidate.pod, self._loads.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         why = fit.static_unschedulable_reason(node, pod)
         if not why and load is not None and load.kind != "unknown":
-            used = usage_of(pod, self._round.snapshot, load.used)
-            why = load.overload_reason(used, self._round.arriving_usage.get(node.name, {}))
+            used = usage_of(pod, self._builder.snapshot, load.used)
+            why = load.overload_reason(used, self._builder.arriving_usage.get(node.name, {}))
         return why or fit.dynamic_unschedulable_reason(node, pod)
 
     def target_refusal(self, candidate: Candidate, node: Host) -> str:
-        """See `TargetFinder`."""
+        """See `TargetRules`."""
         if node.name not in self._network.location_index or self._score_table(candidate) is None:
             return "its zone or its costs are not known"
         why = self._unschedulable_reason(candidate, node, self._forbidden_zone(candidate))
@@ -209,14 +209,14 @@ class MisplacementRound(TargetFinder):
 
     def _plan_move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
         """Plan the candidate's move, if it meets all conditions; ``pods`` are those of its AppGroup."""
-        round_, pod = self._round, candidate.pod
-        group = round_.snapshot.group_of(pod)
-        ready = sum(1 for p in pods.values() if p.is_ready and p.uid not in round_.moves)
+        builder, pod = self._builder, candidate.pod
+        group = builder.snapshot.group_of(pod)
+        ready = sum(1 for p in pods.values() if p.is_ready and p.uid not in builder.moves)
         required = max(len(pods), self._network.groups[group].spec.num_members)
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
             candidate.group_refusal = f"{ready} of {required} pods of AppGroup {name} are ready"
-        if report_first_failure(round_, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS)):
+        if report_first_failure(builder, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS)):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         reason = describe_misplacement(current, target)
@@ -226,9 +226,9 @@ class MisplacementRound(TargetFinder):
                 "and it should survive the loss of a zone"
             )
         move = msgspec.structs.replace(
-            round_.make_move(candidate, reason), cost_before=current.cost, cost_after=candidate.cost
+            builder.make_move(candidate, reason), cost_before=current.cost, cost_after=candidate.cost
         )
-        round_.plan_move(candidate, PendingMove(move, round_.now))
+        builder.add_move(candidate, PendingMove(move, builder.now))
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:

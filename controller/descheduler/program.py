@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
+from controller.descheduler.decide import DescheduleDecision, ReasonDurations, UnconfirmedDecision, decide
 from controller.descheduler.evict import EvictionResult, evict, outdated_reason
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, extend_backoff, remove_move
 from controller.descheduler.low_node_load import nodes_to_taint
-from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
-from controller.descheduler.round_plan import Move
+from controller.descheduler.plan import Move
+from controller.descheduler.reporting import DeschedulerMetrics, DeschedulerReporter, taint_patches
 from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import RefusalReason, UsageBatch, UsageStore
@@ -80,8 +80,8 @@ class Descheduler:
         self._inputs, self._planner = inputs, planner
         self._history_store = HistoryStore(client, caches.netaware_namespace)
         self._metrics = DeschedulerMetrics(registry)
-        self._reporter = RoundReporter(recorder)
-        self._history, self._state = History(), RoundState()
+        self._reporter = DeschedulerReporter(recorder)
+        self._history, self._state = History(), ReasonDurations()
         self._executor = ThreadPoolExecutor(1, "descheduler")
         self._budgets: Reflector[PodDisruptionBudget] = Reflector(client, DISRUPTION_BUDGETS, PodDisruptionBudget)
 
@@ -93,22 +93,22 @@ class Descheduler:
         # The budgets of an earlier leadership of this replica may be hours old; rounds wait for a new list.
         self._budgets.synced.clear()
         try:
-            await supervise({"budgets": self._budgets.run(), "rounds": self._rounds()})
+            await supervise({"budgets": self._budgets.run(), "rounds": self._run_rounds()})
         finally:
             self._metrics.clear()
             self._inputs.node_cache.set_avoided_nodes(frozenset())
 
-    async def _rounds(self) -> None:
+    async def _run_rounds(self) -> None:
         await self._caches.pods.synced.wait()
         await self._budgets.synced.wait()
         # Another replica may have led since.
-        self._state, is_loaded = RoundState(), False
+        self._state, is_loaded = ReasonDurations(), False
         log.info("descheduler runs", interval_s=self._config.interval_s, dry_run=self._config.dry_run)
         while True:
             try:
                 if not is_loaded:
                     self._history, is_loaded = await self._history_store.load(), True
-                await self.round()
+                await self.run_round()
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
                 log.change("round", type(error).__name__, "round not finished", error=error)
@@ -116,7 +116,7 @@ class Descheduler:
                 log.change("round", "", "rounds finish again")
             await asyncio.sleep(self._config.interval_s)
 
-    async def round(self) -> RoundDecision:
+    async def run_round(self) -> DescheduleDecision:
         """Run one round.
 
         Raises:
@@ -144,7 +144,7 @@ class Descheduler:
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
-    async def _decide(self, batch: UsageBatch, now: float) -> UnconfirmedRound:
+    async def _decide(self, batch: UsageBatch, now: float) -> UnconfirmedDecision:
         """Decide in a thread, from a copy of the cluster, because it takes seconds on thousands of nodes.
 
         There is one thread, so that a round of an earlier leadership ends before the next one begins.
@@ -153,7 +153,7 @@ class Descheduler:
         snapshot = take_snapshot(self._inputs, caches.pods.items, self._budgets, caches.netaware_namespace)
         usage, history, state, config = self._usage, self._history, self._state, self._config
 
-        def work() -> tuple[UnconfirmedRound, Counter[RefusalReason]]:
+        def work() -> tuple[UnconfirmedDecision, Counter[RefusalReason]]:
             with self._metrics.plan_seconds.time():
                 refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
                 return decide(replace(snapshot, usage=usage.view(now)), history, state, config, now), refused
@@ -165,7 +165,7 @@ class Descheduler:
         log.change("usage-refused", reasons, message, count=sum(refused.values()) - refused["unknown-pod"])
         return unconfirmed
 
-    async def _write_taints(self, decision: RoundDecision) -> None:
+    async def _write_taints(self, decision: DescheduleDecision) -> None:
         """Taint hot nodes before the evictions, so that kube-scheduler, which does not know usage, avoids them.
 
         Raises:
@@ -179,7 +179,7 @@ class Descheduler:
                 if error.status not in NODE_CHANGED_STATUSES:
                     raise
 
-    def _expect_replacements(self, decision: RoundDecision) -> None:
+    def _expect_replacements(self, decision: DescheduleDecision) -> None:
         """Reserve the planner's targets before the evictions, because a replacement may come before the eviction's answer."""
         for move in decision.plan.moves:
             expected = decision.replacement_targets.get(move.uid)
@@ -203,7 +203,7 @@ class Descheduler:
         log.change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
-    async def _evict(self, decision: RoundDecision) -> None:
+    async def _evict(self, decision: DescheduleDecision) -> None:
         """Record the moves, then evict their pods, and record the results."""
         if not self._config.dry_run:
             self._history = add_moves(self._history, decision.pending)

@@ -8,14 +8,14 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from controller.descheduler.config import LimitsConfig, Strategy
-from controller.descheduler.decide import RoundDecision
+from controller.descheduler.config import LimitsConfig, StrategyName
+from controller.descheduler.decide import DescheduleDecision
 from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
 from controller.descheduler.evict import EvictionResult, ResultKind
 from controller.descheduler.history import History, MoveOutcome, is_workload
 from controller.descheduler.node_load import LoadClass
-from controller.descheduler.round import EvictionBreaker
-from controller.descheduler.round_plan import Move, RoundPlan
+from controller.descheduler.plan import DeschedulePlan, Move
+from controller.descheduler.plan_builder import EvictionBreaker
 from kubekit import logs, patches
 from kubekit.events import EventRecorder, ObjectReference
 from kubekit.patches import Operation
@@ -27,7 +27,7 @@ log = logs.get("controller.descheduler")
 HOT_EFFECT = "PreferNoSchedule"
 """The effect of `HOT_TAINT`."""
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 _PREFIX = "netaware_descheduler"
 _INEFFECTIVE_TEXTS: dict[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
@@ -44,7 +44,7 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
     return ObjectReference("v1", "Pod", name, namespace, uid)
 
 
-class RoundReporter:
+class DeschedulerReporter:
     """Writes events and log lines: once per eviction and evaluated move, otherwise once per change of state."""
 
     def __init__(self, recorder: EventRecorder) -> None:
@@ -85,7 +85,7 @@ class RoundReporter:
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
         self._recorder.warning(_pod_reference(*pod), "MoveDidNotHelp", note)
 
-    def report_plan(self, plan: RoundPlan) -> None:
+    def report_plan(self, plan: DeschedulePlan) -> None:
         """Report hot nodes that the round cannot relieve, and those that are no longer above a threshold."""
         stuck = {state.node: state.why for state in plan.nodes if state.stuck}
         for node, why in stuck.items():
@@ -166,7 +166,7 @@ class DeschedulerMetrics:
             for outcome in get_args(MoveOutcome):
                 self.outcomes.labels(strategy, outcome)
 
-    def show_round(self, decision: RoundDecision) -> None:
+    def show_round(self, decision: DescheduleDecision) -> None:
         """Set the gauges of a round."""
         plan = decision.plan
         self._nodes.clear()

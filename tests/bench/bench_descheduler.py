@@ -17,14 +17,14 @@ import msgspec
 from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, figure
 from tests.support.descheduled import (
+    DescheduleDecision,
     DeschedulerConfig,
     DeschedulerSnapshot,
     History,
     Pod,
     PodReader,
+    ReasonDurations,
     ResolvedConfig,
-    RoundDecision,
-    RoundState,
     UsageBatch,
     UsageReading,
     UsageStore,
@@ -94,10 +94,10 @@ class _Cluster:
             hot = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
         return _Rounds(min(seconds), moves, hot)
 
-    def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> RoundDecision:
+    def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> DescheduleDecision:
         self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
         seen = replace(snapshot, usage=self._usage.view(now))
-        return decide(seen, History(), RoundState(), self._settings, now, assume_lasting=True).decision
+        return decide(seen, History(), ReasonDurations(), self._settings, now, assume_lasting=True).decision
 
     def holds(self) -> _Holds:
         """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""

@@ -44,8 +44,8 @@ from tests.support.descheduled import (
     Node,
     Pod,
     PodReader,
+    ReasonDurations,
     ResolvedConfig,
-    RoundState,
     UsageView,
     World,
     add_moves,
@@ -316,7 +316,7 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figu
         world = World()
         for node in nodes:
             world.on_node_change(node.metadata.name, node)
-        history, state = History(), RoundState()
+        history, state = History(), ReasonDurations()
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
         ends = list[EvaluatedMove]()

@@ -16,7 +16,7 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, ResolvedConfig
-from controller.descheduler.decide import RoundDecision, RoundState, decide
+from controller.descheduler.decide import DescheduleDecision, ReasonDurations, decide
 from controller.descheduler.evaluation import evaluate_moves
 from controller.descheduler.history import (
     BackoffEntry,
@@ -29,7 +29,7 @@ from controller.descheduler.history import (
 )
 from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.node_load import AnomalyDetector
-from controller.descheduler.round_plan import Move
+from controller.descheduler.plan import Move
 from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget, take_snapshot
 from controller.descheduler.usage import NO_USAGE, UsageBatch, UsageReading, UsageStore, UsageView
 from controller.scheduler.config import SchedulerConfig
@@ -256,7 +256,7 @@ def pending_move(
     return PendingMove(move, at_s, **follow)
 
 
-def moved(decision: RoundDecision) -> list[str]:
+def moved(decision: DescheduleDecision) -> list[str]:
     """Names of the pods that would go, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
@@ -264,18 +264,18 @@ def moved(decision: RoundDecision) -> list[str]:
 def decided(
     view: DeschedulerSnapshot,
     history: History,
-    state: RoundState,
+    state: ReasonDurations,
     rules: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
-) -> RoundDecision:
+) -> DescheduleDecision:
     """The decision of `decide` alone."""
     return decide(view, history, state, rules, now, assume_lasting=assume_lasting).decision
 
 
 def once(
     view: DeschedulerSnapshot, rules: ResolvedConfig, *, memory: History | None = None, now: float = NOW_S
-) -> RoundDecision:
+) -> DescheduleDecision:
     """One round from nothing."""
-    return decided(view, memory or History(), RoundState(), rules, now)
+    return decided(view, memory or History(), ReasonDurations(), rules, now)

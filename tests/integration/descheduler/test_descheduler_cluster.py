@@ -13,7 +13,7 @@ import pytest_asyncio
 import yaml
 
 from controller.descheduler.evict import evict
-from controller.descheduler.round_plan import Move
+from controller.descheduler.plan import Move
 from controller.descheduler.snapshot import DISRUPTION_BUDGETS
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod

@@ -13,13 +13,13 @@ from tests.support.descheduled import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,
+    DescheduleDecision,
     Eviction,
     History,
     Host,
     PersistentVolume,
     PodDisruptionBudget,
     PodInfo,
-    RoundDecision,
     Volumes,
     alone,
     amounts,
@@ -46,7 +46,7 @@ def hot_with(
     idle: Host = BIG,
     budgets: Iterable[PodDisruptionBudget] = (),
     **sections: Any,
-) -> RoundDecision:
+) -> DescheduleDecision:
     """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""
     nodes = [node("hot"), idle]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}

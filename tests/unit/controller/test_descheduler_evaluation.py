@@ -14,13 +14,13 @@ from tests.support.descheduled import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,
+    DescheduleDecision,
     DeschedulerSnapshot,
     Eviction,
     History,
     PendingMove,
     PodInfo,
-    RoundDecision,
-    RoundState,
+    ReasonDurations,
     add_moves,
     amounts,
     decided,
@@ -239,7 +239,7 @@ def test_the_successor_of_a_replacement_is_evaluated() -> None:
 # The breaker
 
 
-def skips(decision: RoundDecision) -> dict[str, str]:
+def skips(decision: DescheduleDecision) -> dict[str, str]:
     return {skip.pod.partition("/")[2]: skip.condition for skip in decision.plan.skips}
 
 
@@ -278,7 +278,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.stuck is not goes
     assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
-    outside = decided(snapshot(*HOT), history, RoundState(), rules, NOW_S, assume_lasting=True)
+    outside = decided(snapshot(*HOT), history, ReasonDurations(), rules, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "so does the dry-run from outside"
 
 
@@ -301,12 +301,12 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, restarts: bool) -> None:
     """A minute a round; of a process that ends every hour the history stays, detectors do not."""
-    rules, history, state = settings({"anomalyCondition": {}}), History(), RoundState()
+    rules, history, state = settings({"anomalyCondition": {}}), History(), ReasonDurations()
     moves, outcomes, born_s = list[float](), set[str](), NOW_S - 1000
     for minute in range(1440):
         now = NOW_S + 60 * minute
         if restarts and minute % 60 == 0:
-            history, state = msgspec.json.decode(msgspec.json.encode(history), type=History), RoundState()
+            history, state = msgspec.json.decode(msgspec.json.encode(history), type=History), ReasonDurations()
         labels, name = {"pod-template-hash": "5d4f"}, f"web-{len(moves)}"
         one = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}

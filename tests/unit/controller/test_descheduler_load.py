@@ -11,8 +11,8 @@ import pytest
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup
 from controller.descheduler.node_load import LoadClass
+from controller.descheduler.plan import NodeState
 from controller.descheduler.reporting import taint_patches
-from controller.descheduler.round_plan import NodeState
 from netperf.contract import HOT_TAINT
 from tests.support.descheduled import (
     NOW_S,
@@ -20,7 +20,7 @@ from tests.support.descheduled import (
     DeschedulerSnapshot,
     History,
     Node,
-    RoundState,
+    ReasonDurations,
     Target,
     UsageView,
     World,
@@ -288,7 +288,7 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_end
     usage: str, anomaly: dict[str, Any], found: str
 ) -> None:
     """``^`` is a round over the threshold, ``.`` one below, ten seconds apart; ``H`` where it is hot after it, ``w`` warm."""
-    signs, state = "", RoundState()
+    signs, state = "", ReasonDurations()
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
         rules = settings({"anomalyCondition": anomaly}, intervalS=10)
@@ -299,14 +299,14 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_end
 
 
 def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
-    rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), RoundState(), []
+    rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
         decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
         state = decision.state
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, assume_lasting=True)) == ["p"]
+    assert moved(decided(ONE, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
 def test_a_node_without_pods_is_not_stuck_before_it_was_hot_for_enough_rounds() -> None:
@@ -319,10 +319,10 @@ def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds()
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
-        state = decided(ONE, History(), RoundState(), rules, NOW_S).state
+        state = decided(ONE, History(), ReasonDurations(), rules, NOW_S).state
         state = decided(no_usage, History(), state, rules, NOW_S + 600).state
         assert state.detectors.keys() & {"hot"} == left
-    rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), RoundState()
+    rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
     for i in range(5):
         state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
     assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
@@ -366,7 +366,7 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
     """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
     world = two_planned(a="hot1", b="hot2")
     unconfirmed = decide(
-        world.snapshot(used_by(world)), History(), RoundState(), settings(), NOW_S, assume_lasting=True
+        world.snapshot(used_by(world)), History(), ReasonDurations(), settings(), NOW_S, assume_lasting=True
     )
     assert moved(unconfirmed.decision) == ["a", "b"]
 
@@ -385,7 +385,7 @@ async def test_a_pod_that_the_planner_would_not_move_does_not_keep_other_pods_on
     max_skips: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes first in each round."""
-    monkeypatch.setattr("controller.descheduler.round.MAX_SKIPS", max_skips)
+    monkeypatch.setattr("controller.descheduler.plan_builder.MAX_SKIPS", max_skips)
     world, simulated = two_planned(first="hot1"), list[str]()
     world.pods["default/second"] = alone("second", "hot1")
 
@@ -396,7 +396,7 @@ async def test_a_pod_that_the_planner_would_not_move_does_not_keep_other_pods_on
     history, moves = History(), []
     for i in range(8):
         view = world.snapshot(used_by(world))
-        unconfirmed = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, assume_lasting=True)
+        unconfirmed = decide(view, history, ReasonDurations(), settings(), NOW_S + 60 * i, assume_lasting=True)
         found = await unconfirmed.confirm(simulate_replacement)
         history = found.history
         moves.append(moved(found))

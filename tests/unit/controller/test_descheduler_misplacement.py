@@ -16,11 +16,11 @@ from controller.scheduler.placement.planner import PlanningError
 from tests.support.bodies import appgroup_spec, both_ways
 from tests.support.descheduled import (
     NOW_S,
+    DescheduleDecision,
     DeschedulerSnapshot,
     History,
     PodInfo,
-    RoundDecision,
-    RoundState,
+    ReasonDurations,
     SchedulerConfig,
     Target,
     UsageView,
@@ -85,15 +85,17 @@ def plan(
     *,
     assume_lasting: bool = True,
     memory: History | None = None,
-    state: RoundState | None = None,
+    state: ReasonDurations | None = None,
     now: float = NOW_S,
     usage: dict[str, dict[str, float]] | None = None,
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
-) -> RoundDecision:
+) -> DescheduleDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
-    return decide(view, memory or History(), state or RoundState(), rules, now, assume_lasting=assume_lasting).decision
+    return decide(
+        view, memory or History(), state or ReasonDurations(), rules, now, assume_lasting=assume_lasting
+    ).decision
 
 
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
@@ -136,7 +138,7 @@ def test_a_fifth_of_the_cost_counts_when_it_is_more_than_the_margin(beside: int,
 
 def test_the_gain_must_last_without_a_break() -> None:
     apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
-    state, moves, skips = RoundState(), [], []
+    state, moves, skips = ReasonDurations(), [], []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
         decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
         state = decision.state
@@ -255,7 +257,7 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
     world = planned(cluster(APART))
     view = world.snapshot()
     rules = settings(misplacement={"enabled": True})
-    unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, assume_lasting=True)
+    unconfirmed = decide(view, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)
 
     async def simulate_replacement(group: str, key: str, seed: int) -> Target | None:
         assert (group, key) == ("default/shop", "default/web-1")
@@ -301,7 +303,7 @@ def test_no_replica_leaves_its_zone_without_need_or_a_node_that_can_take_it(
 
 def test_a_replica_moves_once_after_the_hold_time() -> None:
     """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
-    placed, state, moves = dict(TOGETHER), RoundState(), []
+    placed, state, moves = dict(TOGETHER), ReasonDurations(), []
     for minute in range(30):
         world = cluster(placed, spread="zone")
         decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
@@ -318,7 +320,7 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
     costs = {("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}
     world = cluster(placed, costs=costs, max_cost=50, spread="zone")
     rules = settings(misplacement={"enabled": True})
-    memory, state, moves = History(), RoundState(), []
+    memory, state, moves = History(), ReasonDurations(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
         view = world.snapshot()

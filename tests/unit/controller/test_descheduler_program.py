@@ -18,7 +18,7 @@ from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler.evict import evict, outdated_reason
 from controller.descheduler.history import BackoffEntry, History, HistoryStore
-from controller.descheduler.low_node_load import LowNodeLoadRound
+from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.program import Descheduler
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, ObjectMeta
@@ -140,18 +140,18 @@ def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Desc
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
     """Do this on the event loop while the rule is at work; the list says afterwards whether the loop had its turn."""
-    loop, turn, had, of_load = asyncio.get_running_loop(), threading.Event(), list[bool](), LowNodeLoadRound.plan
+    loop, turn, had, of_load = asyncio.get_running_loop(), threading.Event(), list[bool](), LowNodeLoadStrategy.plan
 
     def act_in_turn() -> None:
         act()
         turn.set()
 
-    def slow(self: LowNodeLoadRound, *args: Any, **more: Any) -> Any:
+    def slow(self: LowNodeLoadStrategy, *args: Any, **more: Any) -> Any:
         loop.call_soon_threadsafe(act_in_turn)
         had.append(turn.wait(PATIENCE_S))
         return of_load(self, *args, **more)
 
-    monkeypatch.setattr(LowNodeLoadRound, "plan", slow)
+    monkeypatch.setattr(LowNodeLoadStrategy, "plan", slow)
     return had
 
 
@@ -159,7 +159,7 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = Api()
-    expected = await program(api)[0].round()
+    expected = await program(api)[0].run_round()
     assert api.evicted == moved(expected) != []
     api = Api()
     descheduler, world = program(api)
@@ -171,7 +171,7 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
         world.on_node_change(third.target, None)
 
     had = meanwhile(monkeypatch, change)
-    assert moved(await descheduler.round()) == moved(expected)
+    assert moved(await descheduler.run_round()) == moved(expected)
     assert had == [True], "the event loop had its turn"
     gone = {first.pod, second.pod}
     kept = [m for m in expected.plan.moves if m.pod not in gone and m.target != third.target]
@@ -180,7 +180,7 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
 
 async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted() -> None:
     api = Api()
-    plan = (await program(api, netaware_namespace="default")[0].round()).plan
+    plan = (await program(api, netaware_namespace="default")[0].run_round()).plan
     assert (api.evicted, plan.skip_counts) == ([], {"namespace": 4})
     assert plan.skips[0].why == "the admission policy forbids evictions in default"
 

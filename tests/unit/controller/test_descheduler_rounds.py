@@ -19,6 +19,7 @@ from tests.support.descheduled import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,
+    DescheduleDecision,
     DeschedulerConfig,
     DeschedulerSnapshot,
     Eviction,
@@ -27,8 +28,7 @@ from tests.support.descheduled import (
     PersistentVolume,
     PodDisruptionBudget,
     PodInfo,
-    RoundDecision,
-    RoundState,
+    ReasonDurations,
     UsageView,
     Volumes,
     budget,
@@ -268,12 +268,12 @@ def play(seed: int) -> int:
     return len(decision.plan.moves)
 
 
-def round_of(world: World, **more: Any) -> RoundDecision:
+def round_of(world: World, **more: Any) -> DescheduleDecision:
     rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).resolve()
-    return decided(world.view, world.memory, RoundState(), rules, NOW_S, assume_lasting=True)
+    return decided(world.view, world.memory, ReasonDurations(), rules, NOW_S, assume_lasting=True)
 
 
-def check_limits(world: World, decision: RoundDecision) -> None:
+def check_limits(world: World, decision: DescheduleDecision) -> None:
     limits, moves = world.plain["limits"], decision.plan.moves
     assert len(moves) <= limits["perRound"]
     assert max(Counter(m.node for m in moves).values(), default=0) <= limits["perNode"]
@@ -322,7 +322,7 @@ def check_pod(world: World, one: PodInfo) -> None:
         assert one.labels["app"] in {"w0", "w1", "w2"}
 
 
-def check_targets(world: World, decision: RoundDecision) -> None:
+def check_targets(world: World, decision: DescheduleDecision) -> None:
     """kube-scheduler could place each pod on its target, after the moves before it."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
     for one in world.view.pods.by_key.values():
@@ -348,7 +348,7 @@ def check_targets(world: World, decision: RoundDecision) -> None:
             assert resource not in state.high or state.usage_percent[resource] + more <= state.high[resource] + 1e-6
 
 
-def check_budgets(world: World, decision: RoundDecision) -> None:
+def check_budgets(world: World, decision: DescheduleDecision) -> None:
     for one in world.budgets:
         pods = [world.view.pods.by_key[move.pod] for move in decision.plan.moves]
         gone = [p for p in pods if p.namespace == one.metadata.namespace and selects(one.spec.selector, p.labels)]

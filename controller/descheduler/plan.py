@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.descheduler.config import Strategy
+from controller.descheduler.config import StrategyName
 from controller.descheduler.node_load import LoadClass
 
 MAX_SKIPS = 2000
@@ -36,7 +36,7 @@ class Move(DescheduleOutput, frozen=True):
     workload: str
     node: str
     target: str
-    strategy: Strategy
+    strategy: StrategyName
     reason: str
     used: Mapping[str, float] = {}
     node_before: Mapping[str, float] = {}
@@ -81,7 +81,7 @@ class NodeState(DescheduleOutput, frozen=True):
     why: str = ""
 
 
-class RoundPlan(DescheduleOutput, frozen=True):
+class DeschedulePlan(DescheduleOutput, frozen=True):
     """The result of one round.
 
     Attributes:

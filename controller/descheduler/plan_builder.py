@@ -13,11 +13,11 @@ import msgspec
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add_amounts
-from controller.descheduler.config import LimitsConfig, ResolvedConfig, Strategy
+from controller.descheduler.config import LimitsConfig, ResolvedConfig, StrategyName
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
-from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
+from controller.descheduler.plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget
 from controller.descheduler.usage import Amounts
 from kubekit.errors import SelectorError
@@ -34,7 +34,7 @@ def workload_of(pod: PodInfo) -> str:
 
 
 def scopes_of(move: Move) -> list[tuple[LimitScope, str]]:
-    """The limits that a move counts against, as keys of `Round.evictions`."""
+    """The limits that a move counts against, as keys of `PlanBuilder.evictions`."""
     return [("round", ""), ("node", move.node), ("namespace", move.pod.partition("/")[0]), ("group", move.group)]
 
 
@@ -60,7 +60,7 @@ class EvictionBreaker:
         self._helped = Counter(entry.strategy for entry in recent if entry.has_helped)
         self._min_percent = limits.min_success_percent
 
-    def stop_reason(self, strategy: Strategy) -> str:
+    def stop_reason(self, strategy: StrategyName) -> str:
         """Why a strategy is stopped; empty if it is not."""
         total, helped = self._total[strategy], self._helped[strategy]
         if total < MIN_BREAKER_ENTRIES or 100 * helped >= self._min_percent * total:
@@ -105,7 +105,7 @@ def _compile_selector(selector: LabelSelector) -> Selector:
         return Selector()
 
 
-class TargetFinder(ABC):
+class TargetRules(ABC):
     """Finds targets for the candidates of a strategy, in one round."""
 
     @abstractmethod
@@ -133,14 +133,14 @@ class Candidate:
         duration_refusal: why the reason for the move has not lasted long enough; empty if it has, and for LowNodeLoad, which
             checks that for the whole node.
         group_refusal: why a pod of its AppGroup is missing or not ready; empty if none is, and for LowNodeLoad.
-        target: the node that it should move to; empty before `TargetFinder.find_target`.
+        target: the node that it should move to; empty before `TargetRules.find_target`.
         cost: network cost on the target; -1 for LowNodeLoad.
         planner_refusal: why the planner would undo the move; empty if it would not, or if no plan placed the pod.
     """
 
     pod: PodInfo
-    strategy: Strategy
-    finder: TargetFinder
+    strategy: StrategyName
+    finder: TargetRules
     used: Amounts
     node_load: NodeLoad | None = None
     duration_refusal: str = ""
@@ -150,7 +150,7 @@ class Candidate:
     planner_refusal: str = ""
 
 
-class Round:
+class PlanBuilder:
     """Collects moves, skips and notes; counts planned evictions against limits and disruption budgets.
 
     Attributes:
@@ -222,7 +222,7 @@ class Round:
             group=self.snapshot.group_of(pod),
         )
 
-    def plan_move(self, candidate: Candidate, pending: PendingMove) -> None:
+    def add_move(self, candidate: Candidate, pending: PendingMove) -> None:
         """Add a move to the plan, and count it against limits, budgets and the target's capacity."""
         pod, move = candidate.pod, pending.move
         self.evictions.update(scopes_of(move))
