@@ -11,10 +11,10 @@ from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
 from agent.node import OwnNode
 from kubekit.client import Client
-from kubekit.config import load_cluster
+from kubekit.config import load_cluster_config
 from kubekit.errors import KubekitError
 from kubekit.wire import NODES
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 TIMEOUT_S = 5.0
 
@@ -34,7 +34,7 @@ async def show_capacity(config: AgentConfig) -> None:
     document = {
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
-        "published": (node.status.capacity or {}).get(BANDWIDTH) if node is not None else None,
+        "published": (node.status.capacity or {}).get(BANDWIDTH_RESOURCE) if node is not None else None,
         "rate_bps": node_bandwidth.rate_bps,
         "gross_bps": node_bandwidth.gross_bps,
         "source": node_bandwidth.source,
@@ -53,7 +53,7 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
     if not config.node:
         return None, "no --node-name"
     try:
-        async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
+        async with Client(load_cluster_config(config.credentials), timeout_s=TIMEOUT_S) as client:
             return await client.get(NODES, config.node, OwnNode), ""
     except KubekitError as error:
         return None, str(error)

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from kubekit import logs, quantity, selectors
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, convert, load_yaml
@@ -147,7 +147,7 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
     """
     format_ = _check_choice("--log-format", arguments.log_format, logs.FORMATS)
     level = _check_choice("--log-level", arguments.log_level, logs.LEVELS)
-    logs.set_up(format_=format_, level=level)
+    logs.configure(format_=format_, level=level)
 
 
 def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> AgentConfig:
@@ -252,7 +252,7 @@ def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
 
 def _parse_address(text: str) -> str:
     """Parse a literal IP address that can be connected to."""
-    address = read_address(text)
+    address = parse_address(text)
     if address is None:
         raise ConfigError("--address", f"{text!r} is not an IP address")
     if not is_address(str(address)):

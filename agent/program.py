@@ -22,15 +22,15 @@ from agent.kernel_events import KernelEvents
 from agent.node import NodeView, OwnNode
 from kubekit import logs, runtime
 from kubekit.client import Client
-from kubekit.config import load_cluster
+from kubekit.config import load_cluster_config
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.health import InformerMetrics, describe_stale_stores
-from kubekit.http import Checks, Server
+from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.version import installed_version
 from kubekit.wire import NODES, PODS, Pod
-from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
+from netperf.contract import AGENT, AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION
 
 log = logs.get("agent")
 
@@ -45,13 +45,13 @@ async def run_agent(config: AgentConfig) -> None:
         ConfigError: the cluster's configuration, or the listen address, cannot be used.
         BaseExceptionGroup: a task failed or ended; the others were cancelled.
     """
-    cluster = load_cluster(config.credentials)
+    cluster = load_cluster_config(config.credentials)
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
     disable_created_metrics()  # type: ignore[no-untyped-call] # they double the series of counters
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
-        checks, view, kernel = Checks(), NodeView(), KernelEvents()
+        checks, view, kernel = HealthChecks(), NodeView(), KernelEvents()
         node_store = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node_store.subscribe(view.on_change)
         publisher = _capacity_publisher(client, view, config, kernel, registry)
@@ -129,10 +129,10 @@ async def clean_up(config: AgentConfig, *, stay: bool) -> None:
         ConfigError: the cluster's configuration cannot be used.
         KubekitError: the API server refused or did not answer.
     """
-    async with Client(load_cluster(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
+    async with Client(load_cluster_config(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
         await _remove_own_writes(client, config)
     if stay:
-        async with Server(config.listen, checks=Checks(), registry=CollectorRegistry()).running():
+        async with Server(config.listen, checks=HealthChecks(), registry=CollectorRegistry()).running():
             log.info("idle until this pod is deleted", node=config.node)
             await asyncio.Event().wait()
 
@@ -145,7 +145,9 @@ async def _remove_own_writes(client: Client, config: AgentConfig) -> None:
             raise
         log.info("no such node", node=config.node)
     else:
-        writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
+        writes = plan_withdrawal(
+            node, annotations=(AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
+        )
         await execute_writes(client, config.node, writes)
         message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
         log.info(message, node=config.node)

@@ -18,7 +18,7 @@ import yaml
 
 from controller.config import ControllerConfiguration, load_config
 from kubekit import logs
-from kubekit.config import load_cluster
+from kubekit.config import load_cluster_config
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 from netperf.contract import NETAWARE_NAMESPACE
@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "webhook":
             from controller.webhook.program import run_webhook
 
-            logs.set_up(format_=arguments.log_format or "text", level=arguments.log_level or "info")
+            logs.configure(format_=arguments.log_format or "text", level=arguments.log_level or "info")
             return run_program(lambda: run_webhook(arguments.certificate_dir, listen=arguments.listen))
         config = _apply_flags(load_config(arguments.config), arguments)
-        logs.set_up(format_=config.log_format, level=config.log_level)
+        logs.configure(format_=config.log_format, level=config.log_level)
         return _run(config, arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
-    cluster = load_cluster(arguments.credentials)
+    cluster = load_cluster_config(arguments.credentials)
     if arguments.command == "extender":
         from controller.scheduler.extender.program import DEFAULT_LISTEN, run_extender
 

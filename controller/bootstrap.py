@@ -17,7 +17,7 @@ from kubekit.errors import ApiError, ConfigError, KubekitError
 from kubekit.reflector import Reflector
 from kubekit.settings import Section, join_path
 from kubekit.wire import SECRETS, Object, Resource
-from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
+from netperf.contract import PART_OF_LABELS, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
 
 log = logs.get("controller.bootstrap")
 
@@ -77,14 +77,14 @@ class Bootstrap:
 
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
         """Create an object; returns whether it exists now. A failure is logged once, and the next round tries again."""
-        metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF}
+        metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF_LABELS}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:
             await self._client.create(resource, body, Object, namespace=self._namespace)
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.already_exists:
+            if isinstance(error, ApiError) and error.is_already_exists:
                 return True
-            log.change(
+            log.log_change(
                 resource.kind, type(error).__name__, f"cannot create the {resource.kind}", name=name, error=error
             )
             return False

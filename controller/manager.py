@@ -31,9 +31,9 @@ from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.fence import WriteFence
 from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_stores
-from kubekit.http import Checks, Server
+from kubekit.http import HealthChecks, Server
 from kubekit.lease import LeaderElector
-from kubekit.runtime import configure_gc, supervise
+from kubekit.runtime import run_memory_compaction, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
 from netperf.contract import CONTROLLER
@@ -74,7 +74,7 @@ class Manager:
         )
         if not election.enabled:
             self.elector.fence.extend(float("inf"))
-        leader_client = client.fenced(self.elector.fence)
+        leader_client = client.with_fence(self.elector.fence)
         self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
         self._make_controllers(leader_client)
         self._make_diagnosis(client)
@@ -139,7 +139,7 @@ class Manager:
             self._config.listen,
             checks=self._checks(),
             registry=self._registry,
-            hosts=self._config.page.allowed_hosts,
+            public_hosts=self._config.page.allowed_hosts,
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
@@ -147,7 +147,7 @@ class Manager:
             **self._scheduling.stores(),
             "http": server.serve(),
             "events": self._recorder.run(),
-            "memory": self._configure_gc_after_sync(),
+            "memory": self._compact_memory_after_sync(),
             "loop": self._event_loop_monitor.run(),
             "election": self._elect(),
         }
@@ -173,17 +173,17 @@ class Manager:
             }
         )
 
-    async def _configure_gc_after_sync(self) -> None:
+    async def _compact_memory_after_sync(self) -> None:
         started = time.monotonic()
         await self.caches.wait_for_sync()
         self._sync_s.set(time.monotonic() - started)
         log.info(
             "all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.caches.by_name.items()}
         )
-        await configure_gc()
+        await run_memory_compaction()
 
-    def _checks(self) -> Checks:
-        checks = Checks()
+    def _checks(self) -> HealthChecks:
+        checks = HealthChecks()
         checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.unsynced()) else ""
         checks.ready["age"] = lambda: describe_stale_stores(self.caches.by_name.values())
         return checks

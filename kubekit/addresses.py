@@ -7,7 +7,7 @@ import ipaddress
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def read_address(text: str) -> Address | None:
+def parse_address(text: str) -> Address | None:
     """The address in a text; None if it is not an address, such as a name. IPv4 inside IPv6 (``::ffff:10.0.0.1``) is IPv4."""
     try:
         address = ipaddress.ip_address(text)

@@ -30,7 +30,7 @@ from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError
 from kubekit.fence import WriteFence
-from kubekit.responses import RawPage, WatchEvent, decode_response, error_of, read_events, translate_errors
+from kubekit.responses import RawPage, WatchEvent, decode_error, decode_response, read_events, translate_errors
 from kubekit.transport import ConnectionPool, ConnectionPools, FencedBody
 from kubekit.waiting import CooperativeYield
 from kubekit.wire import EVICTIONS, PODS, ObjectMeta, Resource
@@ -46,10 +46,10 @@ DEFAULT_TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
-WATCH_SILENCE_S = 85.0
+MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or nothing of the kind changed since the server started
 (1.36.3 then sends no bookmarks). Opening it again costs one request."""
-MAX_THROTTLED_TRIES = 5
+MAX_THROTTLED_ATTEMPTS = 5
 """Maximum number of attempts of a request that the server throttles (429)."""
 
 
@@ -88,7 +88,7 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._pools.close()
 
-    def fenced(self, fence: WriteFence) -> Self:
+    def with_fence(self, fence: WriteFence) -> Self:
         """A copy whose writes need the permission of ``fence``, and time out before it ends."""
         return self._copy(_fence=fence)
 
@@ -159,17 +159,19 @@ class Client:
         body: object,
         type_: type[T],
         *,
-        kind: str = MERGE_PATCH,
+        patch_type: str = MERGE_PATCH,
         namespace: str | None = None,
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> T:
-        """PATCH an object; ``kind`` is one of the ``*_PATCH`` constants. `APPLY_PATCH` also overwrites fields of other managers."""
+        """PATCH an object; ``patch_type`` is one of the ``*_PATCH`` constants. `APPLY_PATCH` also overwrites fields of other managers."""
         params = {"fieldManager": field_manager} if field_manager else {}
-        if kind == APPLY_PATCH:
+        if patch_type == APPLY_PATCH:
             params["force"] = "true"
         path = resource.path(namespace, name, subresource)
-        return decode_response(await self.request("PATCH", path, params=params, body=body, content_type=kind), type_)
+        return decode_response(
+            await self.request("PATCH", path, params=params, body=body, content_type=patch_type), type_
+        )
 
     async def apply(
         self,
@@ -184,7 +186,7 @@ class Client:
     ) -> T:
         """Server-side apply under ``field_manager``."""
         target = {"namespace": namespace, "subresource": subresource, "field_manager": field_manager}
-        return await self.patch(resource, name, body, type_, kind=APPLY_PATCH, **target)
+        return await self.patch(resource, name, body, type_, patch_type=APPLY_PATCH, **target)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """Evict the pod with this UID, if PodDisruptionBudgets allow it.
@@ -250,9 +252,9 @@ class Client:
             response, data = await self._send_until(deadline, method, path, send)
             if response.status < 400:
                 return data
-            error, attempts = error_of(response, data), attempts + 1
+            error, attempts = decode_error(response, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
-            if not error.is_throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
+            if not error.is_throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_ATTEMPTS:
                 raise error
             await asyncio.sleep(wait_s)
 
@@ -267,23 +269,23 @@ class Client:
         with translate_errors(method, path):
             async with (
                 asyncio.timeout_at(deadline) as timeout,
-                send(sending_context=partial(self._writing, method, timeout)) as response,
+                send(sending_context=partial(self._write_context, method, timeout)) as response,
             ):
                 data = await response.read()
                 if response.status >= 500:
                     # A proxy may have responded, which does not know the outcome of a write.
-                    raise error_of(response, data)
+                    raise decode_error(response, data)
         return response, data
 
     @contextmanager
-    def _writing(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
+    def _write_context(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
         """Context in which a request is sent: for a write, checks the fence and ends ``timeout`` with its permission."""
         if self._fence is None or method == "GET":
             yield
             return
         deadline, permitted_until = timeout.when(), asyncio.get_running_loop().time() + self._fence.check()
         timeout.reschedule(permitted_until if deadline is None else min(deadline, permitted_until))
-        with self._fence.writing():
+        with self._fence.track_write():
             yield
 
     @asynccontextmanager
@@ -292,13 +294,13 @@ class Client:
         resource: Resource,
         resource_version: str,
         *,
-        silence_s: float = WATCH_SILENCE_S,
+        max_silence_s: float = MAX_WATCH_SILENCE_S,
         send_initial_events: bool = False,
         **scope: Unpack[Scope],
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
 
-        Yields an iterator of events, which raises SilentWatchError after ``silence_s`` without an event or bookmark. With
+        Yields an iterator of events, which raises SilentWatchError after ``max_silence_s`` without an event or bookmark. With
         ``send_initial_events`` (WatchList) all existing objects come first, followed by a bookmark with the annotation
         ``k8s.io/initial-events-end``; the timeout is that of a list. A server without WatchList responds with 422.
         """
@@ -320,8 +322,8 @@ class Client:
                         self._send(ConnectionPool.WATCH, "GET", path, params=params)
                     )
                     if response.status >= 400:
-                        raise error_of(response, await response.read())
-                yield read_events(response, silence_s)
+                        raise decode_error(response, await response.read())
+                yield read_events(response, max_silence_s)
 
     @asynccontextmanager
     async def _send(
@@ -335,7 +337,7 @@ class Client:
         content_type: str = "application/json",
         sending_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send once; if the server refuses the credential of ``config.login`` (401), send again with a new one.
+        """Send once; if the server refuses the credential of ``config.credential_provider`` (401), send again with a new one.
 
         ``sending_context`` is entered for each sending, when there is a credential and a free connection.
         """
@@ -347,8 +349,12 @@ class Client:
             data = msgspec.json.encode(body)
             if self._fence is not None:
                 data = FencedBody(data, self._fence)
-        for may_renew_credential in (config.login is not None, False):
-            credential = await config.login.current() if config.login is not None else Credential()
+        for may_renew_credential in (config.credential_provider is not None, False):
+            credential = (
+                await config.credential_provider.get_credential()
+                if config.credential_provider is not None
+                else Credential()
+            )
             token = credential.token or (config.token() if config.token is not None else "")
             if token:
                 headers["Authorization"] = f"Bearer {token}"
@@ -359,11 +365,11 @@ class Client:
                 params=params,
                 headers=headers,
                 data=data,
-                tls=credential.tls,
+                ssl_context=credential.ssl_context,
                 sending_context=sending_context,
             ) as response:
-                if may_renew_credential and response.status == 401 and config.login is not None:
-                    config.login.refuse(credential)
+                if may_renew_credential and response.status == 401 and config.credential_provider is not None:
+                    config.credential_provider.discard(credential)
                     continue
                 yield response
                 return

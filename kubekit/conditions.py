@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kubekit.text import cut, make_printable
+from kubekit.text import cut_bytes, make_printable
 from kubekit.wire import Condition, format_time
 
-MESSAGE_LIMIT = 8192
+MAX_MESSAGE_BYTES = 8192
 """Longest message in bytes; the API server accepts four times as many."""
 
 
 def make_condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
-    """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MESSAGE_LIMIT`."""
-    status, message = "Unknown" if holds is None else str(holds), cut(make_printable(message), MESSAGE_LIMIT)
+    """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MAX_MESSAGE_BYTES`."""
+    status, message = "Unknown" if holds is None else str(holds), cut_bytes(make_printable(message), MAX_MESSAGE_BYTES)
     return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
 
 
@@ -44,7 +44,7 @@ def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condit
     return next((c for c in conditions or () if c.type == type_), None)
 
 
-def changed_status_or_reason(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
+def find_changed_conditions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
     """Conditions of ``after`` that are new, or whose status or reason changed, for events."""
     old = {c.type: (c.status, c.reason) for c in before or ()}
     return [c for c in after or () if old.get(c.type) != (c.status, c.reason)]

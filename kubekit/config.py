@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kubekit import tls
-from kubekit.credentials import Login, TokenFile
+from kubekit.credentials import CredentialProvider, TokenFile
 from kubekit.errors import ConfigError
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -22,25 +22,27 @@ class ClusterConfig:
     Attributes:
         server: ``https://host:port``, without a trailing slash.
         token: returns the bearer token; None without token authentication.
-        tls: context for the connection, or ``None`` for plain http.
+        ssl_context: context for the connection, or ``None`` for plain http.
         namespace: the default namespace of this identity.
         context: name of the kubeconfig context, empty in a cluster.
-        login: provides credentials, which have precedence over ``token`` and ``tls``.
+        credential_provider: provides credentials, which have precedence over ``token`` and ``ssl_context``.
         proxy: URL of an HTTP proxy, empty for none.
         server_name: the name that the server's certificate must carry, if that is not the server's host.
     """
 
     server: str
     token: Callable[[], str] | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
     namespace: str = "default"
     context: str = ""
-    login: Login | None = field(default=None, repr=False)
+    credential_provider: CredentialProvider | None = field(default=None, repr=False)
     proxy: str = ""
     server_name: str = ""
 
 
-def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str] = os.environ) -> ClusterConfig:
+def load_cluster_config(
+    directory: str | Path | None = None, *, environ: Mapping[str, str] = os.environ
+) -> ClusterConfig:
     """Read ``ca.crt``, ``token`` and ``namespace`` of a directory, by default that of the pod's ServiceAccount.
 
     The file ``server`` has the API server's URL; without it ``KUBERNETES_SERVICE_HOST`` and ``_PORT`` name the server. A pair
@@ -49,7 +51,7 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
     Raises:
         ConfigError: a file is missing or cannot be used; the message names the file.
     """
-    directory = Path(folder) if folder else SERVICE_ACCOUNT_DIR
+    directory = Path(directory) if directory else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():
         raise ConfigError(
             "--credentials", f"{directory} is not a directory", "name a directory with server, ca.crt and token"
@@ -58,18 +60,18 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
     return ClusterConfig(
         server=server,
         token=TokenFile(token) if token.exists() else None,
-        tls=_tls_context(directory) if server.startswith("https") else None,
+        ssl_context=_load_ssl_context(directory) if server.startswith("https") else None,
         namespace=_read_text(directory / "namespace") or "default",
     )
 
 
-def _tls_context(directory: Path) -> ssl.SSLContext:
+def _load_ssl_context(directory: Path) -> ssl.SSLContext:
     file = directory / "ca.crt"
     try:
-        context = tls.client_context(file.read_bytes())
+        context = tls.create_client_context(file.read_bytes())
         file = directory / "tls.crt"
         if file.exists():
-            context.load_cert_chain(file, directory / "tls.key", password=_no_passphrase)
+            context.load_cert_chain(file, directory / "tls.key", password=_get_no_passphrase)
     except OSError as error:  # ssl.SSLError is a subclass
         raise ConfigError(str(file), f"cannot be used: {error}") from error
     return context
@@ -93,6 +95,6 @@ def _read_text(path: Path) -> str:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
 
 
-def _no_passphrase() -> str:
+def _get_no_passphrase() -> str:
     """Makes OpenSSL refuse an encrypted key instead of prompting for its passphrase."""
     return ""

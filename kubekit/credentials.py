@@ -34,19 +34,19 @@ class TokenFile:
 
 
 class Credential(NamedTuple):
-    """Credentials of a request: a bearer token, a TLS context with a client certificate, or both."""
+    """Credentials of a request: a bearer token, a SSL context with a client certificate, or both."""
 
     token: str = ""
-    tls: ssl.SSLContext | None = None
+    ssl_context: ssl.SSLContext | None = None
 
 
-class Login(Protocol):
+class CredentialProvider(Protocol):
     """Provides the credential of each request."""
 
-    async def current(self) -> Credential:
+    async def get_credential(self) -> Credential:
         """The credential for a request that starts now. Raises CredentialError if there is none."""
         ...
 
-    def refuse(self, credential: Credential) -> None:
+    def discard(self, credential: Credential) -> None:
         """Discard a credential that the API server refused."""
         ...

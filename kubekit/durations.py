@@ -7,8 +7,8 @@ import re
 from kubekit.errors import ConfigError
 
 _UNITS_S = {"us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
-_DURATION = re.compile(rf"(?:{_PART.pattern})+")
+_PART_PATTERN = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
+_DURATION_PATTERN = re.compile(rf"(?:{_PART_PATTERN.pattern})+")
 
 
 def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
@@ -26,20 +26,20 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
     duration_s = None
     if not isinstance(value, str):
         duration_s = float(value)
-    elif _DURATION.fullmatch(value.strip()):
-        duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
+    elif _DURATION_PATTERN.fullmatch(value.strip()):
+        duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART_PATTERN.findall(value))
     if duration_s is None:
         raise ConfigError(
             field, f"{value!r} is not a duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d"
         )
     if not minimum_s <= duration_s <= maximum_s or duration_s == float("inf"):
-        at_most = f", at most {_format(maximum_s)}" if maximum_s < float("inf") else ""
-        limits = f"at least {_format(minimum_s)}{at_most}"
+        at_most = f", at most {_format_duration(maximum_s)}" if maximum_s < float("inf") else ""
+        limits = f"at least {_format_duration(minimum_s)}{at_most}"
         raise ConfigError(field, f"{value!r} is out of range", limits)
     return duration_s
 
 
-def _format(time_s: float) -> str:
+def _format_duration(time_s: float) -> str:
     """The duration in the largest unit of which it is a multiple."""
     units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
     return next(units) if time_s else "0s"

@@ -85,7 +85,7 @@ class ApiError(KubekitError):
         return self.status == 404
 
     @property
-    def already_exists(self) -> bool:
+    def is_already_exists(self) -> bool:
         """Whether a create failed because the object exists."""
         return self.status == 409 and self.reason == "AlreadyExists"
 

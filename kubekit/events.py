@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, Counter
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.text import cut, make_printable
+from kubekit.text import cut_bytes, make_printable
 from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
 
 log = logs.get("kubekit.events")
 
-NOTE_LIMIT = 1024
+MAX_NOTE_BYTES = 1024
 """Longest note in bytes, by the API server's validation."""
 _FIELD_LIMIT = 128
 """The same for action, reason and reporting instance, in characters."""
@@ -89,16 +89,16 @@ class EventRecorder:
         for cause in LOSS_CAUSES:
             self._lost.labels(cause)
 
-    def normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
+    def record_normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Normal event."""
         self._enqueue("Normal", about, reason, note, action)
 
-    def warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
+    def record_warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Warning event."""
         self._enqueue("Warning", about, reason, note, action)
 
     def _enqueue(self, type_: str, about: ObjectReference, reason: str, note: str, action: str) -> None:
-        note = cut(make_printable(note), NOTE_LIMIT)
+        note = cut_bytes(make_printable(note), MAX_NOTE_BYTES)
         event = _PendingEvent(about, type_, reason, action or reason, note, self._clock())
         if self._pending.full():
             self._pending.get_nowait()
@@ -113,9 +113,9 @@ class EventRecorder:
                 await self._send(event)
             except KubekitError as error:
                 self._lost.labels("refused" if isinstance(error, ApiError) else "unreachable").inc()
-                log.change("send", type(error).__name__, "event not sent", reason=event.reason, error=error)
+                log.log_change("send", type(error).__name__, "event not sent", reason=event.reason, error=error)
             else:
-                log.change("send", "", "events are sent again")
+                log.log_change("send", "", "events are sent again")
 
     async def _send(self, event: _PendingEvent) -> None:
         key = (event.about, event.reason, event.note)
@@ -137,10 +137,10 @@ class EventRecorder:
 
     async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
         """Increase the count of the event; returns False if the event has expired."""
-        series = {"count": written.count, "lastObservedTime": format_time(event.at, micro=True)}
+        series = {"count": written.count, "lastObservedTime": format_time(event.at, with_microseconds=True)}
         try:
             await self._client.patch(
-                EVENTS, written.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=written.namespace
+                EVENTS, written.name, {"series": series}, Object, patch_type=MERGE_PATCH, namespace=written.namespace
             )
         except ApiError as error:
             if error.is_not_found:  # the server keeps events for an hour
@@ -153,7 +153,7 @@ class EventRecorder:
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": format_time(event.at, micro=True),
+            "eventTime": format_time(event.at, with_microseconds=True),
             "reportingController": self._component,
             "reportingInstance": self._instance[:_FIELD_LIMIT],
             "action": event.action[:_FIELD_LIMIT],

@@ -17,7 +17,7 @@ def boot_clock() -> float:
 
 
 class WriteFence:
-    """A permission to write that expires, for ``Client.fenced``.
+    """A permission to write that expires, for ``Client.with_fence``.
 
     Args:
         clock: a monotonic clock, seconds.
@@ -44,7 +44,7 @@ class WriteFence:
         """Allow writing until this time of the clock."""
         self._until = until
 
-    def end(self) -> None:
+    def revoke(self) -> None:
         """Withdraw the permission."""
         self._until = float("-inf")
 
@@ -60,7 +60,7 @@ class WriteFence:
         return remaining_s
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def track_write(self) -> Iterator[None]:
         """Context of each write. A write without a response may still take effect."""
         self._writes_in_flight += 1
         self._no_writes.clear()
@@ -75,6 +75,6 @@ class WriteFence:
             if not self._writes_in_flight:
                 self._no_writes.set()
 
-    async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
-        """Wait for writes in flight, at most ``limit_s``; returns whether all writes of the last ``since_s`` had a response."""
-        return await wait_until_set(self._no_writes, limit_s) and self._last_unanswered_at < self._clock() - since_s
+    async def wait_for_writes(self, timeout_s: float, within_s: float) -> bool:
+        """Wait for writes in flight, at most ``timeout_s``; returns whether all writes of the last ``within_s`` had a response."""
+        return await wait_until_set(self._no_writes, timeout_s) and self._last_unanswered_at < self._clock() - within_s

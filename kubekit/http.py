@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kubekit import logs
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.errors import ConfigError
 from kubekit.http_limits import (
     MAX_HANDSHAKES,
@@ -31,7 +31,7 @@ from kubekit.http_limits import (
 
 log = logs.get("kubekit.http")
 
-Check = Callable[[], str]
+HealthCheck = Callable[[], str]
 """Returns a problem, or an empty text if there is none."""
 
 REQUEST_LIMIT_BYTES = 64 << 10
@@ -39,13 +39,13 @@ MAX_PORT = 65535
 ALL_ADDRESSES = "::"
 
 
-class Checks:
+class HealthChecks:
     """Named checks: ``live`` for /healthz, ``ready`` for /readyz, and ``warnings``, which /readyz shows but does not fail for."""
 
     def __init__(self) -> None:
-        self.live: dict[str, Check] = {}
-        self.ready: dict[str, Check] = {}
-        self.warnings: dict[str, Check] = {}
+        self.live: dict[str, HealthCheck] = {}
+        self.ready: dict[str, HealthCheck] = {}
+        self.warnings: dict[str, HealthCheck] = {}
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
@@ -58,12 +58,12 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > MAX_PORT:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
-    if host and host != "localhost" and read_address(host) is None:
+    if host and host != "localhost" and parse_address(host) is None:
         raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address")
     return host or ALL_ADDRESSES, int(port)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _open_listener(host: str, port: int) -> socket.socket:
     """A listening socket on an address, or on all IPv6 and IPv4 addresses; on all IPv4 addresses if there is no IPv6."""
     if host != ALL_ADDRESSES:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -84,10 +84,10 @@ class Server:
         self,
         listen: str,
         *,
-        checks: Checks | None = None,
+        checks: HealthChecks | None = None,
         registry: CollectorRegistry = REGISTRY,
-        tls: ssl.SSLContext | None = None,
-        hosts: Collection[str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        public_hosts: Collection[str] | None = None,
     ) -> None:
         """Initialize.
 
@@ -95,21 +95,21 @@ class Server:
             listen: ``HOST:PORT``.
             checks: for /healthz and /readyz.
             registry: metrics for /metrics.
-            tls: None for plain HTTP.
-            hosts: public DNS names of this server, see `allow_hosts`; None accepts every Host, for servers that browsers do not use.
+            ssl_context: None for plain HTTP.
+            public_hosts: public DNS names of this server, see `allow_hosts`; None accepts every Host, for servers that browsers do not use.
         """
-        self.checks = checks or Checks()
+        self.checks = checks or HealthChecks()
         middlewares: list[Middleware] = (
-            [read_body_in_time] if hosts is None else [allow_hosts(hosts), read_body_in_time]
+            [read_body_in_time] if public_hosts is None else [allow_hosts(public_hosts), read_body_in_time]
         )
         self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
-        self.connections = ConnectionLimiter()
-        self.handshakes = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
+        self.connection_limiter = ConnectionLimiter()
+        self.handshake_limiter = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._host, self._port = parse_listen(listen)
-        self._registry, self._tls = registry, tls
-        self.app.router.add_get("/metrics", self._metrics)
-        self.app.router.add_get("/healthz", _health_handler(self.checks.live, {}))
-        self.app.router.add_get("/readyz", _health_handler(self.checks.ready, self.checks.warnings))
+        self._registry, self._ssl_context = registry, ssl_context
+        self.app.router.add_get("/metrics", self._serve_metrics)
+        self.app.router.add_get("/healthz", _make_health_handler(self.checks.live, {}))
+        self.app.router.add_get("/readyz", _make_health_handler(self.checks.ready, self.checks.warnings))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -122,12 +122,14 @@ class Server:
         await runner.setup()
         try:
             try:
-                bound = _bind(self._host, self._port)
-                await BoundSite(runner, bound, self.connections, self.handshakes, self._tls).start()
+                listener = _open_listener(self._host, self._port)
+                await BoundSite(
+                    runner, listener, self.connection_limiter, self.handshake_limiter, self._ssl_context
+                ).start()
             except OSError as error:
                 raise ConfigError("--listen", f"cannot bind {self._host}:{self._port}: {error.strerror}") from error
             port = runner.addresses[0][1]
-            log.info("listening", host=self._host, port=port, tls=self._tls is not None)
+            log.info("listening", host=self._host, port=port, tls=self._ssl_context is not None)
             yield f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         finally:
             await runner.cleanup()
@@ -137,7 +139,7 @@ class Server:
         async with self.running():
             await asyncio.Event().wait()
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         names = request.query.getall("name[]", [])
         registry = self._registry.restricted_registry(names) if names else self._registry
@@ -146,8 +148,8 @@ class Server:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _health_handler(
-    checks: dict[str, Check], warnings: dict[str, Check]
+def _make_health_handler(
+    checks: dict[str, HealthCheck], warnings: dict[str, HealthCheck]
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
         if failures := _run_checks(checks):
@@ -157,6 +159,6 @@ def _health_handler(
     return handle
 
 
-def _run_checks(checks: dict[str, Check]) -> str:
+def _run_checks(checks: dict[str, HealthCheck]) -> str:
     """One line for each check that finds a problem."""
     return "".join(f"{name}: {problem}\n" for name, check in checks.items() if (problem := check()))

@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from aiohttp.web_protocol import RequestHandler
 
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
@@ -41,13 +41,13 @@ class ConnectionLimiter:
     """Limits the number of connections of one server.
 
     Attributes:
-        refused: number of connections that were closed because of the limits.
+        closed_count: number of connections that were closed because of the limits.
     """
 
     def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_PER_PEER) -> None:
         self._max_connections, self._max_per_peer = max_connections, max_per_peer
         self._open: dict[Connection, None] = {}
-        self.refused = 0
+        self.closed_count = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -71,7 +71,7 @@ class ConnectionLimiter:
             self._close_one(list(self._open), counts, connection)
 
     def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
-        self.refused += 1
+        self.closed_count += 1
         others = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
         closed = min(others, key=lambda c: (c.is_responding, -counts[c.peer], c.has_request))
@@ -126,24 +126,26 @@ class Connection(RequestHandler):
             address = transport.get_extra_info("peername")
             self.peer = str(address[0]) if isinstance(address, tuple) else ""
             self._socket_transport = transport
-            if self._site.tls is not None:
-                self._start_handshake(transport, self._site.tls)
+            if self._site.ssl_context is not None:
+                self._start_handshake(transport, self._site.ssl_context)
                 return
-        self._move_to(self._site.connections)
+        self._move_to(self._site.connection_limiter)
         super().connection_made(transport)
         self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
-    def _start_handshake(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+    def _start_handshake(self, transport: asyncio.Transport, ssl_context: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
         handshake: asyncio.Future[None] = loop.create_future()
         handshake.add_done_callback(self._stop_counting_failed_handshake)
-        protocol = _TlsProtocol(loop, self, tls, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
+        protocol = _TlsProtocol(
+            loop, self, ssl_context, handshake, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+        )
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        self._move_to(self._site.handshakes)
+        self._move_to(self._site.handshake_limiter)
 
     def _stop_counting_failed_handshake(self, handshake: asyncio.Future[None]) -> None:
-        if handshake.exception() is not None or self._limiter is self._site.handshakes:
+        if handshake.exception() is not None or self._limiter is self._site.handshake_limiter:
             self._move_to(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -178,12 +180,13 @@ class BoundSite(web.SockSite):
         self,
         runner: web.AppRunner,
         sock: socket.socket,
-        connections: ConnectionLimiter,
-        handshakes: ConnectionLimiter,
-        tls: ssl.SSLContext | None,
+        connection_limiter: ConnectionLimiter,
+        handshake_limiter: ConnectionLimiter,
+        ssl_context: ssl.SSLContext | None,
     ) -> None:
-        super().__init__(runner, sock, ssl_context=tls)
-        self.connections, self.handshakes, self.tls, self._bound = connections, handshakes, tls, sock
+        super().__init__(runner, sock, ssl_context=ssl_context)
+        self.connection_limiter, self.handshake_limiter = connection_limiter, handshake_limiter
+        self.ssl_context, self._listener = ssl_context, sock
 
     async def start(self) -> None:
         """Listen."""
@@ -191,15 +194,15 @@ class BoundSite(web.SockSite):
         server = self._runner.server
         assert server is not None
         # Accepted sockets inherit this option. It also ends closed connections with unsent data, and those of peers with a window of 0.
-        self._bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(server, self), sock=self._bound
+            lambda: Connection(server, self), sock=self._listener
         )
 
     async def stop(self) -> None:
         """Stop listening, and close TLS handshakes."""
         await super().stop()
-        self.handshakes.close_all()
+        self.handshake_limiter.close_all()
 
 
 class BodyTooLargeError(Exception):
@@ -251,7 +254,7 @@ def allow_hosts(hosts: Collection[str]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = _host_name(request.host)
-        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or read_address(name) is not None:
+        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or parse_address(name) is not None:
             return await handler(request)
         return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
 

@@ -2,7 +2,7 @@
 
 The holder renews the lease every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal;
 others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock (CLOCK_BOOTTIME if
-available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.fenced`` checks the
+available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.with_fence`` checks the
 permission when a write is sent, and limits the timeout of the write to it.
 
 A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission: a late write
@@ -139,7 +139,7 @@ class LeaderElector:
         """
         if not self.fence.is_held:
             return False
-        self.fence.end()
+        self.fence.revoke()
         if await self.fence.wait_for_writes(WRITES_TIMEOUT_S, self._config.duration_s):
             return True
         log.info("lease not released: a write had no response", lease=self._name)
@@ -154,7 +154,7 @@ class LeaderElector:
             await asyncio.sleep(min(self._config.retry_s, remaining_s))
             # A server that does not respond must not prolong the permission.
             await self._try_acquire_or_renew(limit_s=self.fence.remaining_s)
-        self.fence.end()
+        self.fence.revoke()
 
     async def _try_acquire_or_renew(self, limit_s: float = float("inf")) -> bool:
         """Acquire or renew the lease once, within ``limit_s``; returns whether this process holds it."""
@@ -165,13 +165,13 @@ class LeaderElector:
             async with asyncio.timeout(min(self._config.retry_s * 2, limit_s)):
                 is_holder = await self._acquire_or_renew()
         except (KubekitError, TimeoutError) as error:
-            log.change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
+            log.log_change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
             return False
-        log.change(self._name, "", "lease reached again", lease=self._name)
+        log.log_change(self._name, "", "lease reached again", lease=self._name)
         if is_holder:
             self.fence.extend(started + self._config.renew_deadline_s)
         else:
-            self.fence.end()
+            self.fence.revoke()
         return is_holder
 
     async def _acquire_or_renew(self) -> bool:
@@ -189,7 +189,7 @@ class LeaderElector:
         return await self._write(lease)
 
     async def _write(self, old: Lease | None) -> bool:
-        now = format_time(time.time(), micro=True)
+        now = format_time(time.time(), with_microseconds=True)
         before = old.spec if old else LeaseSpec()
         is_renewal = before.holder_identity == self._identity
         spec = LeaseSpec(
@@ -209,7 +209,7 @@ class LeaderElector:
             else:
                 lease = await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
         except ApiError as error:
-            if error.is_conflict or error.already_exists:
+            if error.is_conflict or error.is_already_exists:
                 return False
             raise
         self._observe(self._identity, lease.metadata.resource_version)
@@ -224,7 +224,7 @@ class LeaderElector:
         """Clear the lease's holder, so that the next leader need not wait for ``duration_s``."""
         if not (self._may_release or self.fence.is_held):
             return
-        self.fence.end()
+        self.fence.revoke()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 if not await self._clear_holder(self._observed_version):

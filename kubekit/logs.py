@@ -1,6 +1,6 @@
 """Structured logs, as key=value lines or JSON.
 
-``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.change(...)`` logs a
+``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.log_change(...)`` logs a
 state that lasts for hours only when it starts and when it ends.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO
 
-from kubekit.text import escape_controls, make_printable, mask_controls
+from kubekit.text import escape_control_characters, make_printable, mask_control_characters
 
 _QUOTED_CHARACTERS = frozenset('\\"= \n\t')
 FORMATS = ("text", "json")
@@ -43,11 +43,11 @@ class Log:
         """Log that something is wrong that a user must fix."""
         self._emit(logging.ERROR, message, fields)
 
-    def unexpected(self, message: str, error: BaseException, **fields: object) -> None:
+    def log_exception(self, message: str, error: BaseException, **fields: object) -> None:
         """Log an unexpected error with its traceback."""
         self._logger.error(message, exc_info=error, extra={"fields": fields})
 
-    def change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
+    def log_change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
         """Log only if the state of ``topic`` is new; returns whether it was logged.
 
         Args:
@@ -79,7 +79,7 @@ def get(name: str) -> Log:
     return Log(name)
 
 
-def set_up(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
+def configure(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
     """Write all logs of this process to ``stream`` (by default standard error), as ``text`` or ``json``."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
@@ -105,7 +105,7 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return escape_controls(json.dumps(line, default=str, ensure_ascii=False))
+        return escape_control_characters(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class _TextFormatter(logging.Formatter):
@@ -113,7 +113,7 @@ class _TextFormatter(logging.Formatter):
         fields = "".join(f" {k}={_quote(v)}" for k, v in _fields_of(record).items())
         head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {make_printable(record.getMessage())}{fields}"
         # Indented, so that the text of an error cannot look like another log line.
-        trace = mask_controls(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
+        trace = mask_control_characters(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
         return "\n    ".join([head, *trace])
 
 
@@ -124,4 +124,4 @@ def _timestamp(unix_s: float) -> str:
 def _quote(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     needs_quotes = not text or not text.isprintable() or not _QUOTED_CHARACTERS.isdisjoint(text)
-    return escape_controls(json.dumps(text, ensure_ascii=False)) if needs_quotes else text
+    return escape_control_characters(json.dumps(text, ensure_ascii=False)) if needs_quotes else text

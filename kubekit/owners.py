@@ -34,7 +34,7 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
     return owner.kind, owner.name
 
 
-def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
+def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod.
 
     So pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.

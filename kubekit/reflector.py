@@ -32,7 +32,7 @@ _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
 """A watch that ends sooner counts as a failure, so that the next one waits."""
-STREAMING_UNSUPPORTED = (400, 422)
+STREAMING_UNSUPPORTED_STATUSES = (400, 422)
 """Statuses of servers that do not support streamed lists, or have them disabled."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
@@ -111,7 +111,7 @@ class Reflector(Store[T]):
                 if time.monotonic() - started >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
-                wait_s = backoff.next()
+                wait_s = backoff.next_delay_s()
             except _WatchEndedError as ended:
                 if isinstance(ended.cause, SilentWatchError):
                     # The server may have nothing to send; if it is down, the next request fails.
@@ -148,8 +148,10 @@ class Reflector(Store[T]):
             self.ready.set()
         if not _is_expired(error):
             self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
-            log.change(self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
-        return max(error.retry_after_s or 0.0, backoff.next())
+            log.log_change(
+                self._log_topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error)
+            )
+        return max(error.retry_after_s or 0.0, backoff.next_delay_s())
 
     async def _list_or_stream(self, backoff: Backoff) -> str:
         """List, and also watch if the server streams lists, until the watch ends. Returns the last resourceVersion."""
@@ -157,7 +159,7 @@ class Reflector(Store[T]):
             try:
                 return await self._stream(backoff)
             except ApiError as error:
-                if error.status not in STREAMING_UNSUPPORTED:
+                if error.status not in STREAMING_UNSUPPORTED_STATUSES:
                     raise
                 self._server_streams = False
         return await self._list()
@@ -166,7 +168,7 @@ class Reflector(Store[T]):
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
         resource_version = ""
-        from_cache = _selects_few(self._scope.get("field_selector", ""))
+        from_cache = _selects_one_name_or_node(self._scope.get("field_selector", ""))
         async for page in self._client.list_pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
                 self._add_listed(raw, fresh, malformed)
@@ -216,7 +218,7 @@ class Reflector(Store[T]):
         """List and watch in one request, until the watch ends.
 
         Raises:
-            ApiError: the server responded with an error; with a status in `STREAMING_UNSUPPORTED` if it does not stream lists.
+            ApiError: the server responded with an error; with a status in `STREAMING_UNSUPPORTED_STATUSES` if it does not stream lists.
         """
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
@@ -256,11 +258,11 @@ class Reflector(Store[T]):
         """
         self.contact_at = time.monotonic()
         self.failure = ""
-        log.change(self._log_topic, "", "watching again", resource=self.resource.plural)
+        log.log_change(self._log_topic, "", "watching again", resource=self.resource.plural)
         try:
             async for event in events:
                 self.contact_at = time.monotonic()
-                resource_version = self._apply(event) or resource_version
+                resource_version = self._apply_event(event) or resource_version
                 backoff.reset()
         except KubekitError as error:
             if _is_expired(error):
@@ -268,7 +270,7 @@ class Reflector(Store[T]):
             raise _WatchEndedError(resource_version, error) from error
         return resource_version
 
-    def _apply(self, event: WatchEvent) -> str:
+    def _apply_event(self, event: WatchEvent) -> str:
         """Apply one event; returns its resourceVersion, or an empty text if that cannot be decoded.
 
         An object that cannot be decoded keeps its last good state until it is deleted.
@@ -301,15 +303,15 @@ class Reflector(Store[T]):
         """Count and log an object that cannot be decoded; returns its key."""
         key, text = self._metadata_of(raw).key or UNKNOWN_KEY, str(error)
         malformed[key] = text
-        log.change(f"{self.resource.plural}/{key}", text, "object ignored: malformed", key=key, error=text)
+        log.log_change(f"{self.resource.plural}/{key}", text, "object ignored: malformed", key=key, error=text)
         return key
 
     def _forget_malformed(self, key: str, malformed: dict[str, str]) -> None:
         if malformed.pop(key, None) is not None or key in self.malformed:
-            log.change(f"{self.resource.plural}/{key}", "", "object is not malformed any more", key=key)
+            log.log_change(f"{self.resource.plural}/{key}", "", "object is not malformed any more", key=key)
 
 
-def _selects_few(field_selector: str) -> bool:
+def _selects_one_name_or_node(field_selector: str) -> bool:
     """Whether a field selector limits the list to one name or node."""
     return "=" in field_selector and "!=" not in field_selector
 

@@ -69,21 +69,21 @@ class RawPage(msgspec.Struct, gc=False, frozen=True):
     metadata: ListMeta = ListMeta()
 
 
-async def read_events(response: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
+async def read_events(response: aiohttp.ClientResponse, max_silence_s: float) -> AsyncIterator[WatchEvent]:
     """Yields the events of a watch as they arrive.
 
     Raises:
-        SilentWatchError: nothing arrived for ``silence_s``.
+        SilentWatchError: nothing arrived for ``max_silence_s``.
     """
     decoder, maybe_yield = msgspec.json.Decoder(WatchEvent), CooperativeYield()
     while True:
         # readline() does not yield if the line is buffered, and there may be thousands.
         await maybe_yield()
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(max_silence_s):
                 line = await response.content.readline()
         except TimeoutError as error:
-            raise SilentWatchError(f"WATCH {response.url.path}: silent for {silence_s:.0f} s") from error
+            raise SilentWatchError(f"WATCH {response.url.path}: silent for {max_silence_s:.0f} s") from error
         if not line:
             return
         if line.strip():
@@ -102,7 +102,7 @@ def decode_response(data: bytes | msgspec.Raw, type_: type[T]) -> T:
         raise MalformedObjectError(f"cannot read {type_.__name__}: {error}") from error
 
 
-def error_of(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
+def decode_error(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
     """The exception for a response with an error status."""
     try:
         status = _decode_status(data)

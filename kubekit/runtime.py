@@ -21,7 +21,7 @@ from kubekit.errors import ConfigError, KubekitError
 log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-MEMORY_GROWTH, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
+MEMORY_GROWTH_FACTOR, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
 _NO_FULL_COLLECTIONS = 2**31 - 1
 
 
@@ -29,12 +29,12 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Run ``main`` until it returns or fails, or a signal cancels it; returns the exit code."""
     try:
         with asyncio.Runner() as runner:
-            return runner.run(_until_signal(main))
+            return runner.run(_run_until_signal(main))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
 
-async def _until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+async def _run_until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(main(), name="main")
     received: list[signal.Signals] = []
@@ -52,9 +52,9 @@ async def _until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     except asyncio.CancelledError:
         return 0 if received else EXIT_FAILED
     except BaseExceptionGroup as group:
-        return _report(_leaf_errors(group))
+        return _report_errors(_leaf_errors(group))
     except Exception as error:
-        return _report([error])
+        return _report_errors([error])
     return 0
 
 
@@ -65,7 +65,7 @@ def _leaf_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException
     return errors
 
 
-def _report(errors: list[BaseException]) -> int:
+def _report_errors(errors: list[BaseException]) -> int:
     """Print configuration errors, or log other errors; returns the exit code."""
     if all(isinstance(e, ConfigError) for e in errors):
         for error in errors:
@@ -75,7 +75,7 @@ def _report(errors: list[BaseException]) -> int:
         if isinstance(error, KubekitError):
             log.error("program failed", error=error)
         else:
-            log.unexpected("program failed", error)
+            log.log_exception("program failed", error)
     return EXIT_FAILED
 
 
@@ -103,16 +103,16 @@ async def run_best_effort(
     Args:
         work: what to await.
         log: where to write a line if the error changes, and after recovery.
-        topic: topic of `kubekit.logs.Log.change`.
+        topic: topic of `kubekit.logs.Log.log_change`.
         failure_message: message of the line for a failure.
         recovery_message: message of the line after recovery.
     """
     try:
         await work
     except Exception as error:
-        log.change(topic, repr(error), failure_message, error=repr(error))
+        log.log_change(topic, repr(error), failure_message, error=repr(error))
         return False
-    log.change(topic, "", recovery_message)
+    log.log_change(topic, "", recovery_message)
     return True
 
 
@@ -130,13 +130,13 @@ def compact_memory(*, everything: bool = True) -> None:
     gc.set_threshold(young, middle, _NO_FULL_COLLECTIONS)
 
 
-async def configure_gc() -> None:
-    """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH` since the last call, until cancelled."""
+async def run_memory_compaction() -> None:
+    """Call `compact_memory` now, and whenever memory has grown by `MEMORY_GROWTH_FACTOR` since the last call, until cancelled."""
     compacted_pages = 0
     while True:
         # /proc cannot be read if no file descriptor is free.
         with suppress(OSError):
-            if _resident_pages() > MEMORY_GROWTH * compacted_pages:
+            if _resident_pages() > MEMORY_GROWTH_FACTOR * compacted_pages:
                 compact_memory()
                 compacted_pages = _resident_pages()
         await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)

@@ -13,10 +13,10 @@ from typing import Literal, cast, get_args
 from kubekit.errors import SelectorError
 from kubekit.wire import Wire
 
-_NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
-_SET = re.compile(rf"(?P<key>{_NAME})\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)\Z")
-_EQUAL = re.compile(rf"(?P<key>{_NAME})\s*(?P<op>==|=|!=)\s*(?P<value>[-A-Za-z0-9_.]*)\Z")
-_EXISTS = re.compile(rf"(?P<not>!?)\s*(?P<key>{_NAME})\Z")
+_KEY_PATTERN = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
+_SET_PATTERN = re.compile(rf"(?P<key>{_KEY_PATTERN})\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)\Z")
+_EQUALITY_PATTERN = re.compile(rf"(?P<key>{_KEY_PATTERN})\s*(?P<op>==|=|!=)\s*(?P<value>[-A-Za-z0-9_.]*)\Z")
+_EXISTENCE_PATTERN = re.compile(rf"(?P<not>!?)\s*(?P<key>{_KEY_PATTERN})\Z")
 Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
@@ -77,7 +77,7 @@ def parse_selector(text: str) -> Selector:
         SelectorError: the text is not a selector; the message names the invalid part.
     """
     parts = [p.strip() for p in re.split(r",(?![^()]*\))", text)] if text.strip() else []
-    return Selector(tuple(_requirement(p) for p in parts))
+    return Selector(tuple(_parse_requirement(p) for p in parts))
 
 
 def compile_selector(selector: LabelSelector) -> Selector:
@@ -98,12 +98,12 @@ def compile_selector(selector: LabelSelector) -> Selector:
     return Selector(tuple(requirements))
 
 
-def _requirement(part: str) -> Requirement:
-    if match := _SET.match(part):
+def _parse_requirement(part: str) -> Requirement:
+    if match := _SET_PATTERN.match(part):
         values = frozenset(value.strip() for value in match["values"].split(","))
         return Requirement(match["key"], "In" if match["op"] == "in" else "NotIn", values)
-    if match := _EQUAL.match(part):
+    if match := _EQUALITY_PATTERN.match(part):
         return Requirement(match["key"], "NotIn" if match["op"] == "!=" else "In", frozenset((match["value"],)))
-    if match := _EXISTS.match(part):
+    if match := _EXISTENCE_PATTERN.match(part):
         return Requirement(match["key"], "DoesNotExist" if match["not"] else "Exists")
     raise SelectorError(f"{part!r} is not a label selector requirement, such as app=web or tier in (a, b)")

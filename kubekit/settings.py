@@ -83,7 +83,7 @@ class SelectorSpec(Section, frozen=True):
     match_labels: dict[str, str] | None = None
     match_expressions: list[SelectorRequirement] | None = None
 
-    def compiled(self, field: str) -> Selector:
+    def compile(self, field: str) -> Selector:
         """Compile for matching.
 
         Raises:
@@ -111,18 +111,18 @@ def load_yaml(path: str | Path, flag: str) -> Any:
     return parse_yaml(text, flag, str(path))
 
 
-def parse_yaml(text: str, flag: str, where: str = "") -> Any:
+def parse_yaml(text: str, flag: str, file_name: str = "") -> Any:
     """Parse a YAML text.
 
     Raises:
-        ConfigError: the text is not YAML; the message names ``flag`` and ``where``, the file.
+        ConfigError: the text is not YAML; the message names ``flag`` and the file.
     """
     from kubekit import yaml_text
 
     try:
         return yaml_text.parse(text)
     except ValueError as error:
-        raise ConfigError(flag, f"{where} is not YAML: {error}".lstrip()) from error
+        raise ConfigError(flag, f"{file_name} is not YAML: {error}".lstrip()) from error
 
 
 def convert(document: object, type_: type[T], field: str = "") -> T:
@@ -160,10 +160,10 @@ def to_camel_case(name: str) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-def range_of(kind: object) -> Range | None:
+def range_of(type_: object) -> Range | None:
     """The `Range` of an annotated type, or of an annotated type that may be None; None if there is no range."""
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) is Annotated:
+    arguments = typing.get_args(type_)
+    if typing.get_origin(type_) is Annotated:
         return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)
     return next((limits for argument in arguments if (limits := range_of(argument)) is not None), None)
 

@@ -8,14 +8,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?")
-UNSAFE_NAME = "NAME"
+NAME_PLACEHOLDER = "NAME"
 """Placeholder in a command line for a text that is not a valid name."""
 
 
 def format_command(template: str, *values: object, **named: object) -> str:
     """A command line that is safe to paste: ``template`` with values that may come from users.
 
-    Values are integers, names of Kubernetes objects (other texts become `UNSAFE_NAME`), sequences of names, and mappings or sequences of
+    Values are integers, names of Kubernetes objects (other texts become `NAME_PLACEHOLDER`), sequences of names, and mappings or sequences of
     mappings, which become one quoted word of JSON.
     """
     return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named.items()})
@@ -23,12 +23,12 @@ def format_command(template: str, *values: object, **named: object) -> str:
 
 def _quote(value: object) -> str:
     if isinstance(value, str):
-        return value if _NAME.fullmatch(value) else UNSAFE_NAME
+        return value if _NAME.fullmatch(value) else NAME_PLACEHOLDER
     if isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value)):
         return shlex.quote(json.dumps(value, separators=(",", ":")))
     if isinstance(value, Sequence):
         return " ".join(_quote(item) for item in value)
-    return str(int(value)) if isinstance(value, int) else UNSAFE_NAME
+    return str(int(value)) if isinstance(value, int) else NAME_PLACEHOLDER
 
 
 def make_printable(text: str) -> str:
@@ -36,17 +36,17 @@ def make_printable(text: str) -> str:
     return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 
-def cut(text: str, limit: int) -> str:
+def cut_bytes(text: str, limit: int) -> str:
     """The text, cut to ``limit`` bytes of UTF-8."""
     return text.encode()[:limit].decode(errors="ignore")
 
 
-def mask_controls(text: str) -> str:
+def mask_control_characters(text: str) -> str:
     """The text with control characters replaced, except line breaks and tabs."""
     return _replace_unprintable(text, "\n\t", lambda _: "\ufffd")
 
 
-def escape_controls(data: str) -> str:
+def escape_control_characters(data: str) -> str:
     """JSON text with all control and format characters escaped, also those that JSON allows."""
     return _replace_unprintable(data, "\n", _escape)
 

@@ -13,7 +13,7 @@ import ssl
 _PEM = re.compile(rb"-----BEGIN (?P<label>[A-Z ]*CERTIFICATE)-----.+?-----END (?P=label)-----", re.DOTALL)
 
 
-def client_context(authorities: bytes = b"") -> ssl.SSLContext:
+def create_client_context(authorities: bytes = b"") -> ssl.SSLContext:
     """A context that trusts servers whose certificates these authorities signed.
 
     Args:

@@ -67,12 +67,12 @@ class ConnectionPools:
 
     def open(self) -> None:
         """Open the pools; needs a running event loop."""
-        shared = self._session(MAX_SHARED_REQUESTS)
+        shared = self._create_session(MAX_SHARED_REQUESTS)
         self._sessions = {
-            ConnectionPool.WATCH: self._session(0),
+            ConnectionPool.WATCH: self._create_session(0),
             ConnectionPool.READ: shared,
             ConnectionPool.WRITE: shared,
-            ConnectionPool.LEASE: self._session(1),
+            ConnectionPool.LEASE: self._create_session(1),
         }
         # Requests wait at these semaphores, not in aiohttp's pool, so that the write fence is checked after the wait.
         shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
@@ -88,9 +88,9 @@ class ConnectionPools:
         for session in sessions.values():
             await session.close()
 
-    def _session(self, max_connections: int) -> aiohttp.ClientSession:
+    def _create_session(self, max_connections: int) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            ssl=self._config.tls or True,
+            ssl=self._config.ssl_context or True,
             limit=max_connections,
             keepalive_timeout=IDLE_TIMEOUT_S,
             socket_factory=_create_socket,
@@ -112,7 +112,7 @@ class ConnectionPools:
         params: Mapping[str, str] | None,
         headers: CIMultiDict[str],
         data: bytes | BytesPayload | None,
-        tls: ssl.SSLContext | None,
+        ssl_context: ssl.SSLContext | None,
         sending_context: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Wait for a free connection, enter ``sending_context``, and send one request. Sets no deadline."""
@@ -129,7 +129,7 @@ class ConnectionPools:
                     params=params,
                     headers=headers,
                     data=data,
-                    ssl=tls or config.tls or True,
+                    ssl=ssl_context or config.ssl_context or True,
                     proxy=config.proxy or None,
                     server_hostname=config.server_name or None,
                 ) as response:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 TIME_SLICE_S = 0.005
 
 
-def backoff_s(failures: int, first_s: float, cap_s: float) -> float:
-    """The delay after a number of failures in a row: ``first_s`` after the first, doubled after each further one, at most ``cap_s``."""
+def backoff_delay_s(failures: int, base_s: float, cap_s: float) -> float:
+    """The delay after a number of failures in a row: ``base_s`` after the first, doubled after each further one, at most ``cap_s``."""
     # The exponent is bounded, because 2.0 ** 1024 overflows.
-    return min(cap_s, first_s * 2.0 ** min(max(failures - 1, 0), 64))
+    return min(cap_s, base_s * 2.0 ** min(max(failures - 1, 0), 64))
 
 
 @dataclass(slots=True)
@@ -35,10 +35,10 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
-    def next(self) -> float:
+    def next_delay_s(self) -> float:
         """Count one failure and return how long to wait, in seconds."""
         self.failures += 1
-        return backoff_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
+        return backoff_delay_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Set the failures to 0, after a success."""

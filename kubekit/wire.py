@@ -213,14 +213,14 @@ class Resource(msgspec.Struct, frozen=True):
         version: for example ``v1``.
         plural: for example ``nodes``.
         kind: for example ``Node``.
-        namespaced: whether objects live in namespaces.
+        is_namespaced: whether objects live in namespaces.
     """
 
     group: str
     version: str
     plural: str
     kind: str
-    namespaced: bool = True
+    is_namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -238,15 +238,15 @@ class Resource(msgspec.Struct, frozen=True):
         The path is across all namespaces if the resource is namespaced and ``namespace`` is absent.
         """
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
-        if self.namespaced and namespace:
+        if self.is_namespaced and namespace:
             parts.append(f"namespaces/{namespace}")
         parts.append(self.plural)
         parts += [p for p in (name, subresource) if p]
         return "/".join(parts)
 
 
-NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod")
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS = Resource("", "v1", "secrets", "Secret")
@@ -257,7 +257,7 @@ EVICTIONS = Resource("policy", "v1", "evictions", "Eviction")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
 )
 
 
@@ -267,10 +267,10 @@ def split_key(key: str) -> tuple[str, str]:
     return namespace, name
 
 
-def format_time(unix_s: float, *, micro: bool = False) -> str:
-    """An RFC 3339 time in UTC: to the second for metav1.Time, with ``micro`` to the microsecond for metav1.MicroTime."""
+def format_time(unix_s: float, *, with_microseconds: bool = False) -> str:
+    """An RFC 3339 time in UTC: to the second for metav1.Time, with ``with_microseconds`` to the microsecond for metav1.MicroTime."""
     moment = datetime.fromtimestamp(unix_s, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if with_microseconds else "%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(text: str) -> float:

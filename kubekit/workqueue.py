@@ -93,8 +93,8 @@ class WorkQueue:
                 requeue_after_s = await reconcile(key)
             except KubekitError as error:
                 backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
-                wait_s = max(error.retry_after_s or 0.0, backoff.next())
-                log.change(
+                wait_s = max(error.retry_after_s or 0.0, backoff.next_delay_s())
+                log.log_change(
                     f"{name}/{key}",
                     type(error).__name__,
                     "reconcile failed, retrying",
@@ -105,7 +105,7 @@ class WorkQueue:
                 self.add_after(key, wait_s)
             else:
                 self._backoffs.pop(key, None)
-                log.change(f"{name}/{key}", "", "reconcile succeeded again", worker=name, key=key)
+                log.log_change(f"{name}/{key}", "", "reconcile succeeded again", worker=name, key=key)
                 if requeue_after_s is not None:
                     self.add_after(key, requeue_after_s)
             finally:

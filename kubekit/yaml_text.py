@@ -14,12 +14,12 @@ def parse(text: str) -> Any:
         ValueError: the text is not valid YAML, or repeats a key of a mapping; the message has the line and the problem.
     """
     try:
-        return yaml.load(text, Loader=_UniqueKeys)
+        return yaml.load(text, Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(_problem(error)) from error
+        raise ValueError(_describe_problem(error)) from error
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """Rejects repeated keys; PyYAML silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -32,7 +32,7 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _problem(error: Exception) -> str:
+def _describe_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     text = str(getattr(error, "problem", None) or error)
     return f"line {mark.line + 1}: {text}" if mark else text

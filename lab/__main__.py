@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     args = build_parser().parse_args(argv)
-    logs.set_up()
+    logs.configure()
     no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
     os.environ["NO_PROXY"] = ",".join(filter(None, (no_proxy, _LAB_RANGES)))
     try:

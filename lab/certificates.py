@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 
 _LIFETIME = timedelta(days=365)
 # Clocks of machines that share a directory differ a little.
@@ -123,5 +123,5 @@ def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    address = read_address(host)
+    address = parse_address(host)
     return x509.IPAddress(address) if address is not None else x509.DNSName(host)

@@ -23,7 +23,7 @@ import yaml
 from agent.capacity.publication import KWOK_ANNOTATION
 from controller.cluster.pods import OUR_SCHEDULER
 from kubekit.client import Client
-from kubekit.config import ClusterConfig, load_cluster
+from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from lab import controlplane_commands
@@ -148,7 +148,7 @@ class ControlPlane:
     @property
     def client_config(self) -> ClusterConfig:
         """The administrator's connection for kubekit's Client."""
-        return load_cluster(credentials_of(self.kubeconfig))
+        return load_cluster_config(credentials_of(self.kubeconfig))
 
     async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
         """Run kubectl as the administrator; returns its output. Raises BootError if it fails or does not end in time."""
@@ -205,7 +205,7 @@ class ControlPlane:
             *self._feature_gates,
         ]
         program = self.programs.start(name, argv)
-        health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
+        health = ClusterConfig(f"https://{LOOPBACK}:{port}", ssl_context=self.client_config.ssl_context)
         async with Client(health, timeout_s=2.0) as client:
             await self._wait_until(lambda: _responds(client, "/readyz"), f"{name} to be ready")
         return program
@@ -349,7 +349,7 @@ def credentials_of(kubeconfig: Path) -> Path:
 def save_credentials(
     folder: Path, server: str, authority: Path, credentials: Mapping[str, str], namespace: str = "default"
 ) -> None:
-    """Write a directory as `kubekit.config.load_cluster` reads it; ``credentials`` are those of `save_kubeconfig`."""
+    """Write a directory as `kubekit.config.load_cluster_config` reads it; ``credentials`` are those of `save_kubeconfig`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "server").write_text(server)
     (folder / "namespace").write_text(namespace)

@@ -154,7 +154,7 @@ async def _prepare(client: Client, installation: Installation) -> None:
     await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=NETAWARE_NAMESPACE)
     for network in installation.lab.nodes:
         annotation = {"metadata": {"annotations": {CAPACITY_ANNOTATION: str(network.node.nic_bps)}}}
-        await client.patch(NODES, network.node.name, annotation, Node, kind=MERGE_PATCH)
+        await client.patch(NODES, network.node.name, annotation, Node, patch_type=MERGE_PATCH)
 
 
 def _write_config(file: Path, changes: Mapping[str, Any]) -> None:

@@ -95,7 +95,7 @@ async def exchange_datagrams(address: str, passphrase: bytes) -> Measurement:
 def main() -> int:
     """Entry point."""
     args = build_parser().parse_args()
-    logs.set_up(level="warning")
+    logs.configure(level="warning")
     passphrase = os.environ[PASSPHRASE_VARIABLE].encode()
     return run_program(
         lambda: serve(args.address, args.prober, passphrase) if args.verb == "serve" else probe(args, passphrase)

@@ -23,22 +23,22 @@ SCHEDULER = "netaware-scheduler"
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
-PART_OF = {"app.kubernetes.io/part-of": "netaware"}
+PART_OF_LABELS = {"app.kubernetes.io/part-of": "netaware"}
 """Labels of every object that the programs create."""
 NAME_LABEL = "app.kubernetes.io/name"
 AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR = f"{NAME_LABEL}={AGENT}", f"{NAME_LABEL}={CONTROLLER}"
 """The programs' pods, in netaware's namespace."""
 
-BANDWIDTH = "network.aware.com/bandwidth"
+BANDWIDTH_RESOURCE = "network.aware.com/bandwidth"
 """The extended resource, integer bits per second (node bandwidth capacity, docs/contracts)."""
 INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
 EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
 """On a pod: its limits, as the CNI bandwidth plugin reads them."""
 CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
 """On a node, set by a user: a quantity in bits per second that overrides the detected capacity."""
-OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
+BANDWIDTH_OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
 """On a node: the writer of the resource. With another value than ours the agent does not write it."""
-SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
+BANDWIDTH_SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
 """On a node: source of the published number, as text."""
 
 AGENT_ANNOTATION = "netaware.io/agent"
@@ -55,7 +55,7 @@ PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
 """Audience of tokens that open the page, and their header: the API server's proxy would consume ``Authorization``."""
 PAGE_ACCOUNT = "netaware-page"
 """The ServiceAccount whose tokens open the page, and which may do nothing else."""
-PAGE_DATA = "/api/v1/overview"
+PAGE_DATA_PATH = "/api/v1/overview"
 """Path of the page's data."""
 
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
@@ -87,7 +87,7 @@ def encode_announcement(announcement: Announcement) -> str:
 _decode_announcement = msgspec.json.Decoder(Announcement).decode
 
 
-def read_announcement(text: str) -> Announcement | None:
+def decode_announcement(text: str) -> Announcement | None:
     """The announcement in an annotation; None if the annotation is missing or invalid."""
     if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
@@ -97,13 +97,13 @@ def read_announcement(text: str) -> Announcement | None:
         return None
 
 
-TRAFFIC_ROUND_S, TRAFFIC_SHARE = 30.0, 0.005
+MIN_TRAFFIC_PAUSE_S, MAX_TRAFFIC_CPU_SHARE = 30.0, 0.005
 """Shortest pause between two readings of connection tracking, and the most that they take of a core."""
 
 
 def traffic_pause_s(round_s: float) -> float:
-    """Pause after a reading of connection tracking that took ``round_s``, see `TRAFFIC_SHARE`."""
-    return max(TRAFFIC_ROUND_S, round_s / TRAFFIC_SHARE)
+    """Pause after a reading of connection tracking that took ``round_s``, see `MAX_TRAFFIC_CPU_SHARE`."""
+    return max(MIN_TRAFFIC_PAUSE_S, round_s / MAX_TRAFFIC_CPU_SHARE)
 
 
 HOT_TAINT = "netaware.io/hot"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.wire import DECODE_ERRORS
 from netperf.contract import PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
@@ -250,7 +250,7 @@ def _find_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
     if probe.origin.node == probe.destination.node or (
-        read_address(probe.origin.address) == read_address(probe.destination.address)
+        parse_address(probe.origin.address) == parse_address(probe.destination.address)
     ):
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
@@ -258,11 +258,11 @@ def _find_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
 
 def is_address(text: str) -> bool:
     """Whether the text is a literal IP address that can be connected to; names are not resolved."""
-    address = read_address(text)
+    address = parse_address(text)
     return address is not None and not (address.is_unspecified or address.is_multicast)
 
 
 def is_loopback(text: str) -> bool:
     """Whether the text is a loopback address."""
-    address = read_address(text)
+    address = parse_address(text)
     return address is not None and address.is_loopback

@@ -10,8 +10,8 @@ import msgspec
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from kubekit.wire import Pod
-from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
-from netperf.limits import read_limit
+from netperf.bandwidth_limits import parse_limit
+from netperf.contract import BANDWIDTH_RESOURCE, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
 Direction = Literal["ingress", "egress"]
 ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
@@ -54,7 +54,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
 def read_annotation(text: str) -> LimitSpec:
     """Parse the value of one annotation."""
     try:
-        return LimitSpec(read_limit(text))
+        return LimitSpec(parse_limit(text))
     except QuantityError as error:
         return LimitSpec(None, str(error))
 
@@ -86,7 +86,7 @@ def _reserved_bps(pod: Pod) -> int | None:
     ]
     limits = [container.resources.limits or {} for container in containers]
     try:
-        amounts = [quantity.parse(limit[BANDWIDTH]) for limit in limits if BANDWIDTH in limit]
+        amounts = [quantity.parse(limit[BANDWIDTH_RESOURCE]) for limit in limits if BANDWIDTH_RESOURCE in limit]
     except QuantityError:
         return None  # The API server does not admit such a pod.
     return int(sum(amounts)) if amounts else None
@@ -100,4 +100,8 @@ def _describe_mismatch(limits: Mapping[Direction, LimitSpec], reserved_bps: int 
         for direction, limit_spec in limits.items()
         if limit_spec.rate_bps is not None and limit_spec.rate_bps != reserved_bps
     ]
-    return f"scheduled for {reserved_bps} bit/s of {BANDWIDTH}, but " + " and ".join(differing) if differing else ""
+    return (
+        f"scheduled for {reserved_bps} bit/s of {BANDWIDTH_RESOURCE}, but " + " and ".join(differing)
+        if differing
+        else ""
+    )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth.state import Action, LimitEgress, LimitIngress
-from kubekit.waiting import backoff_s
+from kubekit.waiting import backoff_delay_s
 
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
@@ -70,7 +70,7 @@ class RepairBackoff:
         attempts.count += 1
         if has_succeeded and isinstance(action, LimitIngress | LimitEgress):
             attempts.set_at_s.append(now_s)
-        wait_s = backoff_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
+        wait_s = backoff_delay_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
         attempts.last_at_s, attempts.due_at_s = now_s, now_s + wait_s
         return wait_s
 

@@ -93,10 +93,10 @@ class BandwidthManager:
             try:
                 await self._reconcile()
             except KernelError as error:
-                log.change("kernel", str(error), "cannot read traffic control", error=error)
+                log.log_change("kernel", str(error), "cannot read traffic control", error=error)
                 asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
             else:
-                log.change("kernel", "", "traffic control can be read again")
+                log.log_change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(MIN_PAUSE_S)
             if await wait_until_set(self._wake, FULL_CHECK_INTERVAL_S):
                 await asyncio.sleep(DEBOUNCE_S)
@@ -130,10 +130,10 @@ class BandwidthManager:
         try:
             await execute(action)
         except KernelError as error:
-            log.change(topic, str(error), "cannot set a limit", device=action.device_name, what=kind, error=error)
+            log.log_change(topic, str(error), "cannot set a limit", device=action.device_name, what=kind, error=error)
         else:
             has_succeeded = True
-            log.change(topic, "", "limits can be set again", device=action.device_name, what=kind)
+            log.log_change(topic, "", "limits can be set again", device=action.device_name, what=kind)
         loop.call_later(self._backoff.record_attempt(action, loop.time(), has_succeeded=has_succeeded), self._wake.set)
 
     async def _compare_traffic(self) -> None:
@@ -147,9 +147,9 @@ class BandwidthManager:
             try:
                 await take_readings(self._meters, self._config.proc, statuses, loop.time())
             except KernelError as error:
-                log.change("counters", str(error), "cannot read the counters of limits", error=error)
+                log.log_change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
-            log.change("counters", "", "counters can be read again")
+            log.log_change("counters", "", "counters can be read again")
             if (self._meters.excesses, self._backoff.disputes(loop.time())) != (self._excesses, self._disputes):
                 self._report()
             else:
@@ -183,7 +183,7 @@ class BandwidthManager:
         unlocated = self._plan.unlocated
         self._has_unlocated_pods = bool(unlocated)
         listed = ", ".join(f"{key}: {reason}" for key, reason in sorted(unlocated.items())[:MAX_UNLOCATED_LOGGED])
-        log.change("unlocated", listed, "pods without verdict", level="info", count=len(unlocated), pods=listed)
+        log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(unlocated), pods=listed)
 
     def _report_mismatches(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Report pods whose reserved bandwidth and limits differ, once per change."""
@@ -220,7 +220,7 @@ class BandwidthManager:
         """Send an event, but at the first report after the agent's start only about new pods."""
         if is_first and not self._has_reported and not _is_new(pod, time.time()):
             return
-        send = self._recorder.normal if is_normal else self._recorder.warning
+        send = self._recorder.record_normal if is_normal else self._recorder.record_warning
         regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
         send(regarding, reason, note, action=action)
 

@@ -15,9 +15,15 @@ from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
 from kubekit.patches import Operation, pointer
-from kubekit.text import cut
+from kubekit.text import cut_bytes
 from kubekit.wire import Condition
-from netperf.contract import AGENT, BANDWIDTH, MAX_ANNOTATION_BYTES, OWNER_ANNOTATION, SOURCE_ANNOTATION
+from netperf.contract import (
+    AGENT,
+    BANDWIDTH_OWNER_ANNOTATION,
+    BANDWIDTH_RESOURCE,
+    BANDWIDTH_SOURCE_ANNOTATION,
+    MAX_ANNOTATION_BYTES,
+)
 
 CONDITION = "NetawareBandwidth"
 """Node condition: True if the capacity is known and published; False if it is unknown, disputed, owned by another program
@@ -53,12 +59,12 @@ def _has_kubelet(node: OwnNode) -> bool:
 
 def bandwidth_owner_of(node: OwnNode) -> str:
     """The owner of the node's bandwidth; empty without one."""
-    return node.metadata.annotation(OWNER_ANNOTATION)
+    return node.metadata.annotation(BANDWIDTH_OWNER_ANNOTATION)
 
 
 def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
     """A published capacity other than ours; empty if there is none, or the 0 that a kubelet leaves behind."""
-    published = _quantities(node, "capacity").get(BANDWIDTH, "0")
+    published = _quantities(node, "capacity").get(BANDWIDTH_RESOURCE, "0")
     return "" if published == "0" or (rate_bps is not None and _same_quantity(published, rate_bps)) else published
 
 
@@ -81,20 +87,20 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
         stale = tuple(
-            patches.remove(pointer("status", field, BANDWIDTH))
+            patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if bandwidth_owner_of(node) and _quantities(node, field).get(BANDWIDTH) == "0"
+            if bandwidth_owner_of(node) and _quantities(node, field).get(BANDWIDTH_RESOURCE) == "0"
         )
         return Writes(status=stale, condition=condition)
     value = str(node_bandwidth.rate_bps)
     operations: list[Operation] = []
     for field in fields:
         if getattr(node.status, field) is None:
-            operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
-        elif not _same_quantity(_quantities(node, field).get(BANDWIDTH), node_bandwidth.rate_bps):
-            operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
-    source = cut(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
-    wanted = {OWNER_ANNOTATION: AGENT, SOURCE_ANNOTATION: source}
+            operations.append(patches.add(pointer("status", field), {BANDWIDTH_RESOURCE: value}))
+        elif not _same_quantity(_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
+            operations.append(patches.add(pointer("status", field, BANDWIDTH_RESOURCE), value))
+    source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
+    wanted = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
     differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
     return Writes(
         status=tuple(operations),
@@ -111,9 +117,9 @@ def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
     fields = ("capacity", "allocatable") if bandwidth_owner_of(node) == AGENT else ()
     return Writes(
         status=tuple(
-            patches.remove(pointer("status", field, BANDWIDTH))
+            patches.remove(pointer("status", field, BANDWIDTH_RESOURCE))
             for field in fields
-            if BANDWIDTH in _quantities(node, field)
+            if BANDWIDTH_RESOURCE in _quantities(node, field)
         ),
         metadata={"metadata": {"annotations": present}} if present else None,
         condition=deletion if condition is not None else None,
@@ -140,7 +146,7 @@ def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, disputed: 
     if owner not in {"", AGENT}:
         return _owned_by_other(f"names {owner}; remove it")
     if not owner and foreign:
-        return _owned_by_other(f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}")
+        return _owned_by_other(f"is missing and {BANDWIDTH_RESOURCE} is {foreign} already; set it to {AGENT}")
     return _false_condition("Disputed", disputed) if disputed else None
 
 
@@ -154,7 +160,7 @@ def _capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:
 
 
 def _owned_by_other(detail: str) -> Condition:
-    return _false_condition("OwnedByOther", f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish")
+    return _false_condition("OwnedByOther", f"annotation {BANDWIDTH_OWNER_ANNOTATION} {detail} to let {AGENT} publish")
 
 
 def _false_condition(reason: str, message: str) -> Condition:

@@ -20,7 +20,7 @@ from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
-from kubekit.waiting import Backoff, backoff_s, wait_until_set
+from kubekit.waiting import Backoff, backoff_delay_s, wait_until_set
 from kubekit.wire import NODES
 from netperf.contract import AGENT
 
@@ -68,7 +68,7 @@ class CompetingWriter:
         repeats = len(self._replaced_at_s) - DISPUTED_AFTER + 1
         if repeats < 1:
             return ""
-        self._wait_until_s = now_s + backoff_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
+        self._wait_until_s = now_s + backoff_delay_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
         return self._reason
 
     @property
@@ -146,11 +146,11 @@ class Publisher:
                     has_written = await self._publish(node, self.node_bandwidth)
                 except KubekitError as error:
                     self._writes.labels("failed").inc()
-                    log.change("publish", type(error).__name__, "cannot publish the capacity", error=error)
-                    idle_s = pause_s = self._backoff.next()
+                    log.log_change("publish", type(error).__name__, "cannot publish the capacity", error=error)
+                    idle_s = pause_s = self._backoff.next_delay_s()
                 else:
                     self._backoff.reset()
-                    log.change("publish", "", "capacity can be published again")
+                    log.log_change("publish", "", "capacity can be published again")
                     if has_written:
                         pause_s, idle_s = MIN_PAUSE_S, WATCH_LAG_S
             await asyncio.sleep(pause_s)
@@ -160,9 +160,9 @@ class Publisher:
         try:
             capacity = await self._read_hardware()
         except KernelError as error:
-            log.change("links", str(error), "cannot read links, using the last result", error=error)
+            log.log_change("links", str(error), "cannot read links, using the last result", error=error)
             return before
-        log.change("links", "", "links can be read again")
+        log.log_change("links", "", "links can be read again")
         return capacity
 
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
@@ -185,11 +185,11 @@ class Publisher:
 
     def _report(self, node_bandwidth: NodeBandwidth) -> None:
         for warning in node_bandwidth.warnings:
-            log.change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
+            log.log_change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
         rate_bps, source, is_known = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.rate_bps is not None
         message, level = ("capacity", "info") if is_known else ("capacity unknown, nothing is published", "warning")
         why = node_bandwidth.explanation
-        log.change(
+        log.log_change(
             "node_bandwidth", f"{rate_bps} {source}", message, level=level, rate_bps=rate_bps, source=source, why=why
         )
 
@@ -201,8 +201,8 @@ async def execute_writes(client: Client, name: str, writes: Writes) -> None:
         KubekitError: a request failed; it is safe to send all of them again.
     """
     if writes.metadata:
-        await client.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)
+        await client.patch(NODES, name, writes.metadata, OwnNode, patch_type=MERGE_PATCH)
     if writes.status:
-        await client.patch(NODES, name, list(writes.status), OwnNode, kind=JSON_PATCH, subresource="status")
+        await client.patch(NODES, name, list(writes.status), OwnNode, patch_type=JSON_PATCH, subresource="status")
     if writes.condition:
-        await client.patch(NODES, name, writes.condition, OwnNode, kind=STRATEGIC_PATCH, subresource="status")
+        await client.patch(NODES, name, writes.condition, OwnNode, patch_type=STRATEGIC_PATCH, subresource="status")

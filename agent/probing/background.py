@@ -86,10 +86,10 @@ class BackgroundProber:
             try:
                 await self._stream.run()
             except OSError as error:
-                log.change("datagrams", str(error.strerror), "cannot send datagrams", address=address, error=error)
+                log.log_change("datagrams", str(error.strerror), "cannot send datagrams", address=address, error=error)
             finally:
                 self._stream = None
-            await asyncio.sleep(backoff.next())
+            await asyncio.sleep(backoff.next_delay_s())
 
     def _window_of(self, probe: Probe) -> Window | None:
         return self._stream.current_window(self._target_of(probe)) if self._stream is not None else None

@@ -57,7 +57,7 @@ class PassphraseSource:
         while (passphrase := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
             await asyncio.sleep(POLL_S)
         state = "" if passphrase else "none"
-        log.change(
+        log.log_change(
             "passphrase/none", state, "probes are authenticated" if passphrase else "probes are not authenticated"
         )
         return passphrase
@@ -83,4 +83,4 @@ class PassphraseSource:
     def _set_problem(self, problem: str) -> None:
         self.problem = problem
         message = "the probing passphrase cannot be used" if problem else "the probing passphrase can be used again"
-        log.change("passphrase", problem, message, why=problem)
+        log.log_change("passphrase", problem, message, why=problem)

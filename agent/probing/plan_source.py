@@ -43,9 +43,11 @@ class PlanSource:
         """Replace the current plan."""
         self.plan = plan
         if plan is not None:
-            log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes))
+            log.log_change(
+                "plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes)
+            )
         else:
-            log.change("plan/use", "", "no plan: this node sends no probes")
+            log.log_change("plan/use", "", "no plan: this node sends no probes")
         self.on_change()
 
     async def run(self, client: Client, view: NodeView, namespace: str) -> None:
@@ -53,11 +55,11 @@ class PlanSource:
         while True:
             zone = (await view.wait_for_node()).zone
             if not zone:
-                log.change("zone", "none", "this node has no zone label and takes no part in measuring")
+                log.log_change("zone", "none", "this node has no zone label and takes no part in measuring")
                 self.set_plan(None)
                 await view.wait_for_change()
                 continue
-            log.change("zone", "", "this node has a zone", zone=zone)
+            log.log_change("zone", "", "this node has a zone", zone=zone)
             reflector = Reflector(
                 client,
                 CONFIGMAPS,
@@ -81,13 +83,13 @@ class PlanSource:
             decoded = decode_plan(config_map.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
             self._count_refusal(error.reason)
-            log.change("plan", error.reason, "plan refused, keeping the previous one", error=error)
+            log.log_change("plan", error.reason, "plan refused, keeping the previous one", error=error)
             return
-        log.change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
+        log.log_change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
         for refusal in decoded.refusals:
             self._count_refusal(refusal.reason)
         reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
-        log.change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
+        log.log_change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
         self.set_plan(decoded.plan)
 
     def _count_refusal(self, reason: str) -> None:

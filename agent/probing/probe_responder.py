@@ -75,8 +75,8 @@ class ProbeResponder:
                 await self._datagrams.run()
             except OSError as error:
                 where = f"{self._address}:{self._datagram_port}"
-                log.change("responder", str(error), "cannot answer datagrams", where=where, error=error.strerror)
-            await asyncio.sleep(backoff.next())
+                log.log_change("responder", str(error), "cannot answer datagrams", where=where, error=error.strerror)
+            await asyncio.sleep(backoff.next_delay_s())
 
 
 async def keep_announced(
@@ -99,10 +99,10 @@ async def keep_announced(
         if wanted != current and (wanted is not None or is_silent):
             try:
                 body = {"metadata": {"annotations": {AGENT_ANNOTATION: wanted}}}
-                await client.patch(NODES, node.metadata.name, body, OwnNode, kind=MERGE_PATCH)
+                await client.patch(NODES, node.metadata.name, body, OwnNode, patch_type=MERGE_PATCH)
             except KubekitError as error:
-                log.change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
-                await asyncio.sleep(backoff.next())
+                log.log_change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
+                await asyncio.sleep(backoff.next_delay_s())
                 continue
             backoff.reset()
             log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)

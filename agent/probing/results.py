@@ -127,12 +127,12 @@ class ResultsWriter:
                 outcome = "refused" if is_refused else "failed"
                 self._writes.labels(outcome).inc()
                 state = f"{outcome}/{getattr(error, 'status', '')}"
-                log.change("results", state, "results not written", name=target.name, error=error)
-                await asyncio.sleep(RETRY_REFUSED_S if is_refused else backoff.next())
+                log.log_change("results", state, "results not written", name=target.name, error=error)
+                await asyncio.sleep(RETRY_REFUSED_S if is_refused else backoff.next_delay_s())
                 self._queue.due.set()
                 continue
             backoff.reset()
-            log.change("results", "", "results are written again", name=target.name)
+            log.log_change("results", "", "results are written again", name=target.name)
 
     async def _write_all(self, target: _Target, entries: list[Entry]) -> None:
         """Write all entries; keys that were refused before are written separately.
@@ -174,7 +174,7 @@ class ResultsWriter:
     def _report_refusals(self, target: _Target, *, has_refused: bool, is_too_large: bool) -> None:
         """Log and count the refusals of the last pass, and retry later."""
         message = "some results are refused" if self._refused else "no result is refused any more"
-        log.change("results/refused", ",".join(sorted(self._refused)), message, why=self.warning)
+        log.log_change("results/refused", ",".join(sorted(self._refused)), message, why=self.warning)
         if has_refused:
             self._writes.labels("refused").inc()
         if is_too_large:
@@ -194,7 +194,7 @@ class ResultsWriter:
         data = self._encode(target, entries)
         check_growth(target.name, target.data, data)
         after = await self._client.patch(
-            CONFIGMAPS, target.name, merge_patch(data), ConfigMap, kind=MERGE_PATCH, namespace=self._namespace
+            CONFIGMAPS, target.name, merge_patch(data), ConfigMap, patch_type=MERGE_PATCH, namespace=self._namespace
         )
         target.data, target.has_our_sequences = after.data or {}, True
         self._queue.mark_written(entries)

@@ -299,7 +299,7 @@ def _log_change(outcome: ProbeOutcome) -> None:
     destination, test, result = outcome.destination.node, outcome.test, outcome.result
     topic = f"{destination}/{test}"
     if result == "ok":
-        log.change(topic, "", "probes succeed again", destination=destination, test=test)
+        log.log_change(topic, "", "probes succeed again", destination=destination, test=test)
     elif result != "waiting":
         message = "probe skipped" if result == "over-budget" else "probe failed"
-        log.change(topic, result, message, destination=destination, test=test, why=result, detail=outcome.detail)
+        log.log_change(topic, result, message, destination=destination, test=test, why=result, detail=outcome.detail)

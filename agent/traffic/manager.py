@@ -21,11 +21,11 @@ from agent.netlink import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
 from agent.traffic.edges import Edge, EdgeTotals, Workload
 from kubekit import logs
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.owners import owner_of
 from kubekit.reflector import Reflector
 from kubekit.wire import Pod
-from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
+from netperf.contract import MIN_TRAFFIC_PAUSE_S, traffic_pause_s
 
 log = logs.get("agent.traffic")
 
@@ -60,10 +60,10 @@ class TrafficManager:
             try:
                 await listen(self.collector.add_ended, self.collector.on_overflow)
             except KernelError as error:
-                if time.monotonic() - began_s > TRAFFIC_ROUND_S:
-                    log.change("events", "", "connection tracking events were read meanwhile")
-                log.change("events", str(error), "cannot listen to connection tracking events", error=error)
-            await asyncio.sleep(TRAFFIC_ROUND_S)
+                if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
+                    log.log_change("events", "", "connection tracking events were read meanwhile")
+                log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
+            await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
 
     async def _run(self) -> None:
         await self._pods.synced.wait()
@@ -71,10 +71,10 @@ class TrafficManager:
             try:
                 await self.collector.read_table(workloads_by_address(self._pods), time.monotonic(), time.time())
             except KernelError as error:
-                log.change("table", str(error), "cannot read connection tracking", error=error)
+                log.log_change("table", str(error), "cannot read connection tracking", error=error)
             else:
                 problem = self.collector.table.problem
-                log.change("table", problem, problem or "connection tracking is read")
+                log.log_change("table", problem, problem or "connection tracking is read")
             await asyncio.sleep(traffic_pause_s(self.collector.cost_s))
 
 
@@ -86,7 +86,7 @@ def workloads_by_address(pods: Iterable[Pod]) -> dict[bytes, Workload]:
             continue
         workload = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(pod_ip.ip for pod_ip in pod.status.pod_ips or ())}:
-            address = read_address(text)
+            address = parse_address(text)
             if address is not None:  # The pod may have no address yet.
                 workloads[address.packed] = workload
     return workloads

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kubekit import tls
-from kubekit.config import SERVICE_ACCOUNT_DIR, ClusterConfig, load_cluster
+from kubekit.config import SERVICE_ACCOUNT_DIR, ClusterConfig, load_cluster_config
 from kubekit.credentials import Credential
 from kubekit.errors import ConfigError, CredentialError
 
@@ -35,7 +35,7 @@ def find_cluster(
     """
     paths = kubeconfig or environ.get("KUBECONFIG", "")
     if not paths and environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
-        return load_cluster()
+        return load_cluster_config()
     paths = paths or str(Path(environ.get("HOME", "/nonexistent")) / ".kube" / "config")
     if not any(Path(path).exists() for path in paths.split(os.pathsep) if path):
         raise ConfigError(
@@ -61,21 +61,21 @@ class KubeconfigLogin:
         """Address and credentials of the API server."""
         return ClusterConfig(
             server=self._configuration.host,
-            tls=self._tls,
+            ssl_context=self._tls,
             namespace=str(self._context_entry.get("namespace") or "default"),
             context=self._context or "",
-            login=self,
+            credential_provider=self,
             proxy=self._proxy(),
             server_name=self._configuration.tls_server_name or "",
         )
 
-    async def current(self) -> Credential:
-        """See `kubekit.credentials.Login`. Runs a plugin in a thread, once for concurrent callers."""
+    async def get_credential(self) -> Credential:
+        """See `kubekit.credentials.CredentialProvider`. Runs a plugin in a thread, once for concurrent callers."""
         async with self._lock:
             return await asyncio.to_thread(self._credential)
 
-    def refuse(self, credential: Credential) -> None:
-        """See `kubekit.credentials.Login`."""
+    def discard(self, credential: Credential) -> None:
+        """See `kubekit.credentials.CredentialProvider`."""
         self._is_refused = True
 
     def _credential(self) -> Credential:
@@ -163,7 +163,7 @@ class KubeconfigLogin:
 
 def _tls_context(configuration: Any) -> ssl.SSLContext:
     authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
-    context = tls.client_context(authorities)
+    context = tls.create_client_context(authorities)
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if configuration.cert_file:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import hdrs, web
 
-from netperf.contract import PAGE_DATA, PAGE_TOKEN_HEADER
+from netperf.contract import PAGE_DATA_PATH, PAGE_TOKEN_HEADER
 
 ANSWER_TIMEOUT_S = 30.0
 _REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
@@ -44,7 +44,7 @@ class LocalProxy:
     async def serve(self) -> AsyncIterator[str]:
         """Serves on a free loopback port within the block; yields the address to open, with the key."""
         app = web.Application()
-        for path in ("/", PAGE_DATA):
+        for path in ("/", PAGE_DATA_PATH):
             app.router.add_get(path, self._answer, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()

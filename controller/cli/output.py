@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from rich.console import Console, RenderableType
 
-from kubekit.text import escape_controls, make_printable, mask_controls
+from kubekit.text import escape_control_characters, make_printable, mask_control_characters
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +59,7 @@ class Screen:
     def _print_table(self, content: RenderableType) -> None:
         if isinstance(content, str):
             # Text for another program, such as YAML.
-            self._console.file.write(mask_controls(content))
+            self._console.file.write(mask_control_characters(content))
         elif self._console.is_terminal:
             self._console.print(content)
         else:
@@ -72,10 +72,10 @@ class Screen:
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-            self._console.file.write(mask_controls(text))
+            self._console.file.write(mask_control_characters(text))
         else:
             data = msgspec.json.encode(plain)
-            self._console.file.write(escape_controls(msgspec.json.format(data, indent=2).decode()) + "\n")
+            self._console.file.write(escape_control_characters(msgspec.json.format(data, indent=2).decode()) + "\n")
         self._console.file.flush()
 
     def print_note(self, text: str) -> None:

@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 def run(argv: Sequence[str]) -> int:
     """Run a command line; returns the exit code. An error is one line on standard error."""
     options = parse(argv)
-    logs.set_up(level="error")
+    logs.configure(level="error")
     try:
         return asyncio.run(_run_command(load_command(options.command), options))
     except KubekitError as error:

@@ -9,7 +9,7 @@ import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
 from kubekit.client import Client
-from kubekit.conditions import changed_status_or_reason, make_condition
+from kubekit.conditions import find_changed_conditions, make_condition
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, ObjectReference
 from kubekit.stores import Store
@@ -106,8 +106,8 @@ def report_conditions(
         action: the event's action.
     """
     earlier_types = {condition.type for condition in before or ()}
-    for change in changed_status_or_reason(before, after):
+    for change in find_changed_conditions(before, after):
         is_warning = is_bad(change)
         if change.type in earlier_types or is_warning:
-            record = recorder.warning if is_warning else recorder.normal
+            record = recorder.record_warning if is_warning else recorder.record_normal
             record(regarding, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)

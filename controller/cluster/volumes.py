@@ -21,9 +21,9 @@ from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Object, Resource, ResourceRequirements, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
-VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
+VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", is_namespaced=False)
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
+CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: the node for which kube-scheduler requested provisioning."""
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})

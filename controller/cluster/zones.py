@@ -14,9 +14,9 @@ import msgspec
 
 from controller.cluster.costs import location_of
 from controller.cluster.pod_info import PodInfo
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.wire import Node
-from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, read_announcement
+from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, decode_announcement
 from netperf.pairs import ProbeNode
 from netperf.sample import NodeLocation
 
@@ -80,11 +80,11 @@ def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
         node: the node.
         agent_pods: by node name. Without an entry the agent counts as ready, because it may run outside of a pod.
     """
-    announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
+    announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(is_ready=True))
-    known_addresses = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
+    known_addresses = {parse_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
     text = announcement.address if announcement is not None and announcement.address else node.status.internal_ip
-    address = read_address(text)
+    address = parse_address(text)
     return ProbeNode(
         name=node.metadata.name,
         address=text if address is None else str(address),  # Normalized, because an IPv6 address has several spellings.

@@ -13,7 +13,7 @@ from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
 from kubekit.selectors import Selector
 from kubekit.settings import Percent, Range, Section, SelectorSpec, join_path
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 Weight = Annotated[int, Range(1, 1_000_000)]
 
@@ -62,7 +62,7 @@ class PercentArgs(Section, frozen=True):
 
     cpu: Percent | None = None
     memory: Percent | None = None
-    bandwidth: Percent | None = msgspec.field(name=BANDWIDTH, default=None)
+    bandwidth: Percent | None = msgspec.field(name=BANDWIDTH_RESOURCE, default=None)
 
 
 class WeightArgs(Section, frozen=True):
@@ -70,7 +70,7 @@ class WeightArgs(Section, frozen=True):
 
     cpu: Weight | None = None
     memory: Weight | None = None
-    bandwidth: Weight | None = msgspec.field(name=BANDWIDTH, default=None)
+    bandwidth: Weight | None = msgspec.field(name=BANDWIDTH_RESOURCE, default=None)
 
 
 DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, memory=70)
@@ -113,7 +113,7 @@ class PoolArgs(Section, frozen=True):
         selector = self.node_selector
         return Pool(
             name=name,
-            selector=selector.compiled(join_path(field, "nodeSelector")) if selector else Selector(),
+            selector=selector.compile(join_path(field, "nodeSelector")) if selector else Selector(),
             use_deviation=bool(self.use_deviation_thresholds),
             low=lows,
             high=highs,
@@ -164,7 +164,7 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
         return LowNodeLoadConfig(
             args=self,
             pod_selectors=tuple(
-                item.selector.compiled(join_path(field, f"podSelectors[{i}].selector"))
+                item.selector.compile(join_path(field, f"podSelectors[{i}].selector"))
                 for i, item in enumerate(self.pod_selectors)
             ),
             cache_timeout_s=parse_duration(

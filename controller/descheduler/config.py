@@ -13,7 +13,7 @@ from controller.descheduler.policy import read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Percent, Range, Section, to_camel_case
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 FIELD = "descheduler"
 StrategyName = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
@@ -201,9 +201,9 @@ class DeschedulerConfig(Section, frozen=True):
             return
         if usage.source == "prometheus":
             raise ConfigError(url_field, "is empty, and usage.source is prometheus", "write http://HOST:PORT")
-        if BANDWIDTH in low_node_load.resources:
+        if BANDWIDTH_RESOURCE in low_node_load.resources:
             raise ConfigError(
-                url_field, f"is empty, and {BANDWIDTH} has a threshold", "metrics.k8s.io has no bandwidth"
+                url_field, f"is empty, and {BANDWIDTH_RESOURCE} has a threshold", "metrics.k8s.io has no bandwidth"
             )
 
 

@@ -14,9 +14,9 @@ from controller.descheduler.plan import Move
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.waiting import backoff_s
+from kubekit.waiting import backoff_delay_s
 from kubekit.wire import CONFIGMAPS, DECODE_ERRORS, ConfigMap, Object
-from netperf.contract import PART_OF
+from netperf.contract import PART_OF_LABELS
 
 log = logs.get("controller.descheduler")
 
@@ -149,7 +149,7 @@ def extend_backoff(
     """Extend the back-off of a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
     before = history.backoffs.get(key)
     failures = (before.failures if before else 0) + 1
-    until_s = now + backoff_s(failures, first_s, max_s)
+    until_s = now + backoff_delay_s(failures, first_s, max_s)
     return set_backoff(history, key, BackoffEntry(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
@@ -208,7 +208,7 @@ class HistoryStore:
         try:
             history = _decode_history((config_map.data or {}).get(CONFIGMAP_KEY, "{}"))
         except DECODE_ERRORS as error:
-            log.change(
+            log.log_change(
                 "history", str(error), "history cannot be read and starts empty", configmap=CONFIGMAP_NAME, error=error
             )
             return History()
@@ -224,7 +224,7 @@ class HistoryStore:
         if history == (self._saved or History()):
             return
         data = {CONFIGMAP_KEY: msgspec.json.encode(history).decode()}
-        body = {**CONFIGMAPS.type_meta, "metadata": {"name": CONFIGMAP_NAME, "labels": PART_OF}, "data": data}
+        body = {**CONFIGMAPS.type_meta, "metadata": {"name": CONFIGMAP_NAME, "labels": PART_OF_LABELS}, "data": data}
         await self._client.apply(
             CONFIGMAPS, CONFIGMAP_NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace
         )

@@ -111,9 +111,9 @@ class Descheduler:
                 await self.run_round()
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
-                log.change("round", type(error).__name__, "round not finished", error=error)
+                log.log_change("round", type(error).__name__, "round not finished", error=error)
             else:
-                log.change("round", "", "rounds finish again")
+                log.log_change("round", "", "rounds finish again")
             await asyncio.sleep(self._config.interval_s)
 
     async def run_round(self) -> DescheduleDecision:
@@ -162,7 +162,7 @@ class Descheduler:
         # Usage of unknown pods is normal: pods start and end while it is read.
         reasons = ",".join(sorted(reason for reason in refused if reason != "unknown-pod"))
         message = "usage readings ignored" if reasons else "no usage readings are ignored any more"
-        log.change("usage-refused", reasons, message, count=sum(refused.values()) - refused["unknown-pod"])
+        log.log_change("usage-refused", reasons, message, count=sum(refused.values()) - refused["unknown-pod"])
         return unconfirmed
 
     async def _write_taints(self, decision: DescheduleDecision) -> None:
@@ -174,7 +174,7 @@ class Descheduler:
         hot = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
         for name, patch in taint_patches(self._caches.nodes.items, hot).items():
             try:
-                await self._client.patch(NODES, name, patch, Object, kind=JSON_PATCH)
+                await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)
             except ApiError as error:
                 if error.status not in NODE_CHANGED_STATUSES:
                     raise
@@ -200,7 +200,7 @@ class Descheduler:
         batch = await self._usage_reader.read()
         fault = batch.faults[0] if batch.faults else ""
         message = "usage not read; nodes without usage are left alone" if fault else "usage is read again"
-        log.change("usage", fault.partition(":")[0], message, error=fault)
+        log.log_change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
     async def _evict(self, decision: DescheduleDecision) -> None:

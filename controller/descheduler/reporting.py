@@ -56,14 +56,14 @@ class DeschedulerReporter:
         if result.kind == "evicted":
             log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
             note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
-            self._recorder.normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
+            self._recorder.record_normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
         elif result.kind == "dry-run":
             fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
-            log.change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
+            log.log_change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
-            log.change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)
+            log.log_change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)
             note = f'Eviction from node "{move.node}" by the reason "{move.reason}" was refused: {result.message}'
-            self._recorder.warning(_pod_reference(move.pod, move.uid), "EvictionRefused", note)
+            self._recorder.record_warning(_pod_reference(move.pod, move.uid), "EvictionRefused", note)
 
     def report_outcome(self, evaluated: EvaluatedMove) -> None:
         """Report the outcome of a move; as an event if it did not help."""
@@ -83,7 +83,7 @@ class DeschedulerReporter:
             f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
-        self._recorder.warning(_pod_reference(*pod), "MoveDidNotHelp", note)
+        self._recorder.record_warning(_pod_reference(*pod), "MoveDidNotHelp", note)
 
     def report_plan(self, plan: DeschedulePlan) -> None:
         """Report hot nodes that the round cannot relieve, and those that are no longer above a threshold."""
@@ -91,7 +91,7 @@ class DeschedulerReporter:
         for node, why in stuck.items():
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
-                self._recorder.warning(
+                self._recorder.record_warning(
                     ObjectReference("v1", "Node", node), "NotRelieved", f"Node is overutilized, but {why}"
                 )
         # A node whose anomaly timed out is still above a threshold and soon hot again: it is not reported as relieved.

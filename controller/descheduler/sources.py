@@ -14,9 +14,9 @@ from controller.prometheus import PrometheusClient, PrometheusError, VectorSampl
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
-NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)
+NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", is_namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
 URL_FIELD = "descheduler.usage.prometheus.url"
 TOKEN_FIELD = "descheduler.usage.prometheus.tokenFile"
@@ -54,7 +54,9 @@ class UsageReader:
             return UsageBatch(faults=(f"{URL_FIELD}: is empty, and usage.source is prometheus",))
         reads = [self._read_metrics_api()] if uses_api else []
         if url:
-            reads.append(self._read_prometheus((BANDWIDTH,) if uses_api else (CPU, MEMORY, BANDWIDTH)))
+            reads.append(
+                self._read_prometheus((BANDWIDTH_RESOURCE,) if uses_api else (CPU, MEMORY, BANDWIDTH_RESOURCE))
+            )
         batches = await asyncio.gather(*reads)
         return UsageBatch(
             tuple(r for b in batches for r in b.nodes),
@@ -82,8 +84,8 @@ class UsageReader:
         except (OSError, UnicodeDecodeError) as error:
             return UsageBatch(faults=(f"{TOKEN_FIELD}: {error}",))
         faults: list[str] = []
-        node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH: queries.node_bandwidth}
-        pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH: queries.pod_bandwidth}
+        node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH_RESOURCE: queries.node_bandwidth}
+        pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
 
         async def read(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> tuple[UsageReading, ...]:
             """Readings by queries of all resources; the labels of a series name its node or pod."""

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 CPU, MEMORY = "cpu", "memory"
-RESOURCES = (CPU, MEMORY, BANDWIDTH)
+RESOURCES = (CPU, MEMORY, BANDWIDTH_RESOURCE)
 
 Amounts = Mapping[str, float]
 """Resource -> amount; see the module's units."""

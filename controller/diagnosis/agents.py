@@ -9,7 +9,7 @@ from controller.cluster.zones import agent_pods_by_node, build_zone_map, to_prob
 from controller.diagnosis.model import AgentState, AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
-from netperf.contract import AGENT_ANNOTATION, Announcement, read_announcement
+from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
 from netperf.pairs import ProbeNode
 from netperf.plans import is_address
 from netperf.results import decode_results
@@ -37,7 +37,7 @@ def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
 
 
 def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict[str, float]) -> AgentView:
-    announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
+    announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     state, reason = _agent_state(probe_node, announcement)
     return AgentView(
         node=probe_node.name,

@@ -16,8 +16,8 @@ from controller.diagnosis.zones import rate_of
 from kubekit.errors import QuantityError
 from kubekit.text import pluralize
 from kubekit.wire import Node
-from netperf.contract import BANDWIDTH, ZONE_LABEL
-from netperf.limits import UnreasonableLimitError, read_limit
+from netperf.bandwidth_limits import UnreasonableLimitError, parse_limit
+from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
@@ -63,12 +63,12 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
 
 def has_bandwidth_spec(pod: PodInfo) -> bool:
     """Whether a pod requests bandwidth or has an annotation with a limit."""
-    return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH, 0) > 0
+    return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH_RESOURCE, 0) > 0
 
 
 def _pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
     ingress, egress = pod.ingress, pod.egress
-    requested = pod.requests.get(BANDWIDTH, 0)
+    requested = pod.requests.get(BANDWIDTH_RESOURCE, 0)
     return PodBandwidthView(
         namespace=pod.namespace,
         name=pod.name,
@@ -89,7 +89,7 @@ def _problem(requested: int, limits: dict[str, str | None], host_network: bool) 
     for direction, text in limits.items():
         try:
             if text is not None:
-                read_limit(text)
+                parse_limit(text)
         except UnreasonableLimitError as error:
             return f"{direction} {text} is unreasonably {error.size}"
         except QuantityError:
@@ -106,8 +106,8 @@ def _node(node: Node, requested: list[int]) -> NodeBandwidthView:
     return NodeBandwidthView(
         node=node.metadata.name,
         zone=node.metadata.label(ZONE_LABEL),
-        capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH)),
-        allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH)),
+        capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH_RESOURCE)),
+        allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH_RESOURCE)),
         allocated_bps=sum(requested),
         pods=len(requested),
     )

@@ -14,9 +14,9 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit import logs
-from kubekit.events import NOTE_LIMIT, EventRecorder, reference_to
+from kubekit.events import MAX_NOTE_BYTES, EventRecorder, reference_to
 from kubekit.runtime import run_best_effort
-from kubekit.text import cut
+from kubekit.text import cut_bytes
 from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
 
 log = logs.get("controller.events")
@@ -111,7 +111,9 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._read_snapshot()
         for event, metadata in await asyncio.to_thread(events_of, snapshot, self._filter):
-            self._recorder.warning(reference_to(event.about[0], metadata), event.reason, event.note, action="Diagnose")
+            self._recorder.record_warning(
+                reference_to(event.about[0], metadata), event.reason, event.note, action="Diagnose"
+            )
 
 
 def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:
@@ -140,5 +142,5 @@ def _note(finding: Finding) -> str:
     """The event's note, cut to its limit; a command that does not fit is omitted."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
     text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
-    text_bytes = NOTE_LIMIT - len(fix.encode())
-    return cut(text, text_bytes) + fix if text_bytes >= _MIN_NOTE_BYTES else cut(text, NOTE_LIMIT)
+    text_bytes = MAX_NOTE_BYTES - len(fix.encode())
+    return cut_bytes(text, text_bytes) + fix if text_bytes >= _MIN_NOTE_BYTES else cut_bytes(text, MAX_NOTE_BYTES)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from kubekit.text import cut, make_printable
+from kubekit.text import cut_bytes, make_printable
 
 Severity = Literal["critical", "warning", "info"]
 EventScope = Literal["pod", "appgroup", "node", "zones", "cluster", "condition"]
@@ -112,7 +112,8 @@ def has_leader(findings: Iterable[Finding]) -> bool:
 def _sanitized(finding: Finding) -> Finding:
     """The finding with masked control characters and cut texts; commands are not cut."""
     cause, affects = (
-        tuple(cut(make_printable(text), MAX_TEXT_BYTES) for text in texts) for texts in (finding.cause, finding.affects)
+        tuple(cut_bytes(make_printable(text), MAX_TEXT_BYTES) for text in texts)
+        for texts in (finding.cause, finding.affects)
     )
-    summary, fix = cut(make_printable(finding.summary), MAX_TEXT_BYTES), tuple(map(make_printable, finding.fix))
+    summary, fix = cut_bytes(make_printable(finding.summary), MAX_TEXT_BYTES), tuple(map(make_printable, finding.fix))
     return msgspec.structs.replace(finding, summary=summary, cause=cause, fix=fix, affects=affects)

@@ -23,8 +23,10 @@ from netperf.contract import CONTROLLER, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
 
 log = logs.get("controller.page.access")
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", is_namespaced=False)
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", is_namespaced=False
+)
 CACHE_TTL_S = 10.0
 MAX_CACHED_DECISIONS = 256
 MAX_CONCURRENT_REVIEWS = 4
@@ -87,9 +89,9 @@ class PageAuthorizer:
             async with self._limiter:
                 decision = await self._review(token)
         except KubekitError as error:
-            log.change("reviews", type(error).__name__, "access review failed", error=error)
+            log.log_change("reviews", type(error).__name__, "access review failed", error=error)
             return "unavailable"
-        log.change("reviews", "answered", "access reviews succeed again")
+        log.log_change("reviews", "answered", "access reviews succeed again")
         self._decisions.pop(key, None)
         self._decisions[key] = (self._clock(), decision)
         while len(self._decisions) > MAX_CACHED_DECISIONS:

@@ -24,8 +24,8 @@ from controller.page.snapshots import SnapshotReader
 from controller.views.overview import build_overview
 from kubekit import logs
 from kubekit.runtime import run_best_effort
-from kubekit.text import escape_controls
-from netperf.contract import PAGE_DATA
+from kubekit.text import escape_control_characters
+from netperf.contract import PAGE_DATA_PATH
 
 log = logs.get("controller.page")
 
@@ -66,7 +66,7 @@ class Page:
     def add_routes(self, app: web.Application) -> None:
         """Add the routes of the document and its data, if the page is enabled."""
         if self._config.enabled:
-            for path, handler in (("/", self._serve_document), (PAGE_DATA, self._serve_overview)):
+            for path, handler in (("/", self._serve_document), (PAGE_DATA_PATH, self._serve_overview)):
                 needs_token = self._config.auth == "token"
                 app.router.add_get(path, self._authorizer.authorize(handler) if needs_token else handler)
 
@@ -118,7 +118,9 @@ class Page:
 
 def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:
     """The data of a snapshot. The body, but not the ETag, has the snapshot's time ``at``, from which the page computes ages."""
-    content = escape_controls(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()).encode()
+    content = escape_control_characters(
+        msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()
+    ).encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     return PageData(
         etag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), compresslevel=6)

@@ -18,7 +18,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
+from netperf.contract import PART_OF_LABELS, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
@@ -115,7 +115,7 @@ class ProbePlanner:
                 await self._write(name, zone_plan, objects.get(name))
             except TooLargeError as error:  # Plans of other zones are still written.
                 self._writes.labels("plan-too-large").inc()
-                log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
+                log.log_change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
         for name in sorted(objects.keys() - plans.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
@@ -128,12 +128,12 @@ class ProbePlanner:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
         if self._caches.results.get(str(results)) is not None:
             return
-        metadata = {"name": results.name, "labels": PART_OF}
+        metadata = {"name": results.name, "labels": PART_OF_LABELS}
         body = {**CONFIGMAPS.type_meta, "metadata": metadata}
         try:
             await self._client.create(CONFIGMAPS, body, Object, namespace=results.namespace)
         except ApiError as error:
-            if not error.already_exists:
+            if not error.is_already_exists:
                 raise
             return
         self._writes.labels("results-created").inc()
@@ -163,7 +163,7 @@ class ProbePlanner:
                 "name": name,
                 "namespace": self._namespace,
                 **({"resourceVersion": before.metadata.resource_version} if before is not None else {}),
-                "labels": {PLAN_LABEL: "true", **PART_OF},
+                "labels": {PLAN_LABEL: "true", **PART_OF_LABELS},
                 "annotations": {ZONE_LABEL: plan.zone},
             },
             "data": encode_plan(plan),
@@ -180,7 +180,7 @@ class ProbePlanner:
         for reason in sorted(set(reasons)):
             self._left_out.labels(reason).set(reasons.count(reason))
         shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.left_out[:SHOWN_NODES])
-        log.change(
+        log.log_change(
             "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), some=shown
         )
 
@@ -201,7 +201,7 @@ class ProbePlanner:
                     name.name,
                     merge_patch(dict.fromkeys(sorted(obsolete))),
                     Object,
-                    kind=MERGE_PATCH,
+                    patch_type=MERGE_PATCH,
                     namespace=name.namespace,
                     field_manager=FIELD_MANAGER,
                 )
@@ -219,7 +219,7 @@ def _decode_plans(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
         try:
             plan = decode_plan(plan_object.data).plan
         except PlanRefusedError as error:
-            log.change(name, error.reason, "unreadable plan object, it is written again", object=name, error=error)
+            log.log_change(name, error.reason, "unreadable plan object, it is written again", object=name, error=error)
             continue
         if plan_object_name(plan.zone) == name:
             plans[plan.zone] = plan

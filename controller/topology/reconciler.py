@@ -248,7 +248,7 @@ class TopologyController:
                 topology.metadata.name,
                 operations,
                 NetworkTopology,
-                kind=JSON_PATCH,
+                patch_type=JSON_PATCH,
                 namespace=topology.metadata.namespace,
                 field_manager=FIELD_MANAGER,
             )

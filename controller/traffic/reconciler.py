@@ -172,11 +172,11 @@ class TrafficController:
             # Thousands of workloads take seconds, in which the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, locations)
         except (PrometheusError, NoTrafficError) as error:
-            log.change("prometheus", str(error), "cannot read traffic", error=error)
+            log.log_change("prometheus", str(error), "cannot read traffic", error=error)
             self._record_failure()
             return
         self._has_result, self._failures = True, 0
-        log.change("prometheus", "", "traffic is read again", source=measured.source.name)
+        log.log_change("prometheus", "", "traffic is read again", source=measured.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
         self._comparison = comparison = await asyncio.to_thread(
             compare_groups,
@@ -221,9 +221,11 @@ class TrafficController:
             await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
         except KubekitError as error:
             fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.is_forbidden else ""
-            log.change(f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix)
+            log.log_change(
+                f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix
+            )
         else:
-            log.change(f"weights/{key}", "", "measured weights can be written again", group=key)
+            log.log_change(f"weights/{key}", "", "measured weights can be written again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.graph import Flow, WorkloadId
 from kubekit.errors import ConfigError
-from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
+from netperf.contract import MIN_TRAFFIC_PAUSE_S, traffic_pause_s
 
 _STEPS = 60
 """Points of a subquery over the window."""
@@ -193,7 +193,7 @@ async def _read_min_range_s(prometheus: PrometheusClient, source: Source) -> int
         return source.min_range_s
     samples = await prometheus.query(f"max(max_over_time({source.round_cost_metric}[1h]))")
     pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _LONGEST_PAUSE_S)
-    return source.min_range_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
+    return source.min_range_s + math.ceil(2 * (pause_s - MIN_TRAFFIC_PAUSE_S))
 
 
 async def _limit_window_s(

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.webhook.gate import PATH
-from netperf.contract import PART_OF
+from netperf.contract import PART_OF_LABELS
 
 NAME = "netaware-webhook"
 _MAX_CLOCK_SKEW = datetime.timedelta(minutes=5)
@@ -49,7 +49,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(PART_OF)},
+        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(PART_OF_LABELS)},
         "type": "kubernetes.io/tls",
         "data": {"tls.crt": encoded, "tls.key": base64.b64encode(key).decode()},
     }
@@ -60,7 +60,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": NAME, "labels": dict(PART_OF)},
+        "metadata": {"name": NAME, "labels": dict(PART_OF_LABELS)},
         "webhooks": [
             # Copies, because YAML would have aliases for repeated objects.
             _webhook("pods", copy.deepcopy(client_config), {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),

@@ -36,7 +36,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
         ConfigError: the address cannot be bound, or the certificate cannot be read.
     """
     tls = _load(certificate_dir)
-    server = Server(listen, registry=CollectorRegistry(), tls=tls)
+    server = Server(listen, registry=CollectorRegistry(), ssl_context=tls)
 
     async def review(request: web.Request) -> web.Response:
         try:
@@ -78,12 +78,12 @@ async def _reload_certificate(tls: ssl.SSLContext, folder: Path) -> None:
         try:
             current = _load(folder)
         except ConfigError as error:
-            log.change(
+            log.log_change(
                 "certificate", str(error), "cannot load the new certificate, the previous one stays", error=error
             )
             continue
         loaded_at = modified_at
-        log.change("certificate", "", "the certificate was replaced")
+        log.log_change("certificate", "", "the certificate was replaced")
 
 
 def _modified_at(folder: Path) -> float:

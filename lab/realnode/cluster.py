@@ -121,7 +121,7 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
         # A kubelet may not write its node's pod CIDRs.
         ranges = node.network.pod_ranges
         body = {"spec": {"podCIDR": ranges[0], "podCIDRs": list(ranges)}}
-        await client.patch(NODES, node.name, body, Node, kind=MERGE_PATCH)
+        await client.patch(NODES, node.name, body, Node, patch_type=MERGE_PATCH)
         node.start_proxy()
 
 

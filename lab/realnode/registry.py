@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     if not host or not port.isdecimal():
         print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)
         return 2
-    logs.set_up(level="warning")
+    logs.configure(level="warning")
     return run_program(lambda: serve(Path(argv[0]), host.strip("[]"), int(port)))
 
 

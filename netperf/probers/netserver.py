@@ -82,8 +82,8 @@ class Netserver:
                     self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror or 'netserver -V does not end'}"
                 finally:
                     self.listening.clear()
-                log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
-                await asyncio.sleep(self._backoff.next())
+                log.log_change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
+                await asyncio.sleep(self._backoff.next_delay_s())
         finally:
             tasks = [*self._pending, *self._runs]
             for task in tasks:
@@ -104,7 +104,7 @@ class Netserver:
         self.listening.set()
         self._backoff.reset()
         self.failure = ""
-        log.change(f"netserver/{self._address}", "", "netserver serves again", port=self._port)
+        log.log_change(f"netserver/{self._address}", "", "netserver serves again", port=self._port)
         loop = asyncio.get_running_loop()
         while True:
             connection, peer = await loop.sock_accept(listener)
@@ -132,10 +132,10 @@ class Netserver:
         if len(request) < REQUEST_BYTES:
             return  # a TCP ping
         if not self._has_passphrase(request):
-            log.change("rejected", "rejecting", "netperf connection without a valid passphrase")
+            log.log_change("rejected", "rejecting", "netperf connection without a valid passphrase")
             return
         if len(self._runs) >= MAX_RUNS:
-            log.change("runs", "full", "too many runs at the same time", max=MAX_RUNS)
+            log.log_change("runs", "full", "too many runs at the same time", max=MAX_RUNS)
             return
         # The process shares the open file description, and netserver needs a blocking socket.
         connection.setblocking(True)  # noqa: FBT003
@@ -153,7 +153,7 @@ class Netserver:
             with connection:
                 process = await child.start_confined(self._binary, "-N", stdin=connection.fileno())
         except (OSError, SubprocessError) as error:
-            log.change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
+            log.log_change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
             return
         try:
             async with asyncio.timeout(MAX_RUN_S):

@@ -223,7 +223,7 @@ class Day:
             if bool(host.prefer_no_schedule_taints) != (name in names):
                 taints = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}] if name in names else None
                 body = {"spec": {"taints": taints}}
-                world.on_node_change(name, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))
+                world.on_node_change(name, await self._client.patch(NODES, name, body, Node, patch_type=MERGE_PATCH))
 
     def placed(self) -> Iterator[tuple[str, Workload, int, str]]:
         """Name, workload, replica and node of every bound pod."""
@@ -368,7 +368,7 @@ async def make_nodes(client: Client) -> list[Node]:
         status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
         await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
         # Admission taints every new node; there is no node controller here to take that away.
-        found.append(await client.patch(NODES, name, {"spec": {"taints": None}}, Node, kind=MERGE_PATCH))
+        found.append(await client.patch(NODES, name, {"spec": {"taints": None}}, Node, patch_type=MERGE_PATCH))
     return found
 
 

@@ -87,7 +87,7 @@ async def make_node(client: Client, number: int) -> None:
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
     await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
     # Admission taints every new node; there is no node controller here to take that away.
-    await client.patch(NODES, name, {"spec": {"taints": None}}, Node, kind=MERGE_PATCH)
+    await client.patch(NODES, name, {"spec": {"taints": None}}, Node, patch_type=MERGE_PATCH)
 
 
 async def make_costs(client: Client) -> None:

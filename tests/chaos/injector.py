@@ -24,12 +24,12 @@ from lab.installation import result_maps
 from lab.programs import Program
 from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
 from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
-from tests.support.etcd import client_context
+from tests.support.etcd import create_client_context
 
 _ADMISSION = "admissionregistration.k8s.io"
-POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", namespaced=False)
+POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", is_namespaced=False)
 BINDINGS = Resource(
-    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False
+    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", is_namespaced=False
 )
 _POLICY_PREFIX = "chaos-"
 _OURS = f"request.userInfo.username.startsWith('system:serviceaccount:{NETAWARE_NAMESPACE}:netaware-')"
@@ -166,7 +166,7 @@ class FaultInjector:
                 found.metadata.name,
                 {"data": halves},
                 ConfigMap,
-                kind=MERGE_PATCH,
+                patch_type=MERGE_PATCH,
                 namespace=NETAWARE_NAMESPACE,
             )
 
@@ -181,7 +181,7 @@ class FaultInjector:
 
         async def label(zone: str) -> None:
             body = {"metadata": {"labels": {ZONE_LABEL: zone}}}
-            await self._client.patch(NODES, fault.target, body, Node, kind=MERGE_PATCH)
+            await self._client.patch(NODES, fault.target, body, Node, patch_type=MERGE_PATCH)
 
         self._after(fault, partial(label, node.zone))
         await label(next(n.node.zone for n in self._lab.nodes if n.node.zone not in {"", node.zone}))
@@ -212,7 +212,7 @@ class FaultInjector:
         timeout = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session:
-                body, context = {"action": action, "alarm": "NOSPACE"}, client_context(plane)
+                body, context = {"action": action, "alarm": "NOSPACE"}, create_client_context(plane)
                 async with session.post(f"{plane.etcd}/v3/maintenance/alarm", json=body, ssl=context) as answer:
                     answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError) as error:

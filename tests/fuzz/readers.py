@@ -36,7 +36,7 @@ from kubekit import quantity, responses, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, read_announcement
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, decode_announcement
 from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
 from netperf.plans import PLAN_KEY, decode_plan
@@ -204,14 +204,14 @@ def topology(text: str) -> object:
 
 def status(text: str) -> object:
     answer = SimpleNamespace(status=503, reason="", headers={})
-    return responses.error_of(cast("aiohttp.ClientResponse", answer), octets(text))
+    return responses.decode_error(cast("aiohttp.ClientResponse", answer), octets(text))
 
 
 READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "results": (results, SAMPLE, ()),
     "plan": (lambda text: decode_plan({PLAN_KEY: text}), PLAN, (PlanRefusedError,)),
     "latencies": (decode_latencies, '{"zones":["a","b"],"us":[[1,2],[3,4]]}', ()),
-    "announcement": (read_announcement, '{"address":"10.0.0.1","port":12865,"prober":"datagrams"}', ()),
+    "announcement": (decode_announcement, '{"address":"10.0.0.1","port":12865,"prober":"datagrams"}', ()),
     "netperf's output": (lambda text: parse_output(text, "TCP_RR"), OUTPUT, (ProbeFailedError,)),
     "cost policy": (costs_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
     "bandwidth annotation": (read_annotation, "10M", ()),

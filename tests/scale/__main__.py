@@ -39,5 +39,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    logs.set_up()
+    logs.configure()
     sys.exit(main())

@@ -42,7 +42,9 @@ class Life:
             stamp = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
             body = {"spec": {"template": {"metadata": {"annotations": stamp}}}}
             with suppress(KubekitError):  # the API server is busy
-                await self._client.patch(DEPLOYMENTS, name, body, Object, kind=STRATEGIC_PATCH, namespace=namespace)
+                await self._client.patch(
+                    DEPLOYMENTS, name, body, Object, patch_type=STRATEGIC_PATCH, namespace=namespace
+                )
                 self.done["rollouts"] += 1
 
     async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
@@ -60,4 +62,4 @@ class Life:
         body = {"status": {"conditions": [condition]}}
         for node in nodes:
             with suppress(KubekitError):
-                await self._client.patch(NODES, node, body, Node, kind=STRATEGIC_PATCH, subresource="status")
+                await self._client.patch(NODES, node, body, Node, patch_type=STRATEGIC_PATCH, subresource="status")

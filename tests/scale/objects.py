@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
+from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL, ZONE_LABEL
 from netperf.plans import PROBE_PORT
 
 ZONES_PER_REGION = 4
@@ -50,7 +50,13 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         }
         for type_ in CONDITIONS
     ]
-    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH: "10000000000"}
+    amounts = {
+        "cpu": "8",
+        "memory": "32Gi",
+        "pods": "110",
+        "ephemeral-storage": "100Gi",
+        BANDWIDTH_RESOURCE: "10000000000",
+    }
     note = json.dumps({"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf"})
     return {
         "apiVersion": "v1",

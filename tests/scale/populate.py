@@ -20,7 +20,7 @@ from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.polling import poll_until
 from lab.progress import Say
-from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF
+from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF_LABELS
 from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
 
@@ -89,7 +89,7 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
         return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
 
     for node in flat:
-        yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF})
+        yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF_LABELS})
     for g in range(sizes.living_groups, sizes.groups):
         for w, workload in enumerate(workloads):
             # A group's pods are near each other, as a plan would have them.

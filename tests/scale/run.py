@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 
 from kubekit.client import Client
-from kubekit.config import load_cluster
+from kubekit.config import load_cluster_config
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.cluster import Lab
@@ -30,7 +30,7 @@ from tests.scale.figures import Levels, Moment, ScaleReport
 from tests.scale.life import Life
 from tests.scale.objects import zone_name
 from tests.scale.populate import Sizes
-from tests.support.etcd import client_context
+from tests.support.etcd import create_client_context
 
 # Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are no kubelets, the
 # node controller is patient, and no controller writes to every node that it meets.
@@ -115,7 +115,7 @@ async def _start_agents(
 ) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
-    client = await stack.enter_async_context(Client(load_cluster(credentials_of(kubeconfig)), timeout_s=60.0))
+    client = await stack.enter_async_context(Client(load_cluster_config(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, life.dead.__contains__) for name in names]
     for zone in zones:
@@ -148,7 +148,7 @@ def _levels(lab: Lab) -> Levels:
 async def _read(lab: Lab, admin: Client, controller_url: str) -> Moment:
     server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
     lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
-    etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", client_context(lab.control_plane))
+    etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", create_client_context(lab.control_plane))
     readings = await asyncio.to_thread(figures.read, (server, etcd, await _fetch(f"{controller_url}/metrics")))
     return Moment(readings, lease.spec.lease_transitions or 0)
 

@@ -30,7 +30,7 @@ Item = tuple[str, dict[str, Any]]
 """Key below ``/registry/``, and the object."""
 
 
-def client_context(plane: ControlPlane) -> ssl.SSLContext:
+def create_client_context(plane: ControlPlane) -> ssl.SSLContext:
     """TLS settings of etcd's clients."""
     pki = plane.authority.folder
     context = ssl.create_default_context(cafile=str(plane.authority.certificate))
@@ -47,7 +47,7 @@ async def put_all(plane: ControlPlane, items: Iterable[Item]) -> int:
     batches, count = _batches(items), 0
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        context = client_context(plane)
+        context = create_client_context(plane)
 
         async def writer() -> None:
             nonlocal count

@@ -124,7 +124,7 @@ class Extender:
 
     def _refuse(self, verb: Verb, reason: str, status: int) -> web.Response:
         self._metrics.errors.labels(verb, str(status)).inc()
-        log.change(verb, reason, "request refused", verb=verb, error=reason, status=status)
+        log.log_change(verb, reason, "request refused", verb=verb, error=reason, status=status)
         text = msgspec.json.encode({"error": f"netaware extender: {reason}"})
         return web.Response(status=status, body=text, content_type="application/json")
 

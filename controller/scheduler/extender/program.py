@@ -25,9 +25,9 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.health import EventLoopMonitor, InformerMetrics, describe_stale_stores
-from kubekit.http import Checks, Server
+from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
-from kubekit.runtime import configure_gc, supervise
+from kubekit.runtime import run_memory_compaction, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import NETAWARE_NAMESPACE
 
@@ -101,7 +101,7 @@ class ExtenderService:
         }
         self.state = State(config, namespace)
         self.state.subscribe_to(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
-        checks = Checks()
+        checks = HealthChecks()
         checks.ready["stores"] = self.unready
         checks.ready["age"] = lambda: describe_stale_stores(self._stores.values())
         registry.register(InformerMetrics(lambda: self._stores))
@@ -123,12 +123,12 @@ class ExtenderService:
         return {
             **self.stores(),
             "http": self.server.serve(),
-            "gc": self._configure_gc_after_sync(),
+            "gc": self._compact_memory_after_sync(),
             "loop": self._loop.run(),
         }
 
-    async def _configure_gc_after_sync(self) -> None:
+    async def _compact_memory_after_sync(self) -> None:
         for store in self._stores.values():
             await store.ready.wait()
         log.info("ready", **{name.replace("-", "_"): len(store) for name, store in self._stores.items()})
-        await configure_gc()
+        await run_memory_compaction()

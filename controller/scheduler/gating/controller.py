@@ -199,7 +199,7 @@ class GatingController:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
             return  # Upstream parity explains nothing then.
-        self._recorder.normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
+        self._recorder.record_normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
         host = self.node_cache.hosts.get(pod.spec.node_name)
         result = "elsewhere"
         if target is None:
@@ -251,7 +251,7 @@ class GatingController:
             self._wake(group)
         due_events, event_check_s = self._waiting_events.pop_due(pods, decision.waiting, now)
         for pod, text in due_events:
-            self._recorder.normal(reference_to(PODS, pod.metadata), WAITING, text)
+            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING, text)
         actions, stuck_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
         await self._updater.execute(actions)
         if actions:

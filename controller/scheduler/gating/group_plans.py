@@ -29,7 +29,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit import logs
 from kubekit.conditions import make_condition
 from kubekit.text import join_first
-from kubekit.waiting import backoff_s
+from kubekit.waiting import backoff_delay_s
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
@@ -164,7 +164,7 @@ class GroupPlans:
         """Queue the group for a new plan, after its rest; a group whose planning failed backs off."""
         now = self._clock()
         failed_at, failures = self._failed.get(group, (0.0, 0))
-        if failures and now < failed_at + backoff_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
+        if failures and now < failed_at + backoff_delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
             return PlanState()
         cached = self._cached.get(group)
         rest_s = cached.made_at + REST_RATIO * cached.took_s - now if cached is not None else 0.0
@@ -331,7 +331,7 @@ class GroupPlans:
         self._cached.pop(group, None)
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
-        log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
+        log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         self._report(group, app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule")
 
     def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, left_out: int) -> None:
@@ -339,7 +339,7 @@ class GroupPlans:
         if plan.unplaced or plan.violations:
             fault = "unplaced" if plan.unplaced else "violations"
             text = "the group's plan has unplaced pods or violates maxNetworkCost"
-        log.change(
+        log.log_change(
             f"plan/{group}",
             fault,
             text,

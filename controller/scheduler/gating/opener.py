@@ -17,10 +17,10 @@ from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, KubekitError
-from kubekit.http import Checks, Server
+from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
-from kubekit.waiting import backoff_s
+from kubekit.waiting import backoff_delay_s
 from kubekit.wire import PODS, Object, parse_time
 
 log = logs.get("controller.scheduler.gating.opener")
@@ -48,7 +48,7 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen
     registry = CollectorRegistry()
     async with Client(cluster, user_agent="netaware-gate-opener") as client:
         opener = Opener(client, max_wait_s=max_wait_s)
-        checks = Checks()
+        checks = HealthChecks()
         checks.ready["pods"] = lambda: "" if opener.pods.synced.is_set() else "not listed yet: pods"
         await supervise({**opener.tasks(), "http": Server(listen, checks=checks, registry=registry).serve()})
 
@@ -110,14 +110,17 @@ class Opener:
         patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
         try:
             await self._client.patch(
-                PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
+                PODS, metadata.name, patch, Object, patch_type=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
             if isinstance(error, ApiError) and error.is_not_found:
                 return
             failures = self._failures(pod)[0] + 1
-            self._failed[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
-            log.change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
+            self._failed[metadata.key] = (
+                failures,
+                self._clock() + backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S),
+            )
+            log.log_change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
         if self._max_wait_s is None:
             log.info("opened a gate", pod=metadata.key)

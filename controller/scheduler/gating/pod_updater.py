@@ -30,7 +30,7 @@ _CONCURRENT_WRITES = 16
 RETRIABLE_STATUSES = frozenset({404, 409, 429})
 """Statuses after which the next reconciliation decides again: the pod is gone, has changed, or the server is overloaded."""
 _ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", is_namespaced=False
 )
 RELEASE_NOTES = {
     "no-group": "gate opened without an order: AppGroup {group} was not created in time",
@@ -60,7 +60,7 @@ class PodWriter:
         metadata = pod.metadata
         try:
             after = await self._client.patch(
-                PODS, metadata.name, patch, Pod, kind=STRATEGIC_PATCH, namespace=metadata.namespace
+                PODS, metadata.name, patch, Pod, patch_type=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except ApiError as error:
             if error.is_conflict or error.is_not_found:
@@ -82,7 +82,9 @@ class PodWriter:
             await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
         except ApiError as error:
             if error.is_forbidden:
-                log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
+                log.log_change(
+                    metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key
+                )
                 return "forbidden"
             if error.status not in RETRIABLE_STATUSES:
                 raise
@@ -96,14 +98,14 @@ async def may_delete_pods(client: Client) -> bool:
     try:
         review = await client.create(_ACCESS_REVIEWS, {**_ACCESS_REVIEWS.type_meta, "spec": spec}, _Review)
     except KubekitError as error:
-        log.change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
+        log.log_change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
         return False
     allowed = review.status.get("allowed") is True
     if allowed:
-        log.change("deletion", "", "pending pods in affinity mode may be replaced")
+        log.log_change("deletion", "", "pending pods in affinity mode may be replaced")
     else:
         text = "zones are only preferred in affinity mode, because pending pods may not be deleted; install the component replace-pending"
-        log.change("deletion", "forbidden", text)
+        log.log_change("deletion", "forbidden", text)
     return allowed
 
 
@@ -176,7 +178,7 @@ class PodUpdater:
             if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
             # An admission policy may forbid annotations or affinity: open the gate without them.
-            log.change(
+            log.log_change(
                 f"release/{group}",
                 error.message,
                 "the API server refuses annotations or affinity, the gate is opened without them",
@@ -197,7 +199,7 @@ class PodUpdater:
         note = RELEASE_NOTES.get(release.cause)
         if note is not None:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
-            self._recorder.warning(reference_to(PODS, pod.metadata), "GateOpened", text)
+            self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", text)
 
     async def execute(self, actions: Iterable[Action]) -> None:
         """Retry, replace or report stuck pods.
@@ -217,6 +219,6 @@ class PodUpdater:
             if result == "forbidden":
                 self._stuck_pods.on_forbidden(action.pod)
             elif result == "deleted":
-                self._recorder.normal(about, "Replaced", action.note)
+                self._recorder.record_normal(about, "Replaced", action.note)
         else:
-            self._recorder.warning(about, "FrozenAffinity", action.note)
+            self._recorder.record_warning(about, "FrozenAffinity", action.note)

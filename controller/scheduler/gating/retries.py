@@ -19,7 +19,7 @@ from controller.scheduler.gating.patches import PodPatch, placement_of_pod, retr
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
-from kubekit.waiting import backoff_s
+from kubekit.waiting import backoff_delay_s
 
 REFUSAL_TEXT = "Workload dependencies"
 """Part of every reason for which the extender refuses a node."""
@@ -146,7 +146,7 @@ class StuckPods:
         is_first_retry = old_target is not None and history.answer is None
         if not has_new_target and not has_new_answer and not is_first_retry:
             return None, None
-        wait_s = backoff_s(history.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _MAX_RETRY_S)
+        wait_s = backoff_delay_s(history.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _MAX_RETRY_S)
         left_s = history.last_try_at + wait_s - now
         if left_s > 0:
             return None, left_s
@@ -186,7 +186,7 @@ class StuckPods:
         """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
         owner = owner_key(pod)
         last_at, count = self._replacements.get(owner, (float("-inf"), 0))
-        left_s = last_at + backoff_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
+        left_s = last_at + backoff_delay_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
         if left_s > 0:
             return None, left_s
         self._replacements.pop(owner, None)

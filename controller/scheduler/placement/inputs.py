@@ -22,7 +22,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.unplaced import insufficient_reason
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
-from kubekit.owners import find_outdated_pods
+from kubekit.owners import find_outdated_pod_keys
 
 
 class PlanInputs(NamedTuple):
@@ -78,7 +78,7 @@ class PlanInputs(NamedTuple):
         Pods with gates of others, and bound pods that a rollout is about to replace, do not change the key.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
-        outdated = find_outdated_pods(pod.metadata for pod in pods if pod.is_active)
+        outdated = find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active)
         planned = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
@@ -128,7 +128,7 @@ class PlanInputs(NamedTuple):
     def outgoing_requests(self, pods: Sequence[Pod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         requests: dict[str, Amounts] = {}
-        for key in find_outdated_pods(pod.metadata for pod in pods if pod.is_active):
+        for key in find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.pods.get(key)
             if info is not None:
                 add_amounts(requests.setdefault(info.node, {}), info.host_requests)
@@ -159,7 +159,7 @@ class PlanInputs(NamedTuple):
         app_group = self.state.groups[group]
         declared = self.declared.replicas(app_group.metadata.namespace, self.state.graph(group).workloads)
         active = [pod for pod in pods if pod.is_active]
-        outdated = find_outdated_pods(pod.metadata for pod in active)
+        outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)
         allowed = max(app_group.spec.num_members - live.total(), len(outdated))
         return limit_replicas(declared, live, allowed)

@@ -34,7 +34,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.solve import solve
 from controller.scheduler.placement.unplaced import unplaced_reason
 from kubekit.errors import KubekitError
-from kubekit.owners import find_outdated_pods
+from kubekit.owners import find_outdated_pod_keys
 
 DEADLINE_S = 20.0
 
@@ -112,7 +112,7 @@ class _GroupPlanner:
         self.graph = snapshot.graph
         self._annotation_errors: list[str] = []
         self._released_targets: dict[str, Target] = {}
-        self._outdated = find_outdated_pods(pod.metadata for pod in snapshot.pods if pod.is_active)
+        self._outdated = find_outdated_pod_keys(pod.metadata for pod in snapshot.pods if pod.is_active)
         self._models: list[Pod | None] = [None] * len(self.graph.workloads)
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self.graph.workloads]

@@ -81,7 +81,7 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
         await eventually(has_capacity(client, node, "10G"))
         path = "/status/capacity/network.aware.com~1bandwidth"
         for harm in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
-            await client.patch(NODES, node, [harm], OwnNode, kind=JSON_PATCH, subresource="status")
+            await client.patch(NODES, node, [harm], OwnNode, patch_type=JSON_PATCH, subresource="status")
             await eventually(has_capacity(client, node, "10G"), 5.0)
         # The node's annotation wins over the flag.
         note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}

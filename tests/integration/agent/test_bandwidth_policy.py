@@ -17,10 +17,10 @@ FILE = Path(__file__).parents[3] / "manifests" / "policies" / "bandwidth-annotat
 GROUP = "admissionregistration.k8s.io"
 KINDS = {
     "MutatingAdmissionPolicy": Resource(
-        GROUP, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
+        GROUP, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", is_namespaced=False
     ),
     "MutatingAdmissionPolicyBinding": Resource(
-        GROUP, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", namespaced=False
+        GROUP, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", is_namespaced=False
     ),
 }
 BANDWIDTH = "network.aware.com/bandwidth"

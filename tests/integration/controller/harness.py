@@ -122,11 +122,11 @@ async def announce(client: Client, node: str, address: str = "", *, ready: bool 
     address = address or str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
     note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
     body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
-    await client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
+    await client.patch(NODES, node, body, Node, patch_type=MERGE_PATCH)
     condition = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "set by a test"}
     addresses = [{"type": "InternalIP", "address": address}]
     status = {"status": {"conditions": [condition], "addresses": addresses}}
-    await client.patch(NODES, node, status, Node, kind=STRATEGIC_PATCH, subresource="status")
+    await client.patch(NODES, node, status, Node, patch_type=STRATEGIC_PATCH, subresource="status")
 
 
 async def plans(client: Client, namespace: str) -> list[ZonePlan]:

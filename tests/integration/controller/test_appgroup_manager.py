@@ -69,7 +69,7 @@ async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_n
     before: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
     for algorithm, row in ROWS.items():
         patch = {"spec": {"topologySortingAlgorithm": algorithm}}
-        await client.patch(APPGROUPS, "g", patch, Object, kind=MERGE_PATCH, namespace=namespace)
+        await client.patch(APPGROUPS, "g", patch, Object, patch_type=MERGE_PATCH, namespace=namespace)
         await eventually(has(client, namespace, "SpecValid", "True", f"by {algorithm}"))
         status = (await read(client, namespace)).status
         assert status.topology_order is not None
@@ -82,7 +82,7 @@ async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_n
     assert after["spec"] == {**before["spec"], "topologySortingAlgorithm": list(ROWS)[-1]}
     writes = (await replica.metrics())["netaware_appgroup_writes_total"]
     touch = {"metadata": {"annotations": {"touched": "yes"}}}
-    await client.patch(APPGROUPS, "g", touch, Object, kind=MERGE_PATCH, namespace=namespace)
+    await client.patch(APPGROUPS, "g", touch, Object, patch_type=MERGE_PATCH, namespace=namespace)
     await asyncio.sleep(1.0)  # longer than the group's debounce
     assert (await replica.metrics())["netaware_appgroup_writes_total"] == writes
 
@@ -152,7 +152,7 @@ async def test_a_condition_names_the_service_that_would_be_routed_nearer_until_i
     await eventually(has(client, namespace, "RoutedNear", "False", text))
     await eventually(has(client, namespace, "Balanced", "True"))
     near = {"spec": {"trafficDistribution": "PreferSameZone"}}
-    await client.patch(SERVICES, "b", near, Object, kind=MERGE_PATCH, namespace=namespace)
+    await client.patch(SERVICES, "b", near, Object, patch_type=MERGE_PATCH, namespace=namespace)
     await eventually(has(client, namespace, "RoutedNear", "True"))
 
 

@@ -135,7 +135,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     changed["topologyList"][1]["originList"][0]["costList"][0]["networkCost"] = 7
     patch = {"spec": {"weights": [changed, {**changed, "name": "Second"}]}}
     await world.client.patch(
-        NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=MERGE_PATCH, namespace=world.namespace
+        NETWORK_TOPOLOGIES, "nt-default", patch, Object, patch_type=MERGE_PATCH, namespace=world.namespace
     )
     await eventually(lambda: world.has_costs(6))
     weights = {w["name"]: w for w in (await world.raw())["spec"]["weights"]}
@@ -231,7 +231,7 @@ async def test_pairs_follow_the_nodes_that_are_there_and_their_zones(world: Worl
     await world.measured()
     await world.client.patch(CONFIGMAPS, "netperf-metrics", {"data": {"mine": "1"}}, Object, namespace=world.namespace)
     gone = {"metadata": {"annotations": {"netaware.io/agent": None}}}
-    await world.client.patch(NODES, f"{world.namespace}-z1a", gone, Node, kind=MERGE_PATCH)
+    await world.client.patch(NODES, f"{world.namespace}-z1a", gone, Node, patch_type=MERGE_PATCH)
 
     async def moved_away() -> bool:
         nodes = await _nodes(world)
@@ -240,7 +240,7 @@ async def test_pairs_follow_the_nodes_that_are_there_and_their_zones(world: Worl
     await eventually(moved_away)
     for copy in "ab":
         label = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z9"}}}
-        await world.client.patch(NODES, f"{world.namespace}-z3{copy}", label, Node, kind=MERGE_PATCH)
+        await world.client.patch(NODES, f"{world.namespace}-z3{copy}", label, Node, patch_type=MERGE_PATCH)
     await eventually(lambda: _zones_are(world, {"z1", "z2", "z9"}))
     world.agents.set("z1", "z9", 50)
     world.agents.set("z2", "z9", 52)
@@ -261,7 +261,7 @@ async def test_pairs_follow_the_nodes_that_are_there_and_their_zones(world: Worl
     await eventually(swept)
     await eventually(lambda: _is(world.costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
     bare = {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}}
-    await world.client.patch(NODES, f"{world.namespace}-z1b", bare, Node, kind=MERGE_PATCH)
+    await world.client.patch(NODES, f"{world.namespace}-z1b", bare, Node, patch_type=MERGE_PATCH)
     await eventually(lambda: _is(world.condition("InputValid"), "False"))
 
 
@@ -276,7 +276,7 @@ async def test_a_new_leader_that_plans_anew_reports_no_results_of_the_previous_p
     written = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
     node = f"{world.namespace}-z3b"
     assert any(node in value for value in (written.data or {}).values())
-    await world.client.patch(NODES, node, {"spec": {"unschedulable": True}}, Node, kind=MERGE_PATCH)
+    await world.client.patch(NODES, node, {"spec": {"unschedulable": True}}, Node, patch_type=MERGE_PATCH)
     start()
 
     async def planned_without() -> bool:
@@ -308,7 +308,7 @@ async def test_spoiled_plans_and_topologies_made_again_do_no_harm_and_others_num
     first, second, _ = (found.metadata.name for found in objects)
     await world.client.delete(CONFIGMAPS, first, namespace=world.namespace)
     spoil = [{"op": "replace", "path": "/data/plan.json", "value": "{"}]
-    await world.client.patch(CONFIGMAPS, second, spoil, Object, kind=JSON_PATCH, namespace=world.namespace)
+    await world.client.patch(CONFIGMAPS, second, spoil, Object, patch_type=JSON_PATCH, namespace=world.namespace)
     await eventually(lambda: _zones_are(world, set(ZONES)))
     foreign = f"foreign-{world.namespace}"
     await world.create(foreign, "default", configmapName=foreign)
@@ -396,5 +396,5 @@ async def grant_shipped_rights(client: Client, namespace: str, user: str) -> Non
             body["roleRef"]["name"] = user
             body["subjects"] = [subject]
         plural = body["kind"].lower() + "s"
-        resource = Resource("rbac.authorization.k8s.io", "v1", plural, body["kind"], namespaced=not cluster_wide)
+        resource = Resource("rbac.authorization.k8s.io", "v1", plural, body["kind"], is_namespaced=not cluster_wide)
         await client.create(resource, body, Object, namespace=namespace)

@@ -149,5 +149,5 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     await asyncio.sleep(4)
     assert (await read()).metadata.resource_version == before
     body = group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
-    await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, kind=MERGE_PATCH, namespace=namespace)
+    await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, patch_type=MERGE_PATCH, namespace=namespace)
     await eventually(partial(_has_condition, client, namespace, "True"))

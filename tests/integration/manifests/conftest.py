@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from kubekit.client import Client
-from kubekit.config import ClusterConfig, load_cluster
+from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.wire import PODS, Object
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane, credentials_of
@@ -73,6 +73,6 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
         kubeconfig = await plane.write_token_kubeconfig(
             NAMESPACE, service_account, file_name=file_name, bound_pod=bound
         )
-        return load_cluster(credentials_of(kubeconfig))
+        return load_cluster_config(credentials_of(kubeconfig))
 
     return make

@@ -73,7 +73,7 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
         assert store.items[f"{SPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
     # What exists is left alone, also a topology of another name in another namespace.
     chosen = {"stringData": {"passphrase": "chosen by a person"}}
-    await admin.patch(SECRETS, "netaware-probe", chosen, Object, kind=MERGE_PATCH, namespace=SPACE)
+    await admin.patch(SECRETS, "netaware-probe", chosen, Object, patch_type=MERGE_PATCH, namespace=SPACE)
     head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": "NetworkTopology", "metadata": {"name": "theirs"}}
     theirs = {**head, "spec": {"configmapName": "somewhere"}}
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")

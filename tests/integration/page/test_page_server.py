@@ -48,7 +48,7 @@ async def measure(client: Client, namespace: str, zones: tuple[str, str], p50_us
         taken_at=1.8e9 + sequence,
     )
     data = {"data": encode_samples([sample])}
-    await client.patch(CONFIGMAPS, "netperf-metrics", data, Object, kind=MERGE_PATCH, namespace=namespace)
+    await client.patch(CONFIGMAPS, "netperf-metrics", data, Object, patch_type=MERGE_PATCH, namespace=namespace)
 
 
 async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agent.traffic.conntrack import Entry
 from agent.traffic.edges import Workload
 from agent.traffic.manager import TrafficCollector
 from controller.traffic.sources import read_flows
-from netperf.contract import TRAFFIC_SHARE
+from netperf.contract import MAX_TRAFFIC_CPU_SHARE
 from tests.support.prometheus_past import prometheus_of
 
 CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
@@ -36,7 +36,7 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
     """OpenMetrics of what Prometheus keeps of an agent whose rounds are ``round_s`` apart, until after now: the test may take its time."""
     now = [float(began_s)]
     collector = TrafficCollector(lambda: "z1", folder, lambda: now[0])
-    collector.cost_s = round_s * TRAFFIC_SHARE
+    collector.cost_s = round_s * MAX_TRAFFIC_CPU_SHARE
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
     registry.register(collector)

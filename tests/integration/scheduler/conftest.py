@@ -39,7 +39,7 @@ ADMISSION = {
         "v1",
         f"{prefix.lower()}admissionpolic{ending[1]}",
         f"{prefix}AdmissionPolic{ending[0]}",
-        namespaced=False,
+        is_namespaced=False,
     )
     for prefix in ("Mutating", "Validating")
     for ending in (("y", "ies"), ("yBinding", "ybindings"))

@@ -213,8 +213,10 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
 ) -> None:
     """Somebody's own policy forbids the annotation; the pod is released without it rather than held."""
     name = f"deny-{namespace}"
-    policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "", namespaced=False)
-    bindings = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "", namespaced=False)
+    policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "", is_namespaced=False)
+    bindings = Resource(
+        "admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "", is_namespaced=False
+    )
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     expression = "!has(object.metadata.annotations) || !('netaware.io/target' in object.metadata.annotations)"

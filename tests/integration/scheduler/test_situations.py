@@ -40,10 +40,10 @@ CHAIN = ("web", "m", "db")
 LIMIT, REPLICAS = 10, 2
 FOREIGN_GATE = "somebodys.example/gate"
 HASTY = GatesConfig(max_wait_s=5, missing_workload_timeout_s=1)
-PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", is_namespaced=False)
 DRA = "resource.k8s.io"
-SLICES = Resource(DRA, "v1", "resourceslices", "ResourceSlice", namespaced=False)
-DEVICE_CLASSES = Resource(DRA, "v1", "deviceclasses", "DeviceClass", namespaced=False)
+SLICES = Resource(DRA, "v1", "resourceslices", "ResourceSlice", is_namespaced=False)
+DEVICE_CLASSES = Resource(DRA, "v1", "deviceclasses", "DeviceClass", is_namespaced=False)
 CLAIM_TEMPLATES = Resource(DRA, "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
 
 

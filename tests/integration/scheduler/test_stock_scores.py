@@ -45,7 +45,9 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
         await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
         # Admission taints every new node as not ready, and nobody takes that back here.
         taints = [{"key": "soft", "effect": "PreferNoSchedule"}] if rng.random() < 0.15 else None
-        found.append(host_of(await client.patch(NODES, name, {"spec": {"taints": taints}}, Node, kind=MERGE_PATCH)))
+        found.append(
+            host_of(await client.patch(NODES, name, {"spec": {"taints": taints}}, Node, patch_type=MERGE_PATCH))
+        )
     return found
 
 

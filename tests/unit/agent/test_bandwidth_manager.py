@@ -35,10 +35,10 @@ class RecordedEvents(EventRecorder):
         super().__init__(client, component="test", instance="n1", registry=CollectorRegistry())
         self.reasons: list[str] = []
 
-    def warning(self, *arguments: object, **_: object) -> None:
+    def record_warning(self, *arguments: object, **_: object) -> None:
         self.reasons.append(str(arguments[1]))
 
-    normal = warning
+    record_normal = record_warning
 
 
 # In the future: it stays new however long the other tests before it take.

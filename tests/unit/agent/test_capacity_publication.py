@@ -9,7 +9,7 @@ from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.publication import Writes, plan_withdrawal, plan_writes
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
@@ -35,8 +35,8 @@ def settled(**changes: object) -> OwnNode:
     """A node on which the capacity is published."""
     condition = Condition("NetawareBandwidth", "True", "Hardware", OFFER.explanation, "2027-01-15T08:00:00Z")
     full: dict[str, object] = {
-        "capacity": {"cpu": "8", BANDWIDTH: "10G"},
-        "allocatable": {"cpu": "8", BANDWIDTH: "10G"},
+        "capacity": {"cpu": "8", BANDWIDTH_RESOURCE: "10G"},
+        "allocatable": {"cpu": "8", BANDWIDTH_RESOURCE: "10G"},
         "annotations": {
             "netaware.io/bandwidth-owner": "netaware-agent",
             "netaware.io/bandwidth-source": "hardware: eno1 10G by sysfs",
@@ -51,9 +51,9 @@ def owner(name: str) -> dict[str, str]:
 
 
 ADD = {"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"}
-ADD_MAP = {"op": "add", "path": "/status/capacity", "value": {BANDWIDTH: "10000000000"}}
+ADD_MAP = {"op": "add", "path": "/status/capacity", "value": {BANDWIDTH_RESOURCE: "10000000000"}}
 REMOVE = {"op": "remove", "path": f"/status/capacity/{KEY}"}
-ZEROED = {"cpu": "8", BANDWIDTH: "0"}
+ZEROED = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ ZEROED = {"cpu": "8", BANDWIDTH: "0"}
         (settled(capacity={"cpu": "8"}), OFFER, [ADD], None),
         # A capacity that is no longer known stays, but for a zero, which nobody could correct.
         (settled(), UNKNOWN, [], "CapacityUnknown"),
-        (settled(capacity={BANDWIDTH: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
+        (settled(capacity={BANDWIDTH_RESOURCE: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
         (node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
         # A value of another owner, or from before, is not taken over.
-        (node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team")), OFFER, [], "OwnedByOther"),
-        (node(capacity={BANDWIDTH: "1G"}), OFFER, [], "OwnedByOther"),
-        (node(capacity={BANDWIDTH: "1G"}, annotations=owner("netaware-agent")), OFFER, [ADD], "Hardware"),
+        (node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("network-team")), OFFER, [], "OwnedByOther"),
+        (node(capacity={BANDWIDTH_RESOURCE: "1G"}), OFFER, [], "OwnedByOther"),
+        (node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("netaware-agent")), OFFER, [ADD], "Hardware"),
         (node(), MISCONFIGURED, [], "Misconfigured"),
     ],
 )
@@ -124,5 +124,5 @@ def test_cleanup_removes_only_our_own_writes() -> None:
     assert [op["path"] for op in writes.status] == [f"/status/{field}/{KEY}" for field in ("capacity", "allocatable")]
     assert writes.metadata == {"metadata": {"annotations": {"netaware.io/bandwidth-owner": None}}}
     assert writes.condition is not None
-    theirs = node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team"))
+    theirs = node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("network-team"))
     assert plan_withdrawal(theirs, annotations=("netaware.io/agent",)) == Writes()

@@ -18,7 +18,7 @@ from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import Condition, ObjectMeta, Resource
-from netperf.contract import BANDWIDTH
+from netperf.contract import BANDWIDTH_RESOURCE
 
 T = TypeVar("T")
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -51,10 +51,17 @@ class NodeStore:
 
     @property
     def bandwidth(self) -> str | None:
-        return (self.node.status.capacity or {}).get(BANDWIDTH)
+        return (self.node.status.capacity or {}).get(BANDWIDTH_RESOURCE)
 
     async def patch(
-        self, resource: Resource, name: str, body: object, type_: type[T], *, kind: str, subresource: str | None = None
+        self,
+        resource: Resource,
+        name: str,
+        body: object,
+        type_: type[T],
+        *,
+        patch_type: str,
+        subresource: str | None = None,
     ) -> T:
         await asyncio.sleep(0.01)
         if not self.reachable:
@@ -63,8 +70,8 @@ class NodeStore:
         document: Any = body
         if isinstance(document, list):
             for op in document:
-                field = op["path"].split("/")[2]
-                self.change(lambda t, f=field, o=op: t["status"].setdefault(f, {}).__setitem__(BANDWIDTH, o["value"]))  # type: ignore[misc]
+                field, bandwidth = op["path"].split("/")[2], {BANDWIDTH_RESOURCE: op["value"]}
+                self.change(lambda t, f=field, b=bandwidth: t["status"].setdefault(f, {}).update(b))  # type: ignore[misc]
         elif "metadata" in document:
             self.change(
                 lambda t: t["metadata"].setdefault("annotations", {}).update(document["metadata"]["annotations"])
@@ -131,7 +138,7 @@ async def test_a_zeroing_writer_causes_at_most_a_write_per_second() -> None:
         before = bench.store.writes
         for _ in range(600):
             await asyncio.sleep(0.1)
-            bench.store.set_capacity({"cpu": "8", BANDWIDTH: "0"})
+            bench.store.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
         assert bench.store.writes - before <= 61
         await asyncio.sleep(2)
         assert bench.store.bandwidth == str(10 * G)
@@ -143,7 +150,7 @@ async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
         for _ in range(600):
             await asyncio.sleep(2)
             if bench.store.bandwidth == str(10 * G):
-                bench.store.set_capacity({"cpu": "8", BANDWIDTH: "1G"})
+                bench.store.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
         condition = next(c for c in bench.store.node.status.conditions or () if c.type == "NetawareBandwidth")
         assert (condition.status, condition.reason) == ("False", "Disputed")
         assert bench.store.writes - before <= 40

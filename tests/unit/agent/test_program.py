@@ -14,7 +14,7 @@ from kubekit.wire import Resource
 from lab.polling import poll_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
-ALL_PODS = Resource("", "v1", "pods", "Pod", namespaced=False)
+ALL_PODS = Resource("", "v1", "pods", "Pod", is_namespaced=False)
 """Pods of every namespace, as the agent asks for those of its node."""
 
 

@@ -21,7 +21,7 @@ from controller.traffic.workloads import Workloads
 from kubekit.client import Client
 from kubekit.responses import RawPage
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
-from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
+from netperf.contract import AGENT_ANNOTATION, BANDWIDTH_RESOURCE, REGION_LABEL, ZONE_LABEL
 from tests.unit.controller.components import HEAD, HOME, Components, FakeClient
 from tests.unit.controller.situations import NOW_S
 
@@ -149,7 +149,11 @@ def agent_of(node: str, place: int, number: int) -> dict[str, Any]:
     annotations = {AGENT_ANNOTATION: json.dumps({"port": 1, **announced}), "netaware.io/bandwidth-source": "@source"}
     labels = {ZONE_LABEL: f"z{place}", REGION_LABEL: "r"}
     ready = {"type": "Ready", "status": "True", "message": "@message"}
-    status = {"capacity": {BANDWIDTH: "@capacity"}, "allocatable": {BANDWIDTH: "10G"}, "conditions": [ready]}
+    status = {
+        "capacity": {BANDWIDTH_RESOURCE: "@capacity"},
+        "allocatable": {BANDWIDTH_RESOURCE: "10G"},
+        "conditions": [ready],
+    }
     return {"kind": "Node", "metadata": {"name": node, "labels": labels, "annotations": annotations}, "status": status}
 
 

@@ -11,7 +11,7 @@ from controller.diagnosis.events import MAX_EVENTS_AT_ONCE, FindingEvent, Findin
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
 from controller.diagnosis.rules import diagnose
-from kubekit.events import NOTE_LIMIT
+from kubekit.events import MAX_NOTE_BYTES
 from kubekit.wire import NODES, PODS
 from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node
 
@@ -58,7 +58,7 @@ def test_a_command_is_never_cut() -> None:
         events = FindingEventFilter()
         events.update([finding], now)
         (event,) = events.update([finding], now)
-        assert len(event.note.encode()) <= NOTE_LIMIT
+        assert len(event.note.encode()) <= MAX_NOTE_BYTES
         assert event.note.endswith(f"Fix: {last}") == (len(last) < 100)
         assert "Fix:" not in event.note or event.note.endswith(last)
 

@@ -29,7 +29,7 @@ from controller.diagnosis.rules import diagnose
 from controller.page.server import _compute_page_data
 from kubekit import logs
 from kubekit.errors import KubekitError
-from kubekit.text import UNSAFE_NAME, format_command
+from kubekit.text import NAME_PLACEHOLDER, format_command
 from tests.unit.controller.hostile_objects import (
     FORGED,
     NUMBERS,
@@ -111,7 +111,7 @@ def test_commands_to_paste_never_run_text_of_objects(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
 def test_invalid_names_become_a_placeholder(name: str) -> None:
     assert format_command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
-        f"kubectl -n {UNSAFE_NAME} get pods {UNSAFE_NAME} web-1"
+        f"kubectl -n {NAME_PLACEHOLDER} get pods {NAME_PLACEHOLDER} web-1"
     )
     assert format_command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
 
@@ -206,13 +206,13 @@ def test_logs_and_errors_have_no_lines_of_foreign_text(tmp_path: Path, capsys: p
     assert errors.count("\n") == 1
     for form in logs.FORMATS:
         stream = io.StringIO()
-        logs.set_up(format_=form, stream=stream)
+        logs.configure(format_=form, stream=stream)
         for payload in PAYLOADS:
-            logs.get("test").change(payload, payload, payload, payload=payload)
+            logs.get("test").log_change(payload, payload, payload, payload=payload)
             try:
                 raise KubekitError(payload)
             except KubekitError as error:
-                logs.get("test").unexpected(payload, error, payload=payload)
+                logs.get("test").log_exception(payload, error, payload=payload)
         lines = stream.getvalue().splitlines()
         # Lines that are indented belong to a trace.
         own = [line for line in lines if not line.startswith("    ")]

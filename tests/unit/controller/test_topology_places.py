@@ -15,7 +15,7 @@ from controller.cluster.zones import (
     has_same_probe_node,
     to_probe_node,
 )
-from kubekit.addresses import read_address
+from kubekit.addresses import parse_address
 from kubekit.wire import Node, NodeAddress
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
@@ -72,7 +72,7 @@ def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
     found = node("a", agent=json.dumps({"address": announced}))
     agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
     facts = to_probe_node(found, agents)
-    assert facts.address == str(read_address(announced or "10.0.0.1"))
+    assert facts.address == str(parse_address(announced or "10.0.0.1"))
     usable, left_out = select_probe_nodes([facts])
     assert bool(usable) == is_own
     assert is_own or left_out[0].reason == "foreign-address"

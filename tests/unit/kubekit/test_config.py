@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kubekit import config as config_module
-from kubekit.config import load_cluster
+from kubekit.config import load_cluster_config
 from kubekit.credentials import TokenFile
 from kubekit.errors import ConfigError
-from kubekit.tls import client_context
+from kubekit.tls import create_client_context
 from lab.certificates import CertificateAuthority
 
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_credentials_directory_has_server_token_and_namespace(folder: Path) -> None:
-    config = load_cluster(folder)
+    config = load_cluster_config(folder)
     assert (config.server, config.namespace) == ("https://127.0.0.1:6443", "shop")
     assert config.token is not None
     assert config.token() == "abc"
@@ -36,10 +36,10 @@ def test_the_service_account_directory_is_the_default(folder: Path, monkeypatch:
     (folder / "server").unlink()
     monkeypatch.setattr(config_module, "SERVICE_ACCOUNT_DIR", folder)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    assert load_cluster(environ=environ).server == "https://[fd00::1]:443"
-    assert load_cluster(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).server == "https://10.0.0.1:443"
+    assert load_cluster_config(environ=environ).server == "https://[fd00::1]:443"
+    assert load_cluster_config(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).server == "https://10.0.0.1:443"
     with pytest.raises(ConfigError, match="server: is missing"):
-        load_cluster(environ={})
+        load_cluster_config(environ={})
 
 
 def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(tmp_path: Path) -> None:
@@ -71,13 +71,13 @@ def test_errors_name_the_file(folder: Path, name: str, text: str | None) -> None
     if text is not None:
         (folder / name).write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=re.escape(f"/{name}: ")):
-        load_cluster(folder)
+        load_cluster_config(folder)
     with pytest.raises(ConfigError, match="--credentials"):
-        load_cluster(folder / "absent")
+        load_cluster_config(folder / "absent")
 
 
 def test_only_the_strict_flag_is_cleared() -> None:
-    ours, shipped = client_context(), ssl.create_default_context()
+    ours, shipped = create_client_context(), ssl.create_default_context()
     assert ours.check_hostname
     assert ours.verify_mode is ssl.CERT_REQUIRED
     assert ours.verify_flags == shipped.verify_flags & ~ssl.VERIFY_X509_STRICT
@@ -85,10 +85,10 @@ def test_only_the_strict_flag_is_cleared() -> None:
 
 def test_a_bundle_of_authorities_may_have_comments_in_any_language(tmp_path: Path) -> None:
     parts = [CertificateAuthority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
-    assert len(client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
+    assert len(create_client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
 
 
 @pytest.mark.parametrize("content", [b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])
 def test_unreadable_authorities_are_refused(content: bytes) -> None:
     with pytest.raises(ssl.SSLError):
-        client_context(content)
+        create_client_context(content)

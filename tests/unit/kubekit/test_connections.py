@@ -157,6 +157,6 @@ async def test_a_silent_watch_ends() -> None:
         await asyncio.Event().wait()
         return stream
 
-    async with connected(answer) as client, client.watch(NODES, "1", silence_s=0.1) as events:
+    async with connected(answer) as client, client.watch(NODES, "1", max_silence_s=0.1) as events:
         with pytest.raises(SilentWatchError, match="silent"):
             await anext(events)

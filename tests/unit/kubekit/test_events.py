@@ -36,11 +36,11 @@ async def recording(api: SimulatedApi) -> AsyncIterator[tuple[EventRecorder, lis
 
 async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, now, _):
-        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await until(lambda: api.objects)
-        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
-        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await until(lambda: api.count("PATCH"))
     (event,) = api.objects.values()
     about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "ns", "uid": "uid-1"}
@@ -51,7 +51,7 @@ async def test_a_repeated_event_increases_the_count_of_the_first_one(api: Simula
 
 async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, _, _):
-        recorder.normal(
+        recorder.record_normal(
             ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
         )
         await until(lambda: api.objects)
@@ -61,7 +61,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
 async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, now, _):
         for _ in range(3):
-            recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+            recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
             await until(lambda: api.objects)
             api.objects.clear()
             now[0] += 7200
@@ -71,10 +71,10 @@ async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeyp
     monkeypatch.setattr("kubekit.events._MAX_WRITTEN", 2)
     async with recording(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
-            recorder.normal(POD, "Placed", note)
+            recorder.record_normal(POD, "Placed", note)
         await until(lambda: len(api.objects) == 3)
         now[0] += 61
-        recorder.normal(POD, "Placed", "a")
+        recorder.record_normal(POD, "Placed", "a")
         await until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
     assert len(api.objects) == 3
 
@@ -87,9 +87,9 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
 
         assert [lost(cause) for cause in LOSS_CAUSES] == [0.0] * len(LOSS_CAUSES), "a rate sees the first"
         api.fail_writes = [403]
-        recorder.normal(POD, "A", "first")
+        recorder.record_normal(POD, "A", "first")
         await until(lambda: lost("refused") == 1)
-        recorder.normal(POD, "B", "second")
+        recorder.record_normal(POD, "B", "second")
         await until(lambda: api.objects)
     assert [event["reason"] for event in api.objects.values()] == ["B"]
 
@@ -99,5 +99,5 @@ async def test_a_full_queue_drops_the_oldest() -> None:
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, max_pending=2)
         for i in range(5):
-            recorder.normal(POD, "R", f"note {i}")
+            recorder.record_normal(POD, "R", f"note {i}")
     assert registry.get_sample_value("netaware_events_lost_total", {"cause": "queue-full"}) == 3

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from kubekit.errors import ConfigError
-from kubekit.http import Checks, Server, parse_listen
+from kubekit.http import HealthChecks, Server, parse_listen
 
 
 async def fetch(address: str, path: str, **headers: str) -> tuple[int, str, str]:
@@ -32,7 +32,7 @@ async def test_metrics_in_text_and_openmetrics() -> None:
 
 
 async def test_health_names_each_failing_check() -> None:
-    checks = Checks()
+    checks = HealthChecks()
     checks.ready["caches"] = lambda: "nodes not listed yet"
     checks.live["loop"] = lambda: ""
     async with Server("127.0.0.1:0", checks=checks, registry=CollectorRegistry()).running() as address:

@@ -26,7 +26,7 @@ HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 def serving(limits: tuple[int, int] = (20, 10), **options: Any) -> Server:
     """A server with limits of connections, in total and per peer."""
     server = Server("127.0.0.1:0", registry=CollectorRegistry(), **options)
-    server.connections = http_limits.ConnectionLimiter(*limits)
+    server.connection_limiter = http_limits.ConnectionLimiter(*limits)
     return server
 
 
@@ -74,10 +74,10 @@ async def test_half_open_connections_are_limited_and_block_no_request() -> None:
             assert kept.status == 200
             async with half_open(address, 50):
                 assert await status_of(address) == 200
-                assert len(server.connections) <= 10
+                assert len(server.connection_limiter) <= 10
                 async with session.get(f"http://{address}/healthz") as again:
                     assert again.status == 200
-        assert server.connections.refused >= 40
+        assert server.connection_limiter.closed_count >= 40
 
 
 async def hold(address: str, peer: str, count: int, path: str) -> list[asyncio.StreamWriter]:
@@ -119,7 +119,7 @@ async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_o
     async with server.running() as address:
         held = await hold(address, "127.0.0.2", 14, "/healthz")
         reader, writer = await connect(address)
-        await until(lambda: len(server.connections) == 15)
+        await until(lambda: len(server.connection_limiter) == 15)
         held += await hold(address, "127.0.0.3", 10, "/healthz")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(30):
@@ -140,28 +140,28 @@ async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pyte
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await until(lambda: len(server.connections) == 1)
-            await until(lambda: len(server.connections) == 0)
+            await until(lambda: len(server.connection_limiter) == 1)
+            await until(lambda: len(server.connection_limiter) == 0)
 
 
 async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
     authority: CertificateAuthority, server_tls: ssl.SSLContext
 ) -> None:
     client = ssl.create_default_context(cafile=str(authority.certificate))
-    server = serving(tls=server_tls)
-    server.handshakes = http_limits.ConnectionLimiter(20, 10)
+    server = serving(ssl_context=server_tls)
+    server.handshake_limiter = http_limits.ConnectionLimiter(20, 10)
     async with server.running() as address, aiohttp.ClientSession() as session:
         held = [await connect(address, peer) for peer in ("127.0.0.2", "127.0.0.3", "127.0.0.4") for _ in range(50)]
         async with asyncio.timeout(30):
             for _ in range(3):
                 async with session.get(f"https://{address}/healthz", ssl=client) as answer:
                     assert await answer.text() == "ok\n"
-            await until(lambda: server.handshakes.refused >= 130)
-        assert len(server.handshakes) <= 20
-        assert len(server.connections) == 1
+            await until(lambda: server.handshake_limiter.closed_count >= 130)
+        assert len(server.handshake_limiter) <= 20
+        assert len(server.connection_limiter) == 1
         for _, writer in held:
             writer.close()
-    assert len(server.handshakes) == 0
+    assert len(server.handshake_limiter) == 0
 
 
 @pytest.mark.parametrize("limit", ["HANDSHAKE_TIMEOUT_S", "HEAD_TIMEOUT_S"])
@@ -169,11 +169,11 @@ async def test_a_tls_handshake_and_a_request_head_have_timeouts(
     server_tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(http_limits, limit, 0.2)
-    server = serving(tls=server_tls if limit == "HANDSHAKE_TIMEOUT_S" else None)
+    server = serving(ssl_context=server_tls if limit == "HANDSHAKE_TIMEOUT_S" else None)
     async with server.running() as address, half_open(address, 1) as (reader,), asyncio.timeout(30):
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
-        assert len(server.handshakes) == 0
+        assert len(server.handshake_limiter) == 0
 
 
 async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.M
     ],
 )
 async def test_requests_for_unknown_public_host_names_are_refused(host: str, status: int) -> None:
-    async with serving(hosts=["page.example.com"]).running() as address:
+    async with serving(public_hosts=["page.example.com"]).running() as address:
         assert await status_of(address, Host=host) == status
     async with serving().running() as address:
         assert await status_of(address, Host=host) == 200

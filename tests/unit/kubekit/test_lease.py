@@ -132,7 +132,7 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=PATIENT)
 
         async def lead(fence: WriteFence) -> None:
-            await slow.fenced(fence).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
+            await slow.with_fence(fence).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
             await asyncio.Event().wait()
 
         task = asyncio.create_task(elector.run(lead))
@@ -152,7 +152,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
     fence.extend(200.0)
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
         api.answering.clear()
-        write = asyncio.create_task(client.fenced(fence).create(LEASES, BODY, Object, namespace="ns"))
+        write = asyncio.create_task(client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns"))
         await until(lambda: api.count("POST") == 1)
         now[0] += 7
         with pytest.raises(UnreachableError):
@@ -172,7 +172,7 @@ async def test_only_a_write_without_a_response_delays_the_next_leader(
     async with api.running() as config, Client(config) as client:
         api.fail_writes = [status]
         with pytest.raises(ApiError):
-            await client.fenced(fence).create(LEASES, BODY, Object, namespace="ns")
+            await client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns")
     assert await fence.wait_for_writes(0.0, 10.0) is is_released
 
 
@@ -184,7 +184,7 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
     fence = WriteFence(clock=lambda: now[0], reserve_s=2.0)
     fence.extend(107.0)
     async with api.running() as config, Client(config) as client:
-        fenced = client.fenced(fence)
+        fenced = client.with_fence(fence)
         api.answering.clear()
 
         def create(name: str) -> asyncio.Task[Object]:
@@ -282,7 +282,7 @@ async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -
     async with api.running() as config, Client(config) as client:
         now = [0.0]
         fence = WriteFence(clock=lambda: now[0])
-        fenced = client.fenced(fence)
+        fenced = client.with_fence(fence)
         body = {"metadata": {"name": "x"}}
         for attempt in _writes(fenced, body):
             with pytest.raises(NotLeaderError):
@@ -318,7 +318,7 @@ async def test_a_process_suspended_between_check_and_sending_does_not_send(api: 
     fence = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
-            await _writes(client.fenced(fence), {"metadata": {"name": "x"}})[number]()
+            await _writes(client.with_fence(fence), {"metadata": {"name": "x"}})[number]()
         assert fence.checks == 2
         assert api.requests == []
 
@@ -340,7 +340,7 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
         fence.extend(loop.time() + 0.2)
         api.answering.clear()
         with pytest.raises(Exception, match="no response in time"):
-            await client.fenced(fence).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
+            await client.with_fence(fence).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
 
 
 async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
@@ -365,7 +365,7 @@ async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: Simulat
             got = await asyncio.gather(*(r.elector._try_acquire_or_renew() for r in found))
             assert sum(got) <= 1
             for replica in found:
-                replica.elector.fence.end()
+                replica.elector.fence.revoke()
 
 
 async def test_the_election_fails_if_the_leaders_work_returns(api: SimulatedApi) -> None:
@@ -388,10 +388,10 @@ async def test_the_election_fails_at_an_unexpected_error_of_a_renewal(
 
         errors = [OverflowError()]
 
-        def format_once_broken(unix_s: float, *, micro: bool) -> str:
+        def format_once_broken(unix_s: float, *, with_microseconds: bool) -> str:
             if errors:
                 raise errors.pop()
-            return format_time(unix_s, micro=micro)
+            return format_time(unix_s, with_microseconds=with_microseconds)
 
         async def work(_: WriteFence) -> None:
             monkeypatch.setattr("kubekit.lease.format_time", format_once_broken)

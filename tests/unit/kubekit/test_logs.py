@@ -16,7 +16,7 @@ def stream() -> io.StringIO:
 
 
 def test_text_lines_quote_ambiguous_values(stream: io.StringIO) -> None:
-    logs.set_up(stream=stream)
+    logs.configure(stream=stream)
     logs.get("agent.capacity").info("capacity published", rate_bps=10**9, why="two words", empty="", share=0.5)
     line = stream.getvalue()
     assert 'agent.capacity: capacity published rate_bps=1000000000 why="two words" empty="" share=0.5\n' in line
@@ -24,11 +24,11 @@ def test_text_lines_quote_ambiguous_values(stream: io.StringIO) -> None:
 
 
 def test_json_lines_have_fields_and_traces(stream: io.StringIO) -> None:
-    logs.set_up(format_="json", stream=stream)
+    logs.configure(format_="json", stream=stream)
     try:
         raise ValueError("boom")
     except ValueError as error:
-        logs.get("x").unexpected("broken", error, node="n1", level="low", time="now")
+        logs.get("x").log_exception("broken", error, node="n1", level="low", time="now")
     line = json.loads(stream.getvalue())
     assert (line["message"], line["node"], line["level"]) == ("broken", "n1", "error")
     assert line["time"] != "now"
@@ -36,12 +36,12 @@ def test_json_lines_have_fields_and_traces(stream: io.StringIO) -> None:
 
 
 def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) -> None:
-    logs.set_up(stream=stream)
+    logs.configure(stream=stream)
     log = logs.get("x")
-    logged = [log.change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
+    logged = [log.log_change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
     log.debug("detail")
     assert logged == [False, True, False, True, True, False]
     assert [line.split(" ")[1] for line in stream.getvalue().splitlines()] == ["warning", "warning", "info"]
     for i in range(10_050):
-        log.change(f"pod-{i}", "bad", "m")
-    assert [log.change(f"pod-{i}", "bad", "m") for i in (0, 10_049)] == [True, False], "the oldest are forgotten"
+        log.log_change(f"pod-{i}", "bad", "m")
+    assert [log.log_change(f"pod-{i}", "bad", "m") for i in (0, 10_049)] == [True, False], "the oldest are forgotten"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubekit.conditions import find_condition, make_condition, merge_conditions
-from kubekit.owners import find_outdated_pods
+from kubekit.owners import find_outdated_pod_keys
 from kubekit.wire import ObjectMeta, OwnerReference
 
 
@@ -30,4 +30,4 @@ def test_the_last_template_is_current_if_two_rollouts_start_within_a_second() ->
         )
         for name, revision in (("old-1", "aaa"), ("old-2", "aaa"), ("new-1", "bbb"))
     ]
-    assert find_outdated_pods(pods) == {"n/old-1", "n/old-2"}
+    assert find_outdated_pod_keys(pods) == {"n/old-1", "n/old-2"}

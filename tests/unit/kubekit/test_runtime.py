@@ -14,7 +14,7 @@ import pytest
 
 from kubekit import runtime
 from kubekit.errors import ConfigError, UnreachableError
-from kubekit.runtime import compact_memory, configure_gc, run_program, supervise
+from kubekit.runtime import compact_memory, run_memory_compaction, run_program, supervise
 
 
 async def forever() -> None:
@@ -124,7 +124,7 @@ async def test_memory_is_compacted_again_after_it_grew_by_ten_percent(monkeypatc
     monkeypatch.setattr(runtime, "MEMORY_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(runtime, "_resident_pages", lambda: memory[0])
     monkeypatch.setattr(runtime, "compact_memory", compact)
-    task = asyncio.create_task(configure_gc())
+    task = asyncio.create_task(run_memory_compaction())
     # The threshold is the memory after the last compaction, not before it.
     for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
         for _ in range(5):

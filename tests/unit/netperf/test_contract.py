@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, encode_announcement, read_announcement
+from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, decode_announcement, encode_announcement
 
 
 def test_announcements_of_other_versions_are_decoded() -> None:
-    assert read_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
+    assert decode_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
     large = encode_announcement(Announcement(address="x" * MAX_ANNOTATION_BYTES))
-    assert [read_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5
+    assert [decode_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5
 
 
 def test_the_problem_in_an_announcement_is_cut_to_the_annotations_limit() -> None:
     here = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing passphrase has 5 bytes")
-    assert read_announcement(encode_announcement(here)) == here
+    assert decode_announcement(encode_announcement(here)) == here
     for long in ("\n" * 500, "x" * 400, "ä" * 2000):
-        found = read_announcement(encode_announcement(replace(here, problem=long)))
+        found = decode_announcement(encode_announcement(replace(here, problem=long)))
         assert found is not None
         assert found.problem
         assert long.startswith(found.problem)

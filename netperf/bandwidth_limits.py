@@ -28,7 +28,7 @@ class UnreasonableLimitError(QuantityError):
         self.size = size
 
 
-def read_limit(text: str) -> int:
+def parse_limit(text: str) -> int:
     """Parse an annotation to bits per second.
 
     Raises:
