@@ -10,7 +10,7 @@ import base64
 import secrets
 from collections.abc import Mapping
 
-from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError

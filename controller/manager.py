@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCol
 
 from controller.appgroups.reconciler import AppGroupController, GroupIndexes
 from controller.bootstrap import Bootstrap
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
@@ -60,14 +60,14 @@ class Manager:
 
     Attributes:
         identity: name of this replica in the Lease and in events.
-        caches: the stores.
+        cache: the stores.
         elector: this replica's leader elector.
     """
 
     def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._config, self._registry = config, registry
-        self.caches = Caches(client, config.namespace)
+        self.cache = ClusterCache(client, config.namespace)
         election = config.leader_election
         self.elector = LeaderElector(
             client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.timing()
@@ -82,18 +82,18 @@ class Manager:
 
     def _make_controllers(self, leader_client: Client) -> None:
         """Create the controllers. Stores call handlers in the order of creation, and the others read the scheduler's indexes."""
-        config, caches, reporting = self._config, self.caches, (self._recorder, self._registry)
+        config, cache, reporting = self._config, self.cache, (self._recorder, self._registry)
         prices = config.traffic.prices.resolve()
         scheduling = GatingController(
-            leader_client, caches, config.scheduler, *reporting, notify=self._enqueue, prices=prices
+            leader_client, cache, config.scheduler, *reporting, notify=self._enqueue, prices=prices
         )
         self._scheduling, state = scheduling, scheduling.state
         self._topology = TopologyController(
-            leader_client, caches, config.topology, *reporting, membership=state.membership
+            leader_client, cache, config.topology, *reporting, membership=state.membership
         )
         self._app_group = AppGroupController(
             leader_client,
-            caches,
+            cache,
             config.app_group,
             *reporting,
             indexes=GroupIndexes(
@@ -103,17 +103,17 @@ class Manager:
             extra_conditions=self._extra_conditions,
         )
         self._descheduler = Descheduler(
-            leader_client, caches, config.descheduler, *reporting, inputs=scheduling.inputs, planner=scheduling.plans
+            leader_client, cache, config.descheduler, *reporting, inputs=scheduling.inputs, planner=scheduling.plans
         )
         self._traffic = TrafficController(
-            leader_client, caches, config.traffic, self._registry, membership=state.membership, notify=self._enqueue
+            leader_client, cache, config.traffic, self._registry, membership=state.membership, notify=self._enqueue
         )
-        self._bootstrap = Bootstrap(leader_client, caches.topologies, config.bootstrap, namespace=config.namespace)
+        self._bootstrap = Bootstrap(leader_client, cache.topologies, config.bootstrap, namespace=config.namespace)
 
     def _make_diagnosis(self, client: Client) -> None:
         config = self._config
         snapshots = SnapshotReader(
-            self.caches, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
+            self.cache, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
         )
         self._page = Page(config.page, snapshots, PageAuthorizer(client, config.namespace))
         self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)
@@ -124,7 +124,7 @@ class Manager:
         self._sync_s = Gauge(
             "netaware_informer_sync_seconds", "Time until all stores had listed once.", registry=self._registry
         )
-        self._registry.register(InformerMetrics(lambda: self.caches.by_name))
+        self._registry.register(InformerMetrics(lambda: self.cache.by_name))
         self._event_loop_monitor = EventLoopMonitor(self._registry)
 
     def _enqueue(self, group: str) -> None:
@@ -143,7 +143,7 @@ class Manager:
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
-            **self.caches.tasks(),
+            **self.cache.tasks(),
             **self._scheduling.stores(),
             "http": server.serve(),
             "events": self._recorder.run(),
@@ -160,7 +160,7 @@ class Manager:
             await self._lead(self.elector.fence)
 
     async def _lead(self, _: WriteFence) -> None:
-        await self.caches.wait_for_sync()
+        await self.cache.wait_for_sync()
         await supervise(
             {
                 "topology": self._topology.run(),
@@ -175,15 +175,13 @@ class Manager:
 
     async def _compact_memory_after_sync(self) -> None:
         started = time.monotonic()
-        await self.caches.wait_for_sync()
+        await self.cache.wait_for_sync()
         self._sync_s.set(time.monotonic() - started)
-        log.info(
-            "all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.caches.by_name.items()}
-        )
+        log.info("all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.cache.by_name.items()})
         await run_memory_compaction()
 
     def _checks(self) -> HealthChecks:
         checks = HealthChecks()
-        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.unsynced()) else ""
-        checks.ready["age"] = lambda: describe_stale_stores(self.caches.by_name.values())
+        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.unsynced()) else ""
+        checks.ready["age"] = lambda: describe_stale_stores(self.cache.by_name.values())
         return checks

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from controller.cluster.resources import APPGROUPS  # noqa: E402
+from controller.cluster.crds import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from controller.cluster.resources import NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod

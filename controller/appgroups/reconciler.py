@@ -21,14 +21,14 @@ from controller.appgroups.status import (
     compute_group_state,
     plan_status,
 )
-from controller.cluster.caches import Caches
-from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
-from controller.cluster.membership import Membership, has_same_consent, has_same_spec
+from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.costs import CostIndex, Location, are_costs_unchanged, location_of
+from controller.cluster.crds import APPGROUPS, AppGroup
+from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUPS, AppGroup
-from controller.cluster.services import ServiceIndex, has_same_routing
+from controller.cluster.services import ServiceIndex, is_routing_unchanged
 from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
-from controller.cluster.zones import has_same_location
+from controller.cluster.zones import is_location_unchanged
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference_to
@@ -69,7 +69,7 @@ class AppGroupController:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: AppGroupConfig,
         recorder: EventRecorder,
         registry: CollectorRegistry,
@@ -78,18 +78,18 @@ class AppGroupController:
         pods_of: Callable[[str], Iterable[Pod]],
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
     ) -> None:
-        self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
+        self._client, self._cache, self._config, self._recorder = client, cache, config, recorder
         self._membership, self._cost_index, self._services = indexes
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
-        caches.app_groups.subscribe(self._on_group_change)
-        caches.group_pods.subscribe(self._on_pod_change)
-        caches.nodes.subscribe(self._on_node_change)
-        caches.namespaces.subscribe(self._enqueue_all_unless(has_same_consent))
-        caches.topologies.subscribe(self._enqueue_all_unless(has_same_costs))
-        caches.services.subscribe(self._enqueue_all_unless(has_same_routing))
+        cache.app_groups.subscribe(self._on_group_change)
+        cache.group_pods.subscribe(self._on_pod_change)
+        cache.nodes.subscribe(self._on_node_change)
+        cache.namespaces.subscribe(self._enqueue_all_unless(is_consent_unchanged))
+        cache.topologies.subscribe(self._enqueue_all_unless(are_costs_unchanged))
+        cache.services.subscribe(self._enqueue_all_unless(is_routing_unchanged))
 
     def _enqueue_all_unless(
         self, is_unchanged: Callable[[T | None, T | None], bool]
@@ -108,7 +108,7 @@ class AppGroupController:
 
     def _on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
-        if not has_same_spec(old, new):
+        if not is_spec_unchanged(old, new):
             # Pods may now belong to another group of this name.
             for other in self._membership.keys_named(key.rpartition("/")[2]):
                 self.enqueue(other)
@@ -116,11 +116,11 @@ class AppGroupController:
     def _on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
         for pod in (old, new):
             # Not all groups of the label's name, which may be hundreds.
-            if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
+            if pod is not None and (group := self._membership.group_key_of(pod.metadata.namespace, pod.group)):
                 self.enqueue(group)
 
     def _on_node_change(self, key: str, old: Node | None, new: Node | None) -> None:
-        if has_same_location(old, new):
+        if is_location_unchanged(old, new):
             return
         if new is not None:
             self._locations[key] = location_of(new)
@@ -138,10 +138,10 @@ class AppGroupController:
 
     async def _reconcile(self, key: str) -> float | None:
         if key == ALL:
-            for group_key in self._caches.app_groups.items:
+            for group_key in self._cache.app_groups.items:
                 self._queue.add(group_key)
             return None
-        group = self._caches.app_groups.get(key)
+        group = self._cache.app_groups.get(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.states.pop(key, None)
             return None
@@ -154,7 +154,7 @@ class AppGroupController:
         try:
             await self._write_status(key, group, state, admission)
         except ApiError as error:
-            return delay_after_failed_write(error, key, self._caches.app_groups)
+            return delay_after_failed_write(error, key, self._cache.app_groups)
         return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, state: GroupState, admission: Condition | None) -> None:

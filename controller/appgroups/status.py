@@ -14,10 +14,10 @@ import msgspec
 
 from controller.appgroups.order import ALGORITHMS, FALLBACK_ALGORITHM, WorkloadOrder, sort_workloads
 from controller.cluster.costs import NO_LOCATION, SAME_HOST_COST, CostTable, Location
+from controller.cluster.crds import AppGroup, AppGroupStatus, OrderedWorkload
 from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph, Fault, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import Pod
-from controller.cluster.resources import AppGroup, AppGroupStatus, OrderedWorkload
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
 from controller.cluster.status_writing import ConditionState, make_conditions
 from kubekit.conditions import find_condition, make_condition, merge_conditions
@@ -96,7 +96,9 @@ def compute_group_state(
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     placed_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
-    group_pods = [pod for pod in pods if membership.group_of(pod.metadata.namespace, pod.group) == group.metadata.key]
+    group_pods = [
+        pod for pod in pods if membership.group_key_of(pod.metadata.namespace, pod.group) == group.metadata.key
+    ]
     active = [pod for pod in group_pods if pod.is_active]
     placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
     for pod in placed:

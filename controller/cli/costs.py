@@ -12,7 +12,7 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import FAINT, STRONG, format_age, format_number, make_table
-from controller.cluster.resources import NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network, by_pair
 

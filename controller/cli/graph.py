@@ -12,7 +12,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, format_counts, format_milliseconds, make_table
-from controller.cluster.resources import APPGROUPS
+from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView

@@ -93,7 +93,7 @@ def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, d
     inputs = inputs_of(snapshot, map(reader.read, cluster.pods), volumes)
     members: dict[str, list[Pod]] = defaultdict(list)
     for pod in cluster.pods:
-        key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
+        key = inputs.state.group_key_of(pod.metadata.namespace, pod.group) if pod.group else ""
         if key:
             members[key].append(pod)
     refusals = [

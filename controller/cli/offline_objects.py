@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
 from controller.convert.documents import objects_in

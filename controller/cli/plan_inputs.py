@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
 from controller.cli.shared import state_of
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import (
     CLAIMS,
     CLASSES,
@@ -47,4 +47,4 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
 
 def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:
     """A predicate: whether a pod belongs to the AppGroup ``key``, by the scheduler's rule."""
-    return lambda pod: state.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key
+    return lambda pod: state.group_key_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key

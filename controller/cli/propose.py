@@ -18,7 +18,7 @@ from controller.cli.session import Session
 from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
 from controller.cli.style import BAD, FAINT, STRONG, format_rate, make_table
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
-from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
+from controller.cluster.crds import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.drift import Drift, find_drift
 from controller.traffic.graph import LeftOut

@@ -16,9 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import Pod, PodSpec
-from controller.cluster.resources import (
+from controller.cluster.crds import (
     APPGROUP_LABEL,
     APPGROUPS,
     NETWORK_TOPOLOGIES,
@@ -26,6 +24,8 @@ from controller.cluster.resources import (
     AppGroup,
     NetworkTopology,
 )
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import Pod, PodSpec
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration, parse_config

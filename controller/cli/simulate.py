@@ -20,10 +20,10 @@ from controller.cli.offline_objects import read_cluster, read_documents
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session, WorkloadController
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.default_scheduler import simulate_scheduling

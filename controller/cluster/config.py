@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from controller.cluster.resources import NETPERF_COSTS, USER_DEFINED
+from controller.cluster.crds import NETPERF_COSTS, USER_DEFINED
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
 from controller.cluster.index import Index
-from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies
@@ -42,7 +42,7 @@ def locations_of(nodes: Iterable[Node]) -> dict[str, Location]:
     return {node.metadata.name: location_of(node) for node in nodes}
 
 
-def is_one_zone(locations: Iterable[Location]) -> bool:
+def has_no_zone_labels(locations: Iterable[Location]) -> bool:
     """Whether no node has a zone label, so that all nodes form one zone. Not used in parity with upstream."""
     return not any(location.zone for location in locations)
 
@@ -56,7 +56,7 @@ def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location
     return counts
 
 
-def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
+def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
     """Entries of a weight by directed pair of zones (or of regions). A pair's first entry is used."""
     entries: dict[ZonePair, CostInfo] = {}
     for topology in weight.topology_list if weight is not None else ():
@@ -73,15 +73,15 @@ class CostTable:
     Args:
         weight: the weight.
         latencies: the round trips that its costs come from; None for a weight that netaware did not write.
-        one_zone: see `is_one_zone`; else a node without labels violates every limit, as in upstream.
+        is_one_zone: see `has_no_zone_labels`; else a node without labels violates every limit, as in upstream.
     """
 
     def __init__(
-        self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, one_zone: bool = False
+        self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, is_one_zone: bool = False
     ) -> None:
-        self.one_zone = one_zone
+        self.is_one_zone = is_one_zone
         self._zones, self._regions = (
-            {pair: entry.network_cost for pair, entry in entries_of(weight, level).items()}
+            {pair: entry.network_cost for pair, entry in cost_entries_of(weight, level).items()}
             for level in (ZONE_LABEL, REGION_LABEL)
         )
         self._latencies = latencies
@@ -103,7 +103,7 @@ class CostTable:
 
         Returns the result and the cost to count.
         """
-        if peer == NO_LOCATION and not self.one_zone:
+        if peer == NO_LOCATION and not self.is_one_zone:
             return "violated", UNKNOWN_COST
         if candidate == peer:
             return "satisfied", SAME_ZONE_COST
@@ -133,7 +133,7 @@ class CostTable:
         return total
 
 
-def topology_for(
+def choose_topology(
     topologies: Mapping[str, NetworkTopology],
     rules: NetworkOverheadArgs,
     *,
@@ -156,7 +156,7 @@ def topology_for(
     return next(iter(topologies.values())) if everywhere and len(topologies) == 1 else None
 
 
-def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
+def choose_weight(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
     """The requested weight, else the fallback; None if neither has entries."""
     for name in (rules.weights_name, rules.fallback_weights_name):
         weight = topology.weight(name) if topology is not None and name else None
@@ -189,11 +189,11 @@ class CostIndex(Index):
     Args:
         rules: which NetworkTopology and weight to use.
         netaware_namespace: where netaware is installed.
-        one_zone: see `is_one_zone`.
+        is_one_zone: see `has_no_zone_labels`.
     """
 
-    def __init__(self, rules: NetworkOverheadArgs, netaware_namespace: str, *, one_zone: bool = False) -> None:
-        self._rules, self._netaware_namespace, self._one_zone = rules, netaware_namespace, one_zone
+    def __init__(self, rules: NetworkOverheadArgs, netaware_namespace: str, *, is_one_zone: bool = False) -> None:
+        self._rules, self._netaware_namespace, self._one_zone = rules, netaware_namespace, is_one_zone
         self._topologies: dict[str, NetworkTopology] = {}
         self._costs_by_topology: dict[str, Costs] = {}
 
@@ -204,10 +204,10 @@ class CostIndex(Index):
         rules: NetworkOverheadArgs,
         netaware_namespace: str,
         *,
-        one_zone: bool,
+        is_one_zone: bool,
     ) -> CostIndex:
         """Build from NetworkTopologies."""
-        index = cls(rules, netaware_namespace, one_zone=one_zone)
+        index = cls(rules, netaware_namespace, is_one_zone=is_one_zone)
         for topology in topologies:
             index.on_change(topology.metadata.key, None, topology)
         return index
@@ -218,21 +218,21 @@ class CostIndex(Index):
             self._topologies.pop(key, None)
         else:
             self._topologies[key] = new
-        if has_same_costs(old, new):
+        if are_costs_unchanged(old, new):
             return False
         self._costs_by_topology.pop(key, None)
         return True
 
     def on_nodes_change(self, locations: Iterable[Location]) -> None:
         """Update the nodes' locations. Not used in parity with upstream."""
-        one_zone = is_one_zone(locations)
-        if one_zone != self._one_zone:
-            self._one_zone = one_zone
+        is_one_zone = has_no_zone_labels(locations)
+        if is_one_zone != self._one_zone:
+            self._one_zone = is_one_zone
             self._costs_by_topology.clear()
 
     def for_namespace(self, namespace: str) -> Costs:
         """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share a table."""
-        topology = topology_for(
+        topology = choose_topology(
             self._topologies, self._rules, netaware_namespace=self._netaware_namespace, namespace=namespace
         )
         key = topology.metadata.key if topology is not None else ""
@@ -242,17 +242,17 @@ class CostIndex(Index):
 
     def _costs_of(self, topology: NetworkTopology | None) -> Costs:
         if topology is None:
-            return Costs(CostTable(one_zone=self._one_zone))
-        meta, weight = topology.metadata, weight_for(topology, self._rules)
+            return Costs(CostTable(is_one_zone=self._one_zone))
+        meta, weight = topology.metadata, choose_weight(topology, self._rules)
         name = weight.name if weight is not None else ""
         # Only NetperfCosts is computed from the latencies in the annotation.
         latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
-        table = CostTable(weight, latencies, one_zone=self._one_zone)
+        table = CostTable(weight, latencies, is_one_zone=self._one_zone)
         problem = latencies.problem if latencies is not None else ""
         return Costs(table, meta.key, name, f"{meta.uid}/{meta.resource_version}", problem)
 
 
-def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
+def are_costs_unchanged(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
     """Whether two versions of a NetworkTopology have the same costs, for example after a change of the status."""
     if old is None or new is None:
         return False

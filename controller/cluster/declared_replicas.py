@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping
 
-from controller.cluster.resources import WorkloadRef
+from controller.cluster.crds import WorkloadRef
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.stores import Handler

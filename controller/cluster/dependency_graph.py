@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.resources import AppGroupSpec, Dependency, WorkloadRef
+from controller.cluster.crds import AppGroupSpec, Dependency, WorkloadRef
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.policy import MAX_NETWORK_COST

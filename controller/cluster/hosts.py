@@ -12,7 +12,7 @@ from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import Constraints, blocking_taints, is_being_removed
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector
-from controller.cluster.requests import Amounts, add_amounts, parse_amounts
+from controller.cluster.resource_requests import Amounts, add_amounts, parse_amounts
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Taint
 
@@ -136,7 +136,7 @@ class NodeCache:
             self.pods[key] = after
         if before is after:
             return
-        uses = [(pod.occupied_node, pod.host_requests) if pod is not None else None for pod in (before, after)]
+        uses = [(pod.occupied_node, pod.requests_with_ports) if pod is not None else None for pod in (before, after)]
         if before is not None:
             self._count(before, -1)
         if after is not None:
@@ -145,9 +145,9 @@ class NodeCache:
             return
         if before is not None:
             self.freed += 1
-            add_amounts(self.used[before.occupied_node], before.host_requests, -1)
+            add_amounts(self.used[before.occupied_node], before.requests_with_ports, -1)
         if after is not None:
-            add_amounts(self.used.setdefault(after.occupied_node, {}), after.host_requests)
+            add_amounts(self.used.setdefault(after.occupied_node, {}), after.requests_with_ports)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Remove the pods that match."""

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.index import Index
-from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
@@ -24,12 +24,12 @@ def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
-def has_same_spec(old: AppGroup | None, new: AppGroup | None) -> bool:
+def is_spec_unchanged(old: AppGroup | None, new: AppGroup | None) -> bool:
     """Whether two versions of an AppGroup have the same spec."""
     return old is not None and new is not None and old.spec == new.spec
 
 
-def has_same_consent(old: Object | None, new: Object | None) -> bool:
+def is_consent_unchanged(old: Object | None, new: Object | None) -> bool:
     """Whether two versions of a namespace admit the same namespaces."""
     before, after = (admitted_namespaces(n.metadata.labels if n is not None else None) for n in (old, new))
     return before == after
@@ -72,7 +72,7 @@ class Membership(Index):
         if new is not None:
             self.groups[key] = new
             self._keys_by_name[name][key] = None
-            if has_same_spec(old, new):
+            if is_spec_unchanged(old, new):
                 return False
         else:
             self.groups.pop(key, None)
@@ -103,7 +103,7 @@ class Membership(Index):
             self._admitted.pop(name, None)
         return True
 
-    def group_of(self, namespace: str, name: str) -> str:
+    def group_key_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup ``name`` of a namespace's pods; empty if there is none."""
         keys = self._keys_by_name.get(name, {})
         everywhere, configured = self._rules.search_everywhere, self._rules.namespaces

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.eligibility import Constraints, parse_int64
 from controller.cluster.pods import Pod, PodSpec, PodStatus
-from controller.cluster.requests import has_infeasible_resize, ports_of, requests_of
+from controller.cluster.resource_requests import has_infeasible_resize, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
@@ -99,7 +99,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return Pod(meta, self.constraints.spec)
 
     @property
-    def host_requests(self) -> Mapping[str, int]:
+    def requests_with_ports(self) -> Mapping[str, int]:
         """Its requests and host ports."""
         return {**self.requests, **dict.fromkeys(self.host_ports, 1)} if self.host_ports else self.requests
 

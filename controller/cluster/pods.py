@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.costs import Location
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.conditions import find_condition
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (

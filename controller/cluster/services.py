@@ -103,7 +103,7 @@ class Service(Object, frozen=True):
         )
 
 
-def has_same_routing(old: Service | None, new: Service | None) -> bool:
+def is_routing_unchanged(old: Service | None, new: Service | None) -> bool:
     """Whether two versions of a Service route calls alike."""
     return old is not None and new is not None and (old.spec, old.routing) == (new.spec, new.routing)
 
@@ -136,7 +136,7 @@ class ServiceIndex(Index):
             self._services[key] = new
             if new.spec.selector:
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
-        return not has_same_routing(old, new)
+        return not is_routing_unchanged(old, new)
 
     def selecting(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
         """Services that select pods with these labels, sorted by name; headless ones only if there are no others."""

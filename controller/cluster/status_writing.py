@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
+from controller.cluster.crds import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
 from kubekit.client import Client
 from kubekit.conditions import find_changed_conditions, make_condition
 from kubekit.errors import ApiError

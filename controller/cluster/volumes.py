@@ -15,7 +15,7 @@ import msgspec
 from controller.cluster.eligibility import selects
 from controller.cluster.index import Index
 from controller.cluster.pods import NodeSelector, NodeSelectorTerm, Pod
-from controller.cluster.requests import amount_or_zero
+from controller.cluster.resource_requests import parse_amount_or_zero
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Object, Resource, ResourceRequirements, Wire
@@ -278,7 +278,7 @@ def _matches_claim(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bo
 
 
 def _size(quantities: Mapping[str, str] | None) -> int:
-    return amount_or_zero("storage", (quantities or {}).get("storage", "0"))
+    return parse_amount_or_zero("storage", (quantities or {}).get("storage", "0"))
 
 
 def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:

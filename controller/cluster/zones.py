@@ -107,11 +107,11 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
     return by_node
 
 
-def has_same_location(old: Node | None, new: Node | None) -> bool:
+def is_location_unchanged(old: Node | None, new: Node | None) -> bool:
     """Whether two versions of a node have the same zone and region, for example after a heartbeat."""
     return old is not None and new is not None and location_of(old) == location_of(new)
 
 
-def has_same_probe_node(old: Node | None, new: Node | None) -> bool:
+def is_probe_node_unchanged(old: Node | None, new: Node | None) -> bool:
     """Whether two versions of a node are equal for the probe plan."""
     return old is not None and new is not None and to_probe_node(old, {}) == to_probe_node(new, {})

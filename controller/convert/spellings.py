@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.convert.documents import Document, objects_in
 from netperf.contract import RESULTS_NAME
 

@@ -116,7 +116,7 @@ def _limit_refusal(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: i
 
 
 def _group_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    group = builder.snapshot.group_of(candidate.pod)
+    group = builder.snapshot.group_key_of(candidate.pod)
     return f"another pod of AppGroup {group} is being moved" if group and builder.evictions["group", group] else ""
 
 

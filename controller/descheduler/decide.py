@@ -131,7 +131,7 @@ class UnconfirmedDecision:
         """Key of the AppGroup whose plan placed the pod; empty without one."""
         if pod.group_pod is None or target_of(pod.group_pod) is None:
             return ""
-        return self._builder.snapshot.network.group_of(pod.namespace, pod.group_pod.group)
+        return self._builder.snapshot.network.group_key_of(pod.namespace, pod.group_pod.group)
 
     async def _simulated_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement

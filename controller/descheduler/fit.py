@@ -10,7 +10,7 @@ from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Pod
-from controller.cluster.requests import add_amounts, first_insufficient
+from controller.cluster.resource_requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.placement.pod_topology import UNSCHEDULABLE_REASONS, unschedulable_reasons
@@ -72,7 +72,7 @@ class FitChecker:
 
     def dynamic_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
-        insufficient = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
+        insufficient = first_insufficient(pod.requests_with_ports, node.allocatable, self._requested_on(node.name))
         if insufficient:
             return insufficient_reason(insufficient)
         if self._pods_with_anti_affinity or pod.constraints.depends_on_other_pods:
@@ -85,7 +85,7 @@ class FitChecker:
             total: dict[str, int] = {}
             for pod in self._snapshot.pods.where("node", node).values():
                 if not pod.is_finished:
-                    add_amounts(total, pod.host_requests)
+                    add_amounts(total, pod.requests_with_ports)
             self._requested[node] = total
         return self._requested[node]
 
@@ -93,14 +93,14 @@ class FitChecker:
         """Count a planned move of the pod to a node; the name is empty for an unknown node."""
         self._planned[pod.key] = pod, node
         if node:
-            add_amounts(self._requested_on(node), pod.host_requests)
+            add_amounts(self._requested_on(node), pod.requests_with_ports)
         self._by_other_pods.clear()
 
     def release(self, pod: PodInfo) -> None:
         """Undo `reserve`."""
         _, node = self._planned.pop(pod.key, (pod, ""))
         if node:
-            add_amounts(self._requested[node], pod.host_requests, -1)
+            add_amounts(self._requested[node], pod.requests_with_ports, -1)
         self._by_other_pods.clear()
 
     def _unschedulable_reasons_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.resources import FIELD_MANAGER
+from controller.cluster.crds import FIELD_MANAGER
 from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.plan import Move
 from kubekit import logs

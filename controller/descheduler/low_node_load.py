@@ -14,7 +14,7 @@ from weakref import proxy
 import msgspec
 
 from controller.cluster.hosts import Host
-from controller.cluster.requests import add_amounts
+from controller.cluster.resource_requests import add_amounts
 from controller.descheduler.args import LowNodeLoadConfig, Pool
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.fit import OTHER_POD_REASONS, describe_misfits
@@ -183,7 +183,7 @@ class LowNodeLoadStrategy(TargetRules):
             short = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
             return f"it uses more {', '.join(short)} than nodes with low load can take" if short else ""
         # Moves only reduce capacity: if a pod fits nowhere, an equivalent pod that uses as much does not fit either.
-        equivalence_key = pool.name, pod.constraints, pod.claim_names, tuple(pod.host_requests.items())
+        equivalence_key = pool.name, pod.constraints, pod.claim_names, tuple(pod.requests_with_ports.items())
         used, why = self._misfits.get(equivalence_key, ({}, ""))
         if why and all(candidate.used.get(resource, 0.0) >= amount for resource, amount in used.items()):
             return why

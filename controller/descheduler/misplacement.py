@@ -16,9 +16,9 @@ from weakref import proxy
 import msgspec
 
 from controller.cluster.costs import Location
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
@@ -87,7 +87,7 @@ class MisplacementStrategies(TargetRules):
         by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         for key, pod in self._builder.snapshot.pods.by_key.items():
             name = pod.labels.get(APPGROUP_LABEL, "")
-            group = self._network.group_of(pod.namespace, name) if name and pod.is_active else ""
+            group = self._network.group_key_of(pod.namespace, name) if name and pod.is_active else ""
             if group:
                 by_key[group][key] = pod
         for group in sorted(by_key):
@@ -137,7 +137,7 @@ class MisplacementStrategies(TargetRules):
 
     def _replicas_by_zone(self, pod: PodInfo) -> Counter[Location]:
         """Replicas of the pod's workload by zone; empty unless the workload should survive a zone."""
-        group = self._builder.snapshot.group_of(pod)
+        group = self._builder.snapshot.group_key_of(pod)
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones_by_group:
@@ -210,7 +210,7 @@ class MisplacementStrategies(TargetRules):
     def _plan_move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
         """Plan the candidate's move, if it meets all conditions; ``pods`` are those of its AppGroup."""
         builder, pod = self._builder, candidate.pod
-        group = builder.snapshot.group_of(pod)
+        group = builder.snapshot.group_key_of(pod)
         ready = sum(1 for p in pods.values() if p.is_ready and p.uid not in builder.moves)
         required = max(len(pods), self._network.groups[group].spec.num_members)
         if ready < required:

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.requests import add_amounts
+from controller.cluster.resource_requests import add_amounts
 from controller.descheduler.config import LimitsConfig, ResolvedConfig, StrategyName
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
@@ -219,7 +219,7 @@ class PlanBuilder:
             strategy=candidate.strategy,
             reason=reason,
             used=candidate.used,
-            group=self.snapshot.group_of(pod),
+            group=self.snapshot.group_key_of(pod),
         )
 
     def add_move(self, candidate: Candidate, pending: PendingMove) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.resources import WORKLOAD_LABEL
+from controller.cluster.crds import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import DescheduleDecision, ReasonDurations, UnconfirmedDecision, decide
 from controller.descheduler.evict import EvictionResult, evict, outdated_reason
@@ -36,7 +36,7 @@ from kubekit.runtime import supervise
 from kubekit.wire import NODES, Object
 
 if TYPE_CHECKING:
-    from controller.cluster.caches import Caches
+    from controller.cluster.cluster_cache import ClusterCache
     from controller.scheduler.gating.group_plans import GroupPlans
 
 log = logs.get("controller.descheduler")
@@ -50,7 +50,7 @@ class Descheduler:
 
     Args:
         client: client with the leader's write fence.
-        caches: stores of nodes and pods.
+        cache: stores of nodes and pods.
         config: the checked section ``descheduler``.
         recorder: writes events.
         registry: of the metrics.
@@ -63,7 +63,7 @@ class Descheduler:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: DeschedulerConfig,
         recorder: EventRecorder,
         registry: CollectorRegistry,
@@ -73,12 +73,12 @@ class Descheduler:
         usage_reader: UsageReader | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._caches, self._wall = client, caches, wall
+        self._client, self._cache, self._wall = client, cache, wall
         self._enabled, self._config = config.enabled, config.resolve()
         self._usage = UsageStore(self._config.expiry_s)
         self._usage_reader = usage_reader or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
-        self._history_store = HistoryStore(client, caches.netaware_namespace)
+        self._history_store = HistoryStore(client, cache.netaware_namespace)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = DeschedulerReporter(recorder)
         self._history, self._state = History(), ReasonDurations()
@@ -99,7 +99,7 @@ class Descheduler:
             self._inputs.node_cache.set_avoided_nodes(frozenset())
 
     async def _run_rounds(self) -> None:
-        await self._caches.pods.synced.wait()
+        await self._cache.pods.synced.wait()
         await self._budgets.synced.wait()
         # Another replica may have led since.
         self._state, is_loaded = ReasonDurations(), False
@@ -149,8 +149,8 @@ class Descheduler:
 
         There is one thread, so that a round of an earlier leadership ends before the next one begins.
         """
-        caches = self._caches
-        snapshot = take_snapshot(self._inputs, caches.pods.items, self._budgets, caches.netaware_namespace)
+        cache = self._cache
+        snapshot = take_snapshot(self._inputs, cache.pods.items, self._budgets, cache.netaware_namespace)
         usage, history, state, config = self._usage, self._history, self._state, self._config
 
         def work() -> tuple[UnconfirmedDecision, Counter[RefusalReason]]:
@@ -172,7 +172,7 @@ class Descheduler:
             KubekitError: a taint was not written, for another reason than a change of its node.
         """
         hot = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
-        for name, patch in taint_patches(self._caches.nodes.items, hot).items():
+        for name, patch in taint_patches(self._cache.nodes.items, hot).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)
             except ApiError as error:
@@ -186,14 +186,14 @@ class Descheduler:
             if expected is None or self._outdated_reason(move):
                 continue
             pod = expected.pod
-            siblings = {p.key for p in self._caches.pods if p.workload == pod.workload} - {move.pod}
+            siblings = {p.key for p in self._cache.pods if p.workload == pod.workload} - {move.pod}
             self._planner.expect_replacement(
                 expected.group,
                 pod.labels.get(WORKLOAD_LABEL, ""),
                 expected.target,
                 siblings,
                 for_s=self._config.limits.start_timeout_s,
-                requests=pod.host_requests,
+                requests=pod.requests_with_ports,
             )
 
     async def _read_usage(self) -> UsageBatch:
@@ -221,7 +221,7 @@ class Descheduler:
         await self._history_store.save(self._history)
 
     def _outdated_reason(self, move: Move) -> str:
-        return outdated_reason(move, self._caches.pods.items, self._inputs.node_cache.hosts)
+        return outdated_reason(move, self._cache.pods.items, self._inputs.node_cache.hosts)
 
     def _record_result(self, pending: PendingMove, result: EvictionResult) -> None:
         move, is_live = pending.move, not self._config.dry_run

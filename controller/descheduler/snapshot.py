@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import NO_USAGE, UsageView
 from controller.scheduler.placement.inputs import PlanInputs
@@ -82,7 +82,7 @@ class DeschedulerSnapshot:
     netaware_namespace: str
     usage: UsageView = NO_USAGE
 
-    def group_of(self, pod: PodInfo) -> str:
+    def group_key_of(self, pod: PodInfo) -> str:
         """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""
         name = pod.labels.get(APPGROUP_LABEL, "")
         return self.network.key_of(pod.namespace, name) if name else ""

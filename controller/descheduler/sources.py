@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from controller.cluster.requests import parse_amount
+from controller.cluster.resource_requests import parse_amount
 from controller.descheduler.config import UsageConfig
 from controller.descheduler.usage import CPU, MEMORY, UsageBatch, UsageReading
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 from controller.appgroups.order import sort_workloads
 from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_faults_of
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import build_graph
-from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts, unix_seconds
 from controller.diagnosis.findings import ConditionFinding, Finding, GroupFinding, Severity
 from kubekit.conditions import find_condition

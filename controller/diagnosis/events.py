@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import EventScope, Finding
 from controller.diagnosis.reading import read_facts

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Pod
-from controller.cluster.resources import AppGroup
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
 from controller.diagnosis.snapshot import ControlPlaneStatus
 from kubekit.owners import owner_of

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 
 from controller.appgroups.status import ADMITTED
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.eligibility import has_node_constraints
 from controller.cluster.pods import calls_extender, target_of
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact, unix_seconds
 from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
 from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, message_of, parse_message, reason_of

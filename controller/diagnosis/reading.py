@@ -150,6 +150,6 @@ def read_pod(pod: Pod, membership: Membership, placement: Placement = "extender"
         metadata=pod.metadata,
         spec=pod.spec,
         status=pod.status,
-        group_key=membership.group_of(pod.metadata.namespace, pod.group),
+        group_key=membership.group_key_of(pod.metadata.namespace, pod.group),
         has_placement=target_of(pod) is not None or placement_of(pod.metadata.labels, placement) != "extender",
     )

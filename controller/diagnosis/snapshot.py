@@ -8,11 +8,11 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostIndex, is_one_zone, location_of
+from controller.cluster.costs import CostIndex, has_no_zone_labels, location_of
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Placement, Pod, placement_of
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.prices import PriceTable
@@ -117,14 +117,14 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheduler.network_overhead_args
 
     @property
-    def one_zone(self) -> bool:
-        """Whether costs treat all nodes as one zone, see `is_one_zone`."""
-        return not self.scheduler.is_parity and is_one_zone(map(location_of, self.nodes))
+    def is_one_zone(self) -> bool:
+        """Whether costs treat all nodes as one zone, see `has_no_zone_labels`."""
+        return not self.scheduler.is_parity and has_no_zone_labels(map(location_of, self.nodes))
 
     def costs(self) -> CostIndex:
         """The costs that the scheduler uses; made at each call."""
         return CostIndex.from_objects(
-            self.topologies, self.network_overhead_args, self.netaware_namespace, one_zone=self.one_zone
+            self.topologies, self.network_overhead_args, self.netaware_namespace, is_one_zone=self.is_one_zone
         )
 
     @property

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from controller.cluster.costs import entries_of, topology_for, weight_for
-from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
+from controller.cluster.costs import choose_topology, choose_weight, cost_entries_of
+from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -37,7 +37,7 @@ def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
 def _topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
-    return topology_for(
+    return choose_topology(
         by_key, snapshot.network_overhead_args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace
     )
 
@@ -74,7 +74,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         _topology_in_use(snapshot),
         _topology_in_use(snapshot, topology.metadata.namespace),
     )
-    weight_in_use = weight_for(topology, snapshot.network_overhead_args)
+    weight_in_use = choose_weight(topology, snapshot.network_overhead_args)
     candidates = (topology.spec.weights or ()) if topology is not None else ()
     weight = weight_in_use or next((candidate for candidate in candidates if candidate.topology_list), None)
     weight_name = weight.name if weight is not None else None
@@ -83,7 +83,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     decision = decide_costs(topology, snapshot, zone_map)
     pairs = _pair_views(
         decision,
-        entries_of(weight, ZONE_LABEL),
+        cost_entries_of(weight, ZONE_LABEL),
         weight_name,
         zone_map=zone_map,
         round_s=interval_s or DEFAULT_INTERVAL_S,

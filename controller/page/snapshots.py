@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
@@ -27,7 +27,7 @@ class SnapshotReader:
     """Reads snapshots.
 
     Args:
-        caches: the manager's stores.
+        cache: the manager's stores.
         client: reads the Lease and the controllers' pods, which no store keeps.
         namespace: of netaware itself.
         policy: the default cost policy.
@@ -35,9 +35,9 @@ class SnapshotReader:
     """
 
     def __init__(
-        self, caches: Caches, client: Client, namespace: str, *, policy: CostPolicy, scheduler: SchedulerConfig
+        self, cache: ClusterCache, client: Client, namespace: str, *, policy: CostPolicy, scheduler: SchedulerConfig
     ) -> None:
-        self._caches, self._namespace = caches, namespace
+        self._cache, self._namespace = cache, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
         self._status: ControlPlaneStatus | None = None
         self._status_until = float("-inf")
@@ -50,28 +50,28 @@ class SnapshotReader:
                     self._status = await self._read_status()
                     self._status_until = time.monotonic() + STATUS_INTERVAL_S
         # In a thread, because plans of many zones take long to decode.
-        plans = await asyncio.to_thread(_decode_plans, tuple(self._caches.plans))
-        caches = self._caches
+        plans = await asyncio.to_thread(_decode_plans, tuple(self._cache.plans))
+        cache = self._cache
         return ClusterSnapshot(
             now_s=now_s,
             netaware_namespace=self._namespace,
-            nodes=tuple(caches.nodes),
-            topologies=tuple(caches.topologies),
-            groups=tuple(caches.app_groups),
-            namespaces=tuple(caches.namespaces),
-            pods=tuple(caches.group_pods),
-            bandwidth_pods=tuple(caches.pods),
-            agent_pods=tuple(caches.agent_pods),
+            nodes=tuple(cache.nodes),
+            topologies=tuple(cache.topologies),
+            groups=tuple(cache.app_groups),
+            namespaces=tuple(cache.namespaces),
+            pods=tuple(cache.group_pods),
+            bandwidth_pods=tuple(cache.pods),
+            agent_pods=tuple(cache.agent_pods),
             results=self._results(plans),
             plans=plans,
-            services=tuple(caches.services),
+            services=tuple(cache.services),
             policy=self._policy,
             scheduler=self._scheduler,
             control_plane=self._status,
         )
 
     async def _read_status(self) -> ControlPlaneStatus:
-        topologies, problems = self._caches.topologies, self._caches.unsynced()
+        topologies, problems = self._cache.topologies, self._cache.unsynced()
         status = await read_control_plane(
             self._client,
             self._namespace,
@@ -83,8 +83,8 @@ class SnapshotReader:
 
     def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""
-        names = map(str, result_names(self._caches.topologies, plans, self._namespace, len(self._caches.plans)))
-        config_maps = {name: self._caches.results.get(name) for name in names}
+        names = map(str, result_names(self._cache.topologies, plans, self._namespace, len(self._cache.plans)))
+        config_maps = {name: self._cache.results.get(name) for name in names}
         return {name: found.data or {} for name, found in config_maps.items() if found is not None}
 
 

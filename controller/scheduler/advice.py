@@ -18,9 +18,9 @@ import numpy as np
 
 from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cluster.costs import CostTable, Location, count_by_location
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
-from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service
 from controller.scheduler.placement.annotations import call_edges, spread_of
 from controller.scheduler.placement.evaluation import Evaluation, endpoints_of, evaluate_edges, replicas_by_host

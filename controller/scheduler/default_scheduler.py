@@ -19,7 +19,7 @@ from controller.cluster.eligibility import Constraints, compile_or_none, first_u
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector, PodSpec
-from controller.cluster.requests import MAX_AMOUNT, Amounts, capacity_of, clamp_amount
+from controller.cluster.resource_requests import MAX_AMOUNT, Amounts, capacity_of, limit_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
@@ -204,12 +204,12 @@ def simulate_scheduling(
             )
             eligible_by[key] = np.array([not reason for reason in reasons], np.bool_)
         fits = eligible_by[key].copy()
-        for resource, amount in pod.host_requests.items():
+        for resource, amount in pod.requests_with_ports.items():
             if resource not in free:
                 left = (capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in all_hosts)
-                free[resource] = np.array([clamp_amount(value) for value in left], np.int64)
+                free[resource] = np.array([limit_amount(value) for value in left], np.int64)
             if amount > 0:
-                fits &= free[resource] >= clamp_amount(amount)
+                fits &= free[resource] >= limit_amount(amount)
         if not fits.any():
             nodes.append("")
             continue
@@ -219,14 +219,14 @@ def simulate_scheduling(
         nodes.append(all_hosts[best].name)
         model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
-        for resource, amount in pod.host_requests.items():
-            free[resource][best] -= clamp_amount(amount)
+        for resource, amount in pod.requests_with_ports.items():
+            free[resource][best] -= limit_amount(amount)
     return nodes
 
 
 def _array_of(amounts: Mapping[str, int]) -> Ints:
     """[resource] amounts of the scored resources, in the order of `DEFAULT_REQUESTS`."""
-    return np.array([clamp_amount(amounts.get(resource, 0)) for resource in DEFAULT_REQUESTS], np.int64)
+    return np.array([limit_amount(amounts.get(resource, 0)) for resource in DEFAULT_REQUESTS], np.int64)
 
 
 def _with_defaults(requests: Ints) -> Ints:

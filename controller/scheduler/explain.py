@@ -125,7 +125,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
     """
     namespace = pod.metadata.namespace
-    key = state.group_of(namespace, pod.group) if pod.group else ""
+    key = state.group_key_of(namespace, pod.group) if pod.group else ""
     score_table = state.score(namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else Costs(CostTable())
     dependencies, dependents = state.peers(key, pod.workload, state.members(key)) if key else ((), ())

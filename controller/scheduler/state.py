@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.costs import NO_LOCATION, CostIndex, Costs, Location, location_of
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, placement_of
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import PeerWorkload, ScoreTable, score_locations
@@ -204,7 +204,7 @@ class State(Index):
         examples, admitted = self._examples.get((name, workload), {}), self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
         namespaces = sorted(examples if admitted is None else examples.keys() & admitted)
-        return [examples[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
+        return [examples[namespace] for namespace in namespaces if self.group_key_of(namespace, name) == group]
 
     def services_of(self, group: str, workload: str) -> list[Service]:
         """The Services that select a group's workload."""
@@ -230,18 +230,18 @@ class State(Index):
         """An AppGroup's dependencies between its workloads."""
         return self.membership.graph(key)
 
-    def group_of(self, namespace: str, name: str) -> str:
+    def group_key_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup to which pods of a namespace with this AppGroup label belong; empty if there is none."""
-        return self.membership.group_of(namespace, name)
+        return self.membership.group_key_of(namespace, name)
 
     def key_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup from `group_of`; if there is none, the key that it would have in the pods' namespace."""
-        return self.group_of(namespace, name) or f"{namespace}/{name}"
+        return self.group_key_of(namespace, name) or f"{namespace}/{name}"
 
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
         name = self.groups[key].metadata.name
-        by_namespace = [m for n, m in self._members_by_name.get(name, {}).items() if self.group_of(n, name) == key]
+        by_namespace = [m for n, m in self._members_by_name.get(name, {}).items() if self.group_key_of(n, name) == key]
         if len(by_namespace) == 1:
             return by_namespace[0]
         total: dict[str, Counter[str]] = defaultdict(Counter)
@@ -262,7 +262,7 @@ class State(Index):
         """
         if not group_name:
             return ScoreTable(NO_GROUP_LABEL)
-        key = self.group_of(namespace, group_name)
+        key = self.group_key_of(namespace, group_name)
         if not key:
             return ScoreTable(NO_GROUP)
         if self._score_tables_version != self.version:
@@ -285,8 +285,8 @@ class State(Index):
         Raises:
             DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
-        key = self.group_of(namespace, group_name) if group_name else ""
-        members = [pod for pod in evicted if key and self.group_of(pod.namespace, pod.group) == key]
+        key = self.group_key_of(namespace, group_name) if group_name else ""
+        members = [pod for pod in evicted if key and self.group_key_of(pod.namespace, pod.group) == key]
         if not members:
             return self.score(namespace, group_name, workload)
         left = {selector: Counter(nodes) for selector, nodes in self.members(key).items()}

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from controller.cluster.costs import entries_of
+from controller.cluster.costs import cost_entries_of
+from controller.cluster.crds import NETPERF_COSTS, NetworkTopology
 from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
-from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -38,7 +38,7 @@ def compute_allocations(
     for pod in pods:
         location = locations.get(pod.spec.node_name)
         if location is not None and location.zone and pod.is_bound:
-            zones_of[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][location.zone] += 1
+            zones_of[membership.group_key_of(pod.metadata.namespace, pod.group), pod.workload][location.zone] += 1
     # By the callee's replicas, the denominator, so that each denominator is divided once.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
@@ -76,7 +76,7 @@ def read_user_capacities(topology: NetworkTopology) -> tuple[dict[ZonePair, Quan
     by_level: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
     for weight in topology.spec.weights or ():
         for level, capacities in by_level.items() if weight.name != NETPERF_COSTS else ():
-            for pair, entry in entries_of(weight, level).items():
+            for pair, entry in cost_entries_of(weight, level).items():
                 if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
                     capacities.setdefault(pair, entry.bandwidth_capacity)
     return by_level[ZONE_LABEL], by_level[REGION_LABEL]

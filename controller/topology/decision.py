@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
+from controller.cluster.crds import NETPERF_COSTS, NetworkTopology
 from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
-from controller.topology.weights import Bandwidths, written_costs
+from controller.topology.weights import Bandwidths, zone_costs_in
 from kubekit.errors import ConfigError
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs
@@ -91,7 +91,7 @@ def decide(
     results = decode_results(data, snapshot.zone_map.locations, snapshot.expected, now_s=wall_s)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
-        state = restore_state(written_costs(topology.weight(NETPERF_COSTS)), policy, now_s, written)
+        state = restore_state(zone_costs_in(topology.weight(NETPERF_COSTS)), policy, now_s, written)
         state = resume_state(earlier, state) if earlier is not None else state
     samples, failures = results.samples.values(), results.failures.values()
     state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.crds import FIELD_MANAGER, NetworkTopology
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import FIELD_MANAGER, NetworkTopology
-from controller.cluster.zones import SHOWN_NODES, agent_pods_by_node, has_same_probe_node, to_probe_node
+from controller.cluster.zones import SHOWN_NODES, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from controller.topology.config import TopologyConfig
 from controller.topology.results import ObjectName, result_names
 from kubekit import logs
@@ -44,14 +44,14 @@ class ProbePlanner:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: TopologyConfig,
         registry: CollectorRegistry,
         *,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        self._client, self._caches, self._config, self._namespace = client, caches, config, caches.netaware_namespace
+        self._client, self._cache, self._config, self._namespace = client, cache, config, cache.netaware_namespace
         self._clock, self._wall = clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()
@@ -74,8 +74,8 @@ class ProbePlanner:
             ["result"],
             registry=registry,
         )
-        caches.nodes.subscribe(self._node_changed)
-        for store in (caches.agent_pods, caches.plans):
+        cache.nodes.subscribe(self._node_changed)
+        for store in (cache.agent_pods, cache.plans):
             store.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
 
     def result_objects(self, *topologies: NetworkTopology) -> list[ObjectName]:
@@ -83,7 +83,7 @@ class ProbePlanner:
         return result_names(topologies, self._plans.values(), self._namespace, self.zone_count)
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not has_same_probe_node(old, new):
+        if not is_probe_node_unchanged(old, new):
             self._queue.add_after(PLAN, DEBOUNCE_S)
 
     async def run(self) -> None:
@@ -98,8 +98,8 @@ class ProbePlanner:
         return self._expected_until.keys() if self._expected_until is not None else None
 
     async def _reconcile(self, _: str) -> float:
-        objects = {plan_object.metadata.name: plan_object for plan_object in self._caches.plans}
-        nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
+        objects = {plan_object.metadata.name: plan_object for plan_object in self._cache.plans}
+        nodes, pods = list(self._cache.nodes), list(self._cache.agent_pods)
         # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
         previous, plan, keys, self.zone_count = await asyncio.to_thread(
             self._evaluate, objects, nodes, pods, self._wall()
@@ -126,7 +126,7 @@ class ProbePlanner:
 
     async def _create_results(self, results: ObjectName) -> None:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
-        if self._caches.results.get(str(results)) is not None:
+        if self._cache.results.get(str(results)) is not None:
             return
         metadata = {"name": results.name, "labels": PART_OF_LABELS}
         body = {**CONFIGMAPS.type_meta, "metadata": metadata}
@@ -189,7 +189,7 @@ class ProbePlanner:
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
         for name in self.result_objects():
-            results = self._caches.results.get(str(name))
+            results = self._cache.results.get(str(name))
             if results is None:
                 continue
             obsolete = await asyncio.to_thread(keys_to_remove, results.data or {}, planned)

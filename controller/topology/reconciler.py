@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches
-from controller.cluster.membership import Membership, has_same_consent, has_same_spec
+from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.crds import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
 from controller.cluster.pods import Pod
-from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
-from controller.cluster.zones import ZoneMap, build_zone_map, has_same_location
+from controller.cluster.zones import ZoneMap, build_zone_map, is_location_unchanged
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
@@ -58,7 +58,7 @@ class TopologyController:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: TopologyConfig,
         recorder: EventRecorder,
         registry: CollectorRegistry,
@@ -67,11 +67,11 @@ class TopologyController:
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
+        self._client, self._cache, self._config, self._recorder = client, cache, config, recorder
         self._clock, self._wall = clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
-        self.planner = ProbePlanner(client, caches, config, registry, clock=clock, wall=wall)
+        self.planner = ProbePlanner(client, cache, config, registry, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._earlier_states: dict[str, CostState] = {}
@@ -81,18 +81,18 @@ class TopologyController:
         self._node_changes = self._placement_changes = 0
         self._allocated: Mapping[ZonePair, int] | None = None
         self._membership = membership
-        caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
-        caches.nodes.subscribe(self._node_changed)
-        caches.results.subscribe(self._result_changed)
-        caches.app_groups.subscribe(self._group_changed)
-        caches.namespaces.subscribe(self._namespace_changed)
-        caches.group_pods.subscribe(self._pod_changed)
+        cache.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
+        cache.nodes.subscribe(self._node_changed)
+        cache.results.subscribe(self._result_changed)
+        cache.app_groups.subscribe(self._group_changed)
+        cache.namespaces.subscribe(self._namespace_changed)
+        cache.group_pods.subscribe(self._pod_changed)
 
     def _enqueue(self, key: str) -> None:
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not has_same_location(old, new):
+        if not is_location_unchanged(old, new):
             self._cached_zone_map = None
             self._node_changes += 1
             self._placement_changed()
@@ -102,11 +102,11 @@ class TopologyController:
             self._placement_changed()
 
     def _group_changed(self, _key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        if not has_same_spec(old, new):
+        if not is_spec_unchanged(old, new):
             self._placement_changed()
 
     def _namespace_changed(self, _key: str, old: Object | None, new: Object | None) -> None:
-        if not has_same_consent(old, new):
+        if not is_consent_unchanged(old, new):
             self._placement_changed()
 
     def _placement_changed(self) -> None:
@@ -115,7 +115,7 @@ class TopologyController:
         self._enqueue(ALL)
 
     def _result_changed(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
-        for key, topology in self._caches.topologies.items.items():
+        for key, topology in self._cache.topologies.items.items():
             if name in map(str, self.planner.result_objects(topology)):
                 self._enqueue(key)
 
@@ -139,10 +139,10 @@ class TopologyController:
 
     async def _reconcile(self, key: str) -> float | None:
         if key == ALL:
-            for topology_key in self._caches.topologies.items:
+            for topology_key in self._cache.topologies.items:
                 self._queue.add(topology_key)
             return None
-        topology = self._caches.topologies.get(key)
+        topology = self._cache.topologies.get(key)
         managed = self._config.namespaces
         if topology is None or (managed and topology.metadata.namespace not in managed):
             self._forget(key)
@@ -164,7 +164,7 @@ class TopologyController:
         try:
             await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
-            return delay_after_failed_write(error, key, self._caches.topologies)
+            return delay_after_failed_write(error, key, self._cache.topologies)
         return min(RESYNC_S, self.planner.interval_s / 4)
 
     def _evaluate(
@@ -190,8 +190,8 @@ class TopologyController:
 
     async def _read_results(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap; None if it cannot be read. A store has only those of netaware's namespace."""
-        if name.namespace == self._caches.netaware_namespace:
-            configmap = self._caches.results.get(str(name))
+        if name.namespace == self._cache.netaware_namespace:
+            configmap = self._cache.results.get(str(name))
             return None if configmap is None else configmap.data or {}
         try:
             return (await self._client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
@@ -203,7 +203,7 @@ class TopologyController:
         if self._cached_zone_map is not None:
             return self._cached_zone_map
         changes = self._node_changes
-        zone_map = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
+        zone_map = await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes))
         if changes == self._node_changes:
             self._cached_zone_map = zone_map
         return zone_map
@@ -217,7 +217,7 @@ class TopologyController:
             if key in self._membership.groups:
                 self._membership.graph(key)  # Fills the cache of graphs, which the copy shares.
             await maybe_yield()
-        groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
+        groups, pods = self._membership.copy(), tuple(self._cache.group_pods)
         allocated = await asyncio.to_thread(bandwidth.compute_allocations, groups, pods, locations)
         if changes == self._placement_changes:
             self._allocated = allocated
@@ -267,7 +267,7 @@ class TopologyController:
         desired = status.build_status(
             before,
             conditions,
-            node_count=len(self._caches.nodes),
+            node_count=len(self._cache.nodes),
             generation=topology.metadata.generation,
             weights_changed=key in self._unwritten_change,
             now=self._wall(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from controller.cluster.resources import NetworkTopology
+from controller.cluster.crds import NetworkTopology
 from netperf.contract import RESULTS_NAME
 from netperf.plans import ZonePlan
 from netperf.shards import shard_names

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.resources import NetworkTopologyStatus
+from controller.cluster.crds import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, ZoneMap
 from kubekit.conditions import make_condition, merge_conditions
 from kubekit.text import join_first

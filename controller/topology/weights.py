@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.costs import entries_of
-from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, OriginInfo, TopologyInfo, WeightInfo
+from controller.cluster.costs import cost_entries_of
+from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology, OriginInfo, TopologyInfo, WeightInfo
 from controller.topology.bandwidth import Quantity
 from kubekit import patches
 from kubekit.patches import Operation
@@ -65,9 +65,9 @@ def _level(
     return TopologyInfo(topology_key=key, origin_list=[OriginInfo(o, entries) for o, entries in origins.items()])
 
 
-def written_costs(weight: WeightInfo | None) -> dict[ZonePair, int]:
+def zone_costs_in(weight: WeightInfo | None) -> dict[ZonePair, int]:
     """Costs between zones in a weight, by directed pair; empty without a weight."""
-    return {pair: entry.network_cost for pair, entry in entries_of(weight).items()}
+    return {pair: entry.network_cost for pair, entry in cost_entries_of(weight).items()}
 
 
 def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:

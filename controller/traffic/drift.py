@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import build_graph
 from controller.cluster.membership import Membership
-from controller.cluster.resources import AppGroup
 from controller.traffic.graph import TrafficGraph
 
 DRIFT_FACTOR = 10.0
@@ -88,7 +88,7 @@ def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
         group_namespace = group.metadata.namespace
         for item in group.spec.workloads or ():
             namespace = item.workload.namespace or group_namespace
-            if membership.group_of(namespace, group.metadata.name) == key:
+            if membership.group_key_of(namespace, group.metadata.name) == key:
                 groups = same_namespace if namespace == group_namespace else other_namespaces
                 groups.setdefault(f"{namespace}/{item.workload.name}", key)
     return other_namespaces | same_namespace

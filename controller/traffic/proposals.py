@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import SAME_ZONE_COST, CostTable
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.workloads import Workloads
 from netperf.policy import MAX_NETWORK_COST

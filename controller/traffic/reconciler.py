@@ -15,10 +15,10 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.costs import locations_of
+from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership
-from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.bill import TrafficBill, compute_bill
 from controller.traffic.config import TrafficConfig
@@ -109,7 +109,7 @@ class TrafficController:
 
     Args:
         client: fenced by the leadership.
-        caches: the stores.
+        cache: the stores.
         config: the section ``traffic``; without an address of Prometheus the controller does nothing.
         registry: for metrics.
         membership: updated by the caller.
@@ -119,14 +119,14 @@ class TrafficController:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: TrafficConfig,
         registry: CollectorRegistry,
         *,
         membership: Membership,
         notify: Callable[[str], None],
     ) -> None:
-        self._client, self._caches, self._config, self._notify = client, caches, config, notify
+        self._client, self._cache, self._config, self._notify = client, cache, config, notify
         self._membership, self._prices = membership, config.prices.resolve()
         self._comparison: Comparison | None = None
         self._condition_texts: dict[str, ConditionText] = {}
@@ -151,7 +151,7 @@ class TrafficController:
 
     def conditions(self, key: str) -> list[Condition]:
         """AsDescribed of a group: absent before the first reading, Unknown if its traffic is no longer measured."""
-        group, text = self._caches.app_groups.get(key), self._condition_texts.get(key)
+        group, text = self._cache.app_groups.get(key), self._condition_texts.get(key)
         if group is None:
             return []
         if text is not None:
@@ -167,8 +167,8 @@ class TrafficController:
     async def _read_and_compare(self, prometheus: PrometheusClient) -> None:
         try:
             measured = await read_flows(prometheus, self._config.source, self._config.window_s)
-            locations = locations_of(self._caches.nodes)
-            pods = list(self._caches.pods)
+            locations = locations_of(self._cache.nodes)
+            pods = list(self._cache.pods)
             # Thousands of workloads take seconds, in which the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, locations)
         except (PrometheusError, NoTrafficError) as error:
@@ -177,7 +177,7 @@ class TrafficController:
             return
         self._has_result, self._failures = True, 0
         log.log_change("prometheus", "", "traffic is read again", source=measured.source.name)
-        groups, membership = list(self._caches.app_groups), self._membership.copy()
+        groups, membership = list(self._cache.app_groups), self._membership.copy()
         self._comparison = comparison = await asyncio.to_thread(
             compare_groups,
             measured.flows,
@@ -185,7 +185,7 @@ class TrafficController:
             groups,
             self._prices,
             membership=membership,
-            netaware_namespace=self._caches.netaware_namespace,
+            netaware_namespace=self._cache.netaware_namespace,
         )
         self._read_at = time.time()
         weights_by_group = comparison.weights_by_group

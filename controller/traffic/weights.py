@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.cluster.resources import AppGroup
+from controller.cluster.crds import AppGroup
 from kubekit.text import join_first
 from kubekit.wire import DECODE_ERRORS
 

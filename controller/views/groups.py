@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupState, compute_group_state
 from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -25,7 +25,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
         if name and not pod.is_finished:
-            members[membership.group_of(pod.metadata.namespace, name)].append(pod)
+            members[membership.group_key_of(pod.metadata.namespace, name)].append(pod)
     costs = snapshot.costs()
     services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
     views = []

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.webhook.gate import PATH
 from netperf.contract import PART_OF_LABELS
 

@@ -6,8 +6,8 @@ import base64
 
 import msgspec
 
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import GATE, Pod
-from controller.cluster.resources import APPGROUP_LABEL
 from kubekit import patches
 from kubekit.patches import Operation
 from kubekit.wire import SchedulingGate

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.cluster.pods import GATE, Pod
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client

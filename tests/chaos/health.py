@@ -15,8 +15,8 @@ from datetime import datetime
 
 import aiohttp
 
-from controller.cluster.resources import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.weights import written_costs
+from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.topology.weights import zone_costs_in
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
@@ -122,4 +122,4 @@ class HealthMonitor:
         network = await self._client.get(
             NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
         )
-        return written_costs(network.weight(NETPERF_COSTS))
+        return zone_costs_in(network.weight(NETPERF_COSTS))

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 from typing import Any
 
+from controller.cluster.crds import APPGROUPS
 from controller.cluster.pods import OUR_SCHEDULER
-from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Pod

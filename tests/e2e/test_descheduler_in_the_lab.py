@@ -13,7 +13,7 @@ from functools import partial
 import aiohttp
 import pytest
 
-from controller.cluster.resources import (
+from controller.cluster.crds import (
     APPGROUP_LABEL,
     APPGROUPS,
     NETPERF_COSTS,
@@ -21,7 +21,7 @@ from controller.cluster.resources import (
     WORKLOAD_LABEL,
     NetworkTopology,
 )
-from controller.topology.weights import written_costs
+from controller.topology.weights import zone_costs_in
 from kubekit.client import Client
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.controlplane import exists
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 async def cost(client: Client) -> int:
     topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NETAWARE_NAMESPACE)
-    return written_costs(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
+    return zone_costs_in(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
 
 
 async def node_of(client: Client, app: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab.cluster import Lab
 from netperf.contract import ZONE_LABEL
 from tests.e2e.labs import installed_lab

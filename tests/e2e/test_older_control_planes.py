@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.pods import TARGET_ANNOTATION, Placement
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod

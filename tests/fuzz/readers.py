@@ -23,13 +23,13 @@ from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
 from agent.traffic.conntrack import read_entries
 from controller import prometheus
-from controller.cluster.resources import NETPERF_COSTS, AppGroup, NetworkTopology
+from controller.cluster.crds import NETPERF_COSTS, AppGroup, NetworkTopology
 from controller.config import parse_config
 from controller.descheduler.policy import parse_policy as parse_descheduler_policy
 from controller.prometheus import PrometheusError
 from controller.scheduler.extender import handler as extender
 from controller.scheduler.extender.handler import decode_preemption
-from controller.topology.weights import written_costs
+from controller.topology.weights import zone_costs_in
 from controller.traffic.weights import read_weights
 from controller.webhook import gate
 from kubekit import quantity, responses, selectors
@@ -199,7 +199,7 @@ def weights(text: str) -> object:
 
 
 def topology(text: str) -> object:
-    return written_costs(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
+    return zone_costs_in(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
 
 
 def status(text: str) -> object:

@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import yaml
 
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from controller.cluster.pods import OUR_SCHEDULER
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gating.controller import GatingController
@@ -45,17 +45,17 @@ async def run_leader(
     namespace: str = NETAWARE_NAMESPACE,
 ) -> AsyncIterator[GatingController]:
     """Plans, gates and retries; it leads from ``begins`` on, and writes by ``writer``."""
-    registry, caches = CollectorRegistry(), Caches(client, namespace)
+    registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
-    controller = GatingController(writer or client, caches, config or SchedulerConfig(), recorder, registry)
+    controller = GatingController(writer or client, cache, config or SchedulerConfig(), recorder, registry)
 
     async def lead() -> None:
-        await caches.wait_for_sync()
+        await cache.wait_for_sync()
         if begins is not None:
             await begins.wait()
         await controller.run()
 
-    async with running({**caches.tasks(), **controller.stores(), "events": recorder.run(), "lead": lead()}):
+    async with running({**cache.tasks(), **controller.stores(), "events": recorder.run(), "lead": lead()}):
         yield controller
 
 

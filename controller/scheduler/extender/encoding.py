@@ -15,7 +15,7 @@ import numpy as np
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
-from controller.cluster.requests import parse_amounts
+from controller.cluster.resource_requests import parse_amounts
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import (
     MAX_SCORE,

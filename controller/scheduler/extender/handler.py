@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.pods import ExtenderPod, Target, calls_extender, target_of
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.encoding import Answers, pass_all
 from controller.scheduler.metrics import ExtenderMetrics

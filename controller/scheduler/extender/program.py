@@ -7,8 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.cluster.pods import Pod
-from controller.cluster.resources import (
+from controller.cluster.crds import (
     APPGROUP_LABEL,
     APPGROUPS,
     NETWORK_TOPOLOGIES,
@@ -16,6 +15,7 @@ from controller.cluster.resources import (
     AppGroup,
     NetworkTopology,
 )
+from controller.cluster.pods import Pod
 from controller.cluster.services import Service as KubernetesService
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender

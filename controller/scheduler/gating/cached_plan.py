@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.pods import Pod, pending_target
-from controller.cluster.requests import Amounts, add_amounts
+from controller.cluster.resource_requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
 
@@ -82,7 +82,7 @@ def check_plan(
     for node, node_pods in by_node.items():
         requests = {name: -value for name, value in preemptible.get(node, {}).items()}
         for pod in node_pods:
-            add_amounts(requests, reservations.host_requests_of(pod))
+            add_amounts(requests, reservations.requests_with_ports_of(pod))
         if not reservations.fits(group, node, requests, released_only=True):
             excess = _gated_in_excess(node, node_pods, group, reservations, preemptible.get(node, {}))
             awaiting_rollout.update(excess)
@@ -97,7 +97,7 @@ def _gated_in_excess(
     """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
     total = {name: -value for name, value in preemptible.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
-        requests = reservations.host_requests_of(pod)
+        requests = reservations.requests_with_ports_of(pod)
         add_amounts(total, requests)
         if pod.is_gated and not reservations.fits(group, node, total, released_only=True):
             add_amounts(total, requests, -1)

@@ -14,11 +14,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.appgroups.order import sort_workloads
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.crds import AppGroup
 from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import Pod, calls_extender, target_of
-from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.advice import advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
@@ -53,7 +53,7 @@ class GatingController:
 
     Args:
         client: fenced; only the leader writes.
-        caches: the manager's stores.
+        cache: the manager's stores.
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
@@ -70,7 +70,7 @@ class GatingController:
     def __init__(
         self,
         client: Client,
-        caches: Caches,
+        cache: ClusterCache,
         config: SchedulerConfig,
         recorder: EventRecorder,
         registry: CollectorRegistry,
@@ -80,8 +80,8 @@ class GatingController:
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
         self.metrics = GateMetrics(registry)
-        self.state, self.node_cache, self.volumes = State(config, caches.netaware_namespace), NodeCache(), Volumes()
-        self._store = caches.group_pods
+        self.state, self.node_cache, self.volumes = State(config, cache.netaware_namespace), NodeCache(), Volumes()
+        self._store = cache.group_pods
         self._declared = DeclaredReplicas(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, time.time)
@@ -111,31 +111,31 @@ class GatingController:
         self._debounce_timer: asyncio.TimerHandle | None = None
         self._is_leading = False
         self._last_versions = (0, 0, 0)
-        self._subscribe(caches)
+        self._subscribe(cache)
         self.metrics.gated_pods.set_function(self._pods.gated_count)
 
-    def _subscribe(self, caches: Caches) -> None:
+    def _subscribe(self, cache: ClusterCache) -> None:
         self.state.subscribe_to(
-            caches.nodes,
+            cache.nodes,
             self._store,
-            caches.app_groups,
-            caches.topologies,
-            namespaces=caches.namespaces,
-            services=caches.services,
+            cache.app_groups,
+            cache.topologies,
+            namespaces=cache.namespaces,
+            services=cache.services,
         )
-        self.node_cache.subscribe_to(caches.nodes, caches.pods)
-        self._process.subscribe_to(caches.nodes, caches.pods)
-        self.volumes.subscribe_to(caches.volumes, caches.claims, caches.classes)
+        self.node_cache.subscribe_to(cache.nodes, cache.pods)
+        self._process.subscribe_to(cache.nodes, cache.pods)
+        self.volumes.subscribe_to(cache.volumes, cache.claims, cache.classes)
         self._store.subscribe(self._on_pod_change)
         for store in (
-            caches.volumes,
-            caches.claims,
-            caches.classes,
-            caches.nodes,
-            caches.topologies,
-            caches.namespaces,
-            caches.services,
-            caches.app_groups,
+            cache.volumes,
+            cache.claims,
+            cache.classes,
+            cache.nodes,
+            cache.topologies,
+            cache.namespaces,
+            cache.services,
+            cache.app_groups,
         ):
             store.subscribe(lambda *_: self._on_cluster_change())
         self._declared.subscribe(lambda *_: self._wake_waiting())

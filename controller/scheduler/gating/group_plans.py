@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Pod, Target
-from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S, CachedPlan, check_plan, compare_with_pods
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
@@ -241,7 +241,7 @@ class GroupPlans:
         for begin in range(0, len(self._pods_of(group)), PODS_PER_STEP):
             await asyncio.sleep(0)
             for pod in self._pods_of(group)[begin : begin + PODS_PER_STEP]:
-                self.reservations.host_requests_of(pod)
+                self.reservations.requests_with_ports_of(pod)
         await asyncio.sleep(0)
         pods = self._pods_of(group)
         self._record_progress(group, cached.plan, pods)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from controller.cluster.pods import Pod, Target
-from controller.cluster.requests import Amounts, add_amounts
+from controller.cluster.resource_requests import Amounts, add_amounts
 
 
 class ExpectedReplacement(msgspec.Struct, frozen=True):

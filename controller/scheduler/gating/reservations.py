@@ -11,7 +11,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import Pod
-from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
+from controller.cluster.resource_requests import Amounts, add_amounts, first_insufficient, requests_with_ports_of
 from controller.scheduler.gating.retries import owner_key
 
 _MAX_OWNERS, _MAX_REFUSALS = 10_000, 1_000
@@ -57,12 +57,12 @@ class ReservationCache:
         self.ended = 0
         self._requests: dict[str, tuple[str, Amounts]] = {}
 
-    def host_requests_of(self, pod: Pod) -> Amounts:
+    def requests_with_ports_of(self, pod: Pod) -> Amounts:
         """A pod's requests and host ports, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
         cached = self._requests.get(key)
         if cached is None or cached[0] != version or not version:
-            cached = self._requests[key] = version, host_requests_of(pod.spec, pod.status)
+            cached = self._requests[key] = version, requests_with_ports_of(pod.spec, pod.status)
         return cached[1]
 
     def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
@@ -85,7 +85,7 @@ class ReservationCache:
             if before.get(key) == node:
                 del before[key]
             self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.host_requests_of(pod), is_gated=pod.is_gated and key not in self._released
+                group, self.requests_with_ports_of(pod), is_gated=pod.is_gated and key not in self._released
             )
         for key, node in before.items():
             self._remove(key, node)

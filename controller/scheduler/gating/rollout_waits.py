@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.pods import Pod
-from controller.cluster.requests import Amounts
+from controller.cluster.resource_requests import Amounts
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import CachedPlan, age_order, check_plan
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
@@ -134,7 +134,7 @@ class RolloutWaits:
 
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:
         """The nodes on which a pod does not fit now."""
-        requests = self._reservations.host_requests_of(pod)
+        requests = self._reservations.requests_with_ports_of(pod)
         return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]
 
 

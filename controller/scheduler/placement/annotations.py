@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast, get_args
 
+from controller.cluster.crds import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.dependency_graph import DependencyGraph
-from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread

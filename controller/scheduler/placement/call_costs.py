@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, is_one_zone
+from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, has_no_zone_labels
 from controller.scheduler.placement.problem import Floats, Ints
 from controller.traffic.prices import PriceTable
 from netperf.policy import MAX_NETWORK_COST
@@ -31,9 +31,11 @@ def call_cost_table(locations: tuple[Location, ...], costs: CostTable, *, has_to
     if parity:
         flat = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
     else:
-        one_zone = is_one_zone(locations)
+        is_one_zone = has_no_zone_labels(locations)
         flat = [
-            latency_us(a, b, costs, has_topology=has_topology, one_zone=one_zone) for a in locations for b in locations
+            latency_us(a, b, costs, has_topology=has_topology, is_one_zone=is_one_zone)
+            for a in locations
+            for b in locations
         ]
     return _read_only(np.array(flat, np.float64).reshape(len(locations), len(locations)))
 
@@ -62,13 +64,13 @@ def combine_with_money(times: Floats, host_time: float, money: Floats, time_shar
 
 
 def latency_us(
-    origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, one_zone: bool
+    origin: Location, destination: Location, costs: CostTable, *, has_topology: bool, is_one_zone: bool
 ) -> float:
     """Published latency; else cost x 1 ms; else, without a NetworkTopology, 1 ms within a region and 50 ms between regions.
 
-    Nodes without a zone label are in one zone only if ``one_zone``, that is if no node has the label.
+    Nodes without a zone label are in one zone only if ``is_one_zone``, that is if no node has the label.
     """
-    if origin == destination and (origin.zone or one_zone):
+    if origin == destination and (origin.zone or is_one_zone):
         return costs.latency_us(origin, destination) or IN_ZONE_US
     latency = costs.latency_us(origin, destination)
     if latency is not None:

@@ -12,7 +12,7 @@ from controller.cluster.declared_replicas import DeclaredReplicas, limit_replica
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import NodeSelector, Pod, pending_target
-from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
+from controller.cluster.resource_requests import Amounts, add_amounts, first_insufficient, requests_with_ports_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign_pods import find_foreign_pods
@@ -122,7 +122,7 @@ class PlanInputs(NamedTuple):
             keys = {pod.metadata.key for pod in pods}
             for info in self.node_cache.pods.values():
                 if info.priority < below and info.key not in keys:
-                    add_amounts(requests.setdefault(info.occupied_node, {}), info.host_requests)
+                    add_amounts(requests.setdefault(info.occupied_node, {}), info.requests_with_ports)
         return requests
 
     def outgoing_requests(self, pods: Sequence[Pod]) -> dict[str, Amounts]:
@@ -131,12 +131,12 @@ class PlanInputs(NamedTuple):
         for key in find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.pods.get(key)
             if info is not None:
-                add_amounts(requests.setdefault(info.node, {}), info.host_requests)
+                add_amounts(requests.setdefault(info.node, {}), info.requests_with_ports)
         return requests
 
     def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
-        original, requests = without_added_requirement(pod), host_requests_of(pod.spec)
+        original, requests = without_added_requirement(pod), requests_with_ports_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
         foreign = find_foreign_pods(self.node_cache, [pod])

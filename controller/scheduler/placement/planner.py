@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.pods import Pod, Target
-from controller.cluster.requests import Amounts, add_amounts, host_requests_of
+from controller.cluster.resource_requests import Amounts, add_amounts, requests_with_ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.annotations import call_edges, objective_of, spread_of
@@ -155,7 +155,7 @@ class _GroupPlanner:
         self._bound.append(BoundReplica(node, -1, pod))
         self._vacated_nodes[workload].append(node)
         if pod.metadata.key in self.snapshot.assigned_nodes:
-            add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
+            add_amounts(self._extra_requests[node], requests_with_ports_of(pod.spec, pod.status), -1)
         return True
 
     def _assigned_node(self, pod: Pod) -> str:
@@ -171,7 +171,7 @@ class _GroupPlanner:
             self._released_targets[key], node = target, target.node
         self._bound.append(BoundReplica(node, workload, pod))
         if key not in self.snapshot.assigned_nodes:
-            add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status))
+            add_amounts(self._extra_requests[node], requests_with_ports_of(pod.spec, pod.status))
         return True
 
     def _request(self) -> PlacementRequest:

@@ -16,7 +16,7 @@ from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_node_affinity
 from controller.cluster.hosts import Host
 from controller.cluster.pods import NodeSelector, Pod
-from controller.cluster.requests import Amounts, capacity_of, clamp_amount, host_requests_of, ports_of
+from controller.cluster.resource_requests import Amounts, capacity_of, limit_amount, ports_of, requests_with_ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.call_costs import (
     ON_HOST_US,
@@ -144,7 +144,7 @@ class _ProblemBuilder:
         spec = waiting.pod.spec
         constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
         row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_hosts)))
-        requests = host_requests_of(spec)
+        requests = requests_with_ports_of(spec)
         topology: tuple[object, ...] = ()
         if labels_matter:
             meta = waiting.pod.metadata
@@ -167,7 +167,7 @@ class _ProblemBuilder:
             if bound.workload >= 0 and number is not None:
                 fixed[bound.workload].append(number)
         requests = [
-            [clamp_amount(class_.requests.get(resource, 0)) for resource in self._resources] for class_ in self._classes
+            [limit_amount(class_.requests.get(resource, 0)) for resource in self._resources] for class_ in self._classes
         ]
         tables, table_of = self._tables()
         shape = (max(len(self._allowed), 1), len(self._host_names))
@@ -211,7 +211,7 @@ class _ProblemBuilder:
         return self._by_resource(free)
 
     def _by_resource(self, amount: Callable[[Host, str], int]) -> Ints:
-        table = [[clamp_amount(amount(host, resource)) for resource in self._resources] for host in self._hosts]
+        table = [[limit_amount(amount(host, resource)) for resource in self._resources] for host in self._hosts]
         return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
 
     def _host_price(self) -> Floats:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
 from controller.cluster.pods import NodeSelector, Pod, Target
-from controller.cluster.requests import Amounts, add_amounts, host_requests_of
-from controller.cluster.resources import AppGroup
+from controller.cluster.resource_requests import Amounts, add_amounts, requests_with_ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.placement.foreign_pods import ForeignPods
@@ -75,6 +75,6 @@ def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     reserved, assigned_nodes = dict(snapshot.reserved), dict(snapshot.assigned_nodes)
     if assigned_nodes.pop(key, ""):
         reserved[node] = dict(reserved.get(node, {}))
-        add_amounts(reserved[node], host_requests_of(pod.spec, pod.status), -1)
+        add_amounts(reserved[node], requests_with_ports_of(pod.spec, pod.status), -1)
     pods = [waiting if other is pod else other for other in snapshot.pods]
     return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, reserved=reserved)

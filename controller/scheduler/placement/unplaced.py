@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from controller.cluster.requests import PORT_PREFIX
+from controller.cluster.resource_requests import PORT_PREFIX
 from controller.scheduler.placement.problem import Ints, Problem
 from controller.scheduler.placement.problem_builder import PlacementRequest, refusal_reasons
 

@@ -23,7 +23,7 @@ from controller.cluster.costs import CostTable
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Pod
-from controller.cluster.requests import Amounts
+from controller.cluster.resource_requests import Amounts
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit import logs

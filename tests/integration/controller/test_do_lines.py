@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.cluster.volumes import VOLUMES
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client

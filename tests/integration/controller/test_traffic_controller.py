@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, AppGroup
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.wire import DEPLOYMENTS, PODS, Object

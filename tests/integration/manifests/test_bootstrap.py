@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from controller.bootstrap import Bootstrap, BootstrapConfig
-from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from controller.cluster.resources import APPGROUPS
+from controller.cluster.crds import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane

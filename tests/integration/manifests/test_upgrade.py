@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from tests.integration.conftest import definitions, eventually, remove_definitions

@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
@@ -31,15 +31,15 @@ ServePage = Callable[..., Awaitable[str]]
 @asynccontextmanager
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
-    caches = Caches(client, namespace)
-    snapshots = SnapshotReader(caches, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
+    cache = ClusterCache(client, namespace)
+    snapshots = SnapshotReader(cache, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
     page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
-    tasks = [asyncio.ensure_future(work) for work in caches.tasks().values()]
+    tasks = [asyncio.ensure_future(work) for work in cache.tasks().values()]
     try:
         async with http.running() as address:
-            await asyncio.wait_for(caches.wait_for_sync(), 20)
+            await asyncio.wait_for(cache.wait_for_sync(), 20)
             yield f"http://{address}"
     finally:
         for task in tasks:

@@ -64,7 +64,7 @@ async def test_a_right_that_is_removed_ends_within_seconds(client: Client, compo
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
     assert await access.decide(request) == "allowed", "cached"
     now += CACHE_TTL_S
-    # The API server caches RBAC too.
+    # The API server cache RBAC too.
     while await access.decide(request) == "allowed":
         now += CACHE_TTL_S
     assert await access.decide(request) == "forbidden"

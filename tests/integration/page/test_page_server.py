@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest_asyncio
 
-from controller.cluster.resources import NETWORK_TOPOLOGIES
+from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.page.config import PageConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CONFIGMAPS, Object

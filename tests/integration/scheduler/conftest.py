@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.cluster.pods import Pod
-from controller.cluster.resources import (
+from controller.cluster.crds import (
     APPGROUP_LABEL,
     APPGROUPS,
     NETWORK_TOPOLOGIES,
@@ -23,6 +22,7 @@ from controller.cluster.resources import (
     AppGroup,
     NetworkTopology,
 )
+from controller.cluster.pods import Pod
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client

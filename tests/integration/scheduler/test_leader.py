@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from controller.cluster.crds import APPGROUPS
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUPS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client

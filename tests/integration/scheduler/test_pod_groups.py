@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Placement, Pod, target_of
-from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from kubekit import conditions
 from kubekit.client import Client

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import yaml
 
+from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.pods import GATE, Pod, target_of
-from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import Client
 from kubekit.errors import ApiError

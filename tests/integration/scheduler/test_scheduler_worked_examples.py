@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from kubekit.client import Client
 from kubekit.wire import PODS

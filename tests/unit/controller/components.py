@@ -16,10 +16,10 @@ from controller.cli.offline_objects import ClusterFile
 from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.cli.shared import state_of
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -134,41 +134,43 @@ class Components:
         }
         return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.decode(kind, type_)))
 
-    def appgroup_controller(self, client: StatusRecorder) -> tuple[AppGroupController, Caches]:
-        caches = Caches(cast("Client", client), HOME)
-        state = self.state_of_stores(caches)
+    def appgroup_controller(self, client: StatusRecorder) -> tuple[AppGroupController, ClusterCache]:
+        cache = ClusterCache(cast("Client", client), HOME)
+        state = self.state_of_stores(cache)
         controller = AppGroupController(
             cast("Client", client),
-            caches,
+            cache,
             AppGroupConfig(),
             SilentRecorder(),
             CollectorRegistry(),
             indexes=GroupIndexes(state.membership, state.cost_index, None if self.config.is_parity else state.services),
-            pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
+            pods_of=lambda key: [
+                p for p in cache.group_pods if state.group_key_of(p.metadata.namespace, p.group) == key
+            ],
         )
-        self.fill(caches)
-        return controller, caches
+        self.fill(cache)
+        return controller, cache
 
-    def state_of_stores(self, caches: Caches) -> State:
+    def state_of_stores(self, cache: ClusterCache) -> State:
         """The scheduler's state, which these stores keep up to date."""
         state = State(self.config, HOME)
         state.subscribe_to(
-            caches.nodes,
-            caches.group_pods,
-            caches.app_groups,
-            caches.topologies,
-            namespaces=caches.namespaces,
-            services=caches.services,
+            cache.nodes,
+            cache.group_pods,
+            cache.app_groups,
+            cache.topologies,
+            namespaces=cache.namespaces,
+            services=cache.services,
         )
         return state
 
-    def fill(self, caches: Caches) -> None:
-        fill_store(caches.namespaces, self.decode("Namespace", Object))
-        fill_store(caches.nodes, self.decode("Node", Node))
-        fill_store(caches.topologies, self.decode("NetworkTopology", NetworkTopology))
-        fill_store(caches.app_groups, self.decode("AppGroup", AppGroup))
-        fill_store(caches.services, self.decode("Service", Service))
-        fill_store(caches.pods, map(PodReader().read, self.decode("Pod", Pod)))
+    def fill(self, cache: ClusterCache) -> None:
+        fill_store(cache.namespaces, self.decode("Namespace", Object))
+        fill_store(cache.nodes, self.decode("Node", Node))
+        fill_store(cache.topologies, self.decode("NetworkTopology", NetworkTopology))
+        fill_store(cache.app_groups, self.decode("AppGroup", AppGroup))
+        fill_store(cache.services, self.decode("Service", Service))
+        fill_store(cache.pods, map(PodReader().read, self.decode("Pod", Pod)))
 
     async def status(self, key: str) -> dict[str, Any]:
         client = StatusRecorder()
@@ -183,23 +185,23 @@ class Components:
     def account(self) -> TopologyController:
         """Who accounts for bandwidth."""
         client = cast("Client", StatusRecorder())
-        caches = Caches(client, HOME)
+        cache = ClusterCache(client, HOME)
         controller = TopologyController(
             client,
-            caches,
+            cache,
             TopologyConfig(),
             SilentRecorder(),
             CollectorRegistry(),
-            membership=self.state_of_stores(caches).membership,
+            membership=self.state_of_stores(cache).membership,
         )
-        self.fill(caches)
+        self.fill(cache)
         return controller
 
     async def page_snapshot(self) -> ClusterSnapshot:
         client = cast("Client", StatusRecorder())
-        caches = Caches(client, HOME)
-        self.fill(caches)
-        snapshots = SnapshotReader(caches, client, HOME, policy=CostPolicy(), scheduler=self.config)
+        cache = ClusterCache(client, HOME)
+        self.fill(cache)
+        snapshots = SnapshotReader(cache, client, HOME, policy=CostPolicy(), scheduler=self.config)
         return await snapshots.read(0.0)
 
     async def group_view(self, key: str) -> Any:
@@ -224,9 +226,9 @@ class Components:
         explain_state = state_of(snapshot)
         account = self.account()._membership
         found = {
-            "scheduler": sum(state.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
+            "scheduler": sum(state.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "status": (await self.status(key))["runningWorkloads"],
-            "bandwidth": sum(account.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
+            "bandwidth": sum(account.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "page": (await self.group_view(key)).running,
             "graph": graphs[0].running,
             "status command": group_view.running,

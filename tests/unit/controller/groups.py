@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.dependency_graph import build_graph
 from controller.cluster.hosts import host_of
 from controller.cluster.pods import Pod
-from controller.cluster.resources import WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.planner import Plan, plan_group

@@ -13,7 +13,7 @@ import msgspec
 from controller.cli.session import Session
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.sources import SOURCES

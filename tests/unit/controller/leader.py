@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.crds import AppGroup, WorkloadRef
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import TARGET_ANNOTATION, Pod, Target, target_of
-from controller.cluster.resources import AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
@@ -153,9 +153,9 @@ class World:
         bound: dict[str, int] = {}
         for other in self.pods.values():
             if other.spec.node_name:
-                cpu = self.plans.reservations.host_requests_of(other)["cpu"]
+                cpu = self.plans.reservations.requests_with_ports_of(other)["cpu"]
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
-        wanted, carried = self.plans.reservations.host_requests_of(pod)["cpu"], target_of(pod)
+        wanted, carried = self.plans.reservations.requests_with_ports_of(pod)["cpu"], target_of(pod)
         free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
         if carried is not None and carried.node in free and not pod.status.scheduling_failed:
             return carried.node
@@ -171,7 +171,7 @@ class World:
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.is_waiting else "")
                 if node:
-                    taken[node] = taken.get(node, 0) + self.plans.reservations.host_requests_of(pod)["cpu"]
+                    taken[node] = taken.get(node, 0) + self.plans.reservations.requests_with_ports_of(pod)["cpu"]
                 if pod.is_gated:
                     promised.add(node)
         return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)

@@ -15,9 +15,9 @@ import yaml
 from controller.appgroups.status import compute_group_state, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.weights import Bandwidths, build_weight
 from kubekit.wire import Node

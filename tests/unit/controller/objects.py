@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import Pod
-from controller.cluster.resources import (
+from controller.cluster.crds import (
     WORKLOAD_LABEL,
     AppGroup,
     AppGroupStatus,
     NetworkTopology,
     WeightInfo,
 )
+from controller.cluster.pods import Pod
 from controller.cluster.services import Service
 from tests.support.bodies import REGION, ZONE, appgroup_spec
 from tests.unit.controller import scheduling

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pods import GATE, Pod
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import msgspec
 
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.eligibility import UNSCHEDULABLE
 from controller.cluster.pods import TARGET_ANNOTATION, PodSpec, PodStatus, Toleration
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
 from controller.diagnosis.snapshot import ControlPlaneStatus, LeaseFact, Program, ProgramPod

@@ -11,7 +11,7 @@ from controller.cli.propose import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.shared import state_of
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.reading import read_facts
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId

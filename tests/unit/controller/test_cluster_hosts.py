@@ -10,7 +10,7 @@ import numpy as np
 from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
-from controller.cluster.requests import MAX_AMOUNT
+from controller.cluster.resource_requests import MAX_AMOUNT
 from controller.scheduler.default_scheduler import DefaultSchedulerModel, simulate_scheduling
 from controller.scheduler.placement.planner import plan_group
 from kubekit.wire import Node

@@ -14,9 +14,9 @@ from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
 from controller.cli.shared import pod_diagnosis
 from controller.cluster.costs import Location
+from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, Pod
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.status_writing import delay_after_failed_write
 from controller.cluster.volumes import Volumes
@@ -229,22 +229,22 @@ async def test_a_pod_change_enqueues_its_own_group_and_no_other_of_the_same_name
     components = Components(
         node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y")
     )
-    controller, caches = components.appgroup_controller(StatusRecorder())
+    controller, cache = components.appgroup_controller(StatusRecorder())
     await asyncio.sleep(0.01)
     while len(controller._queue):
         controller._queue.done(await controller._queue.get())
     moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), Pod))
-    fill_store(caches.pods, [moved])
+    fill_store(cache.pods, [moved])
     await asyncio.sleep(0.01)
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
 async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
-    caches = Components(group()).appgroup_controller(StatusRecorder())[1]
+    cache = Components(group()).appgroup_controller(StatusRecorder())[1]
     missing = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
-    assert delay_after_failed_write(missing, "y/g", caches.app_groups) is None
+    assert delay_after_failed_write(missing, "y/g", cache.app_groups) is None
     with pytest.raises(ApiError):
-        delay_after_failed_write(missing, "x/g", caches.app_groups)
+        delay_after_failed_write(missing, "x/g", cache.app_groups)
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import TARGET_ANNOTATION
-from controller.cluster.resources import AppGroup
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import NodeState
 from controller.descheduler.reporting import taint_patches

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import TARGET_ANNOTATION
-from controller.cluster.resources import AppGroup
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
 from tests.support.bodies import appgroup_spec, both_ways

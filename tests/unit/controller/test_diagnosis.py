@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts, NodeFact
 from controller.diagnosis.findings import NO_LEADER_CODES, has_leader
 from controller.diagnosis.model import AgentView

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.events import MAX_EVENTS_AT_ONCE, FindingEvent, FindingEventFilter
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding

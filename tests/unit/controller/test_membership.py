@@ -9,9 +9,9 @@ from typing import cast
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.crds import AppGroup
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import Pod
-from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import MAX_LAG_S, GroupPods
 from controller.scheduler.state import State
@@ -48,7 +48,7 @@ def test_pods_belong_to_a_group_only_in_its_pod_namespaces() -> None:
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 held = membership.pod_namespaces(key)
                 limited += held is not None and namespace not in held
-                if membership.group_of(namespace, "shop") == key:
+                if membership.group_key_of(namespace, "shop") == key:
                     assert held is None or namespace in held
     assert limited > 100
 
@@ -70,9 +70,11 @@ def test_membership_depends_only_on_the_last_state() -> None:
             alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
             fresh = Membership.from_objects(chance.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:
-                expected = fresh.group_of(namespace, "shop")
+                expected = fresh.group_key_of(namespace, "shop")
                 assert (
-                    membership.group_of(namespace, "shop") == membership.copy().group_of(namespace, "shop") == expected
+                    membership.group_key_of(namespace, "shop")
+                    == membership.copy().group_key_of(namespace, "shop")
+                    == expected
                 )
                 named += bool(expected) and not expected.startswith(f"{namespace}/")
     assert named > 100

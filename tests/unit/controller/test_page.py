@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.cli import kubectl
 from controller.cli.kubectl import port_forward
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
 from controller.page.access import PageAuthorizer
@@ -100,7 +100,7 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
     monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
     snapshots = SnapshotReader(
-        Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig()
+        ClusterCache(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig()
     )
     now = iter(range(100, 200))
     page = server.Page(PageConfig(auth="none"), snapshots, PageAuthorizer(client, "netaware"), lambda: float(next(now)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controller.cluster.resources import AppGroup
+from controller.cluster.crds import AppGroup
 from controller.scheduler.placement.planner import Plan
 from controller.traffic.weights import read_weights
 from tests.unit.controller import groups

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import WORKLOAD_LABEL
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Container, ContainerStatus, Pod, PodSpec, PodStatus, Target
-from controller.cluster.requests import requests_of
-from controller.cluster.resources import WORKLOAD_LABEL
+from controller.cluster.resource_requests import requests_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import Plan, plan_group
 from controller.scheduler.placement.snapshot import without_pod

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import GATE, Target, target_of
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S

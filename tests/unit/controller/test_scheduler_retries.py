@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.crds import NetworkTopology
 from controller.cluster.pods import Pod, Target
-from controller.cluster.resources import NetworkTopology
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Report, Retry, StuckPods

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.crds import AppGroup, WeightInfo
 from controller.cluster.pods import Pod
-from controller.cluster.requests import parse_amounts
-from controller.cluster.resources import AppGroup, WeightInfo
+from controller.cluster.resource_requests import parse_amounts
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
 from controller.scheduler.extender import encoding
@@ -307,14 +307,14 @@ def test_groups_are_found_by_namespace_then_by_list_then_by_namespaces_of_worklo
     before = state.version
     state.on_namespace_change("branch", None, Object(metadata=lets_in))
     assert state.version > before
-    assert state.group_of("shop", "a1") == "shop/a1"
-    assert state.group_of("branch", "a1") == "default/a1"
-    assert state.group_of("elsewhere", "a1") == "default/a1"
+    assert state.group_key_of("shop", "a1") == "shop/a1"
+    assert state.group_key_of("branch", "a1") == "default/a1"
+    assert state.group_key_of("elsewhere", "a1") == "default/a1"
     state.on_group_change("default/a1", shared, None)
-    assert state.group_of("branch", "a1") == "central/a1"
-    assert state.group_of("elsewhere", "a1") == ""
-    assert state.group_of("shop", "unknown") == ""
-    assert state_with(UPSTREAM, own).group_of("shop", "a1") == ""
+    assert state.group_key_of("branch", "a1") == "central/a1"
+    assert state.group_key_of("elsewhere", "a1") == ""
+    assert state.group_key_of("shop", "unknown") == ""
+    assert state_with(UPSTREAM, own).group_key_of("shop", "a1") == ""
 
 
 def normalise_all(raw: list[int]) -> list[int]:

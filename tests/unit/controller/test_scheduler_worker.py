@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from controller.cluster.costs import CostTable
+from controller.cluster.crds import WeightInfo
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
-from controller.cluster.resources import WeightInfo
 from controller.scheduler.placement.call_costs import IN_ZONE_US
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot

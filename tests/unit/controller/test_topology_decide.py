@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
+from controller.cluster.crds import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import ZoneMap
 from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, read_policy

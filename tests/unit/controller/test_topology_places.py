@@ -11,8 +11,8 @@ from controller.cluster.zones import (
     AgentPods,
     agent_pods_by_node,
     build_zone_map,
-    has_same_location,
-    has_same_probe_node,
+    is_location_unchanged,
+    is_probe_node_unchanged,
     to_probe_node,
 )
 from kubekit.addresses import parse_address
@@ -109,13 +109,13 @@ def test_conditions_of_nodes_for_probing(
 
 def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:
     old = node("a")
-    assert has_same_location(old, node("a", version="2"))
-    assert has_same_probe_node(old, node("a", version="2"))
-    assert not has_same_location(old, node("a", "z2"))
-    assert has_same_location(old, node("a", ready=False))
-    assert not has_same_probe_node(old, node("a", ready=False))
-    assert not has_same_location(None, old)
-    assert not has_same_probe_node(old, None)
+    assert is_location_unchanged(old, node("a", version="2"))
+    assert is_probe_node_unchanged(old, node("a", version="2"))
+    assert not is_location_unchanged(old, node("a", "z2"))
+    assert is_location_unchanged(old, node("a", ready=False))
+    assert not is_probe_node_unchanged(old, node("a", ready=False))
+    assert not is_location_unchanged(None, old)
+    assert not is_probe_node_unchanged(old, None)
 
 
 def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:

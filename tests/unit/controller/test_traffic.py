@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.dependency_graph import build_graph
@@ -505,7 +505,7 @@ async def test_in_every_leadership_a_condition_becomes_unknown_when_traffic_cann
     config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
     controller = TrafficController(
         cast("Client", None),
-        cast("Caches", SimpleNamespace(app_groups=known)),
+        cast("ClusterCache", SimpleNamespace(app_groups=known)),
         config,
         CollectorRegistry(),
         membership=Membership(NetworkOverheadArgs()),

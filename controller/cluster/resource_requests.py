@@ -30,22 +30,22 @@ def parse_amount(name: str, text: str | int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def amount_or_zero(name: str, text: str) -> int:
+def parse_amount_or_zero(name: str, text: str) -> int:
     """Parse a quantity and limit it to `MAX_AMOUNT`; an invalid one, which the API server would reject, is 0."""
     try:
-        return clamp_amount(parse_amount(name, text))
+        return limit_amount(parse_amount(name, text))
     except QuantityError:
         return 0
 
 
-def clamp_amount(value: int) -> int:
+def limit_amount(value: int) -> int:
     """Limit an amount, or a sum of amounts, to ± `MAX_AMOUNT`."""
     return min(max(value, -MAX_AMOUNT), MAX_AMOUNT)
 
 
 def parse_amounts(texts: Mapping[str, str] | None) -> Amounts:
     """Parse a node's allocatable or a container's requests."""
-    return {name: amount_or_zero(name, text) for name, text in (texts or {}).items()}
+    return {name: parse_amount_or_zero(name, text) for name, text in (texts or {}).items()}
 
 
 def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
@@ -96,7 +96,7 @@ def ports_of(spec: PodSpec) -> tuple[str, ...]:
     return tuple(f"{PORT_PREFIX}{port.protocol}/{port.host_port}" for port in ports if port.host_port)
 
 
-def host_requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
+def requests_with_ports_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     """A pod's requests and host ports: `requests_of` and `ports_of`."""
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
+from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
@@ -26,7 +26,7 @@ from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 AGENT_PODS = parse_selector(AGENT_POD_SELECTOR)
 
 
-class Caches:
+class ClusterCache:
     """One store for each kind, and two for ConfigMaps; some hold a part of another store.
 
     Attributes:
