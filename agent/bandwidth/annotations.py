@@ -14,11 +14,11 @@ from netperf.bandwidth_limits import parse_limit
 from netperf.contract import BANDWIDTH_RESOURCE, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
 Direction = Literal["ingress", "egress"]
-ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
+ANNOTATION_BY_DIRECTION: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
 
 
 class LimitSpec(msgspec.Struct, frozen=True):
-    """The annotation of one direction: bits per second, or None and why it is invalid."""
+    """The annotation of one direction: bits per second, or None and the reason why the annotation is invalid."""
 
     rate_bps: int | None
     problem: str = ""
@@ -29,20 +29,20 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         namespace, name, uid: of the pod.
-        host_network: the pod uses the node's network.
+        uses_host_network: spec.hostNetwork.
         has_address: the pod has an address, so the CNI plugins have returned.
-        limits: by direction, only where there is an annotation.
-        created: metadata.creationTimestamp.
-        mismatch: how the reserved bandwidth and the limits differ; empty if they do not.
+        limits: by direction; a direction without an annotation is missing.
+        created_at: metadata.creationTimestamp; empty if missing.
+        mismatch: how the reserved bandwidth and the limits differ; empty if they are equal or nothing is reserved.
     """
 
     namespace: str
     name: str
     uid: str
-    host_network: bool = False
+    uses_host_network: bool = False
     has_address: bool = True
     limits: dict[Direction, LimitSpec] = {}
-    created: str = ""
+    created_at: str = ""
     mismatch: str = ""
 
     @property
@@ -59,26 +59,28 @@ def read_annotation(text: str) -> LimitSpec:
         return LimitSpec(None, str(error))
 
 
-def spec_of(pod: Pod) -> PodBandwidthSpec:
+def read_spec(pod: Pod) -> PodBandwidthSpec:
     """Parse a pod's annotations."""
     annotations = pod.metadata.annotations or {}
-    limits = {d: read_annotation(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
+    limits = {
+        d: read_annotation(annotations[name]) for d, name in ANNOTATION_BY_DIRECTION.items() if name in annotations
+    }
     return PodBandwidthSpec(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
         uid=pod.metadata.uid,
-        host_network=pod.spec.host_network,
+        uses_host_network=pod.spec.host_network,
         has_address=bool(pod.status.pod_ip),
         limits=limits,
-        created=pod.metadata.creation_timestamp or "",
-        mismatch=_describe_mismatch(limits, _reserved_bps(pod)),
+        created_at=pod.metadata.creation_timestamp or "",
+        mismatch=_describe_mismatch(limits, _sum_reserved_bps(pod)),
     )
 
 
-def _reserved_bps(pod: Pod) -> int | None:
-    """Sum of the containers' limits of the extended resource, in bits per second; None without any.
+def _sum_reserved_bps(pod: Pod) -> int | None:
+    """Sum the containers' limits of the extended resource, in bits per second; None if no container has one.
 
-    Sidecars (restartable init containers) count, as in the scheduler.
+    Sidecars (restartable init containers) count, as in kube-scheduler.
     """
     containers = [
         *(pod.spec.containers or ()),
@@ -96,7 +98,7 @@ def _describe_mismatch(limits: Mapping[Direction, LimitSpec], reserved_bps: int 
     if reserved_bps is None:
         return ""
     differing = [
-        f"{ANNOTATIONS[direction]} is {limit_spec.rate_bps} bit/s"
+        f"{ANNOTATION_BY_DIRECTION[direction]} is {limit_spec.rate_bps} bit/s"
         for direction, limit_spec in limits.items()
         if limit_spec.rate_bps is not None and limit_spec.rate_bps != reserved_bps
     ]

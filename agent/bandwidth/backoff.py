@@ -1,7 +1,7 @@
 """Delays repeated repairs, and finds limits that another program disputes. No I/O; callers pass the time.
 
-A repair is repeated with exponential back-off, whether it failed or another program removed the limit. A limit that had to be set
-repeatedly within a short time is disputed.
+A repair is repeated with exponential back-off, whether it failed or another program removed the limit. A limit is disputed when it was
+set `DISPUTE_THRESHOLD` times before its attempts were forgotten: `DISPUTE_WINDOW_S` after the last one, successful or not.
 """
 
 from __future__ import annotations
@@ -10,15 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from agent.bandwidth.state import Action, LimitEgress, LimitIngress
+from agent.bandwidth.state import Action, SetEgressLimit, SetIngressLimit
+from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
 from kubekit.waiting import backoff_delay_s
-
-FIRST_WAIT_S = 5.0
-MAX_WAIT_S = 300.0
-DISPUTE_WINDOW_S = 600.0
-"""Attempts at a limit are forgotten when the last one, successful or not, is this old."""
-DISPUTED_AFTER = 3
-"""A limit is disputed when it was set this often before its attempts are forgotten."""
 
 RepairKey = tuple[type[Action], str]
 """Class of the action, and name of its device."""
@@ -30,25 +24,28 @@ class _Attempts(msgspec.Struct):
     Attributes:
         target: the limit to set, or the action that removes it.
         count: number of attempts.
-        set_at_s: times of the successful ones; before each but the first, another program had removed the limit.
+        set_count: how often the limit was set; each time but the first, another program had removed it.
+        first_set_at_s, last_set_at_s: times of the first and the last of these.
         last_at_s, due_at_s: times of the last attempt and of the earliest next one.
     """
 
     target: object
     count: int = 0
-    set_at_s: list[float] = []
+    set_count: int = 0
+    first_set_at_s: float = 0.0
+    last_set_at_s: float = 0.0
     last_at_s: float = 0.0
     due_at_s: float = 0.0
 
 
 class RepairBackoff:
-    """Remembers attempts to repair limits."""
+    """Remembers attempts to repair limits, and when the next one is due."""
 
     def __init__(self) -> None:
         self._attempts: dict[RepairKey, _Attempts] = {}
 
-    def due_actions(self, actions: Sequence[Action], now_s: float) -> list[Action]:
-        """Actions to execute now.
+    def select_due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
+        """Select the actions to execute now.
 
         An action that differs from the last one of its device, for example after a new annotation, is due at once.
         """
@@ -62,26 +59,27 @@ class RepairBackoff:
         ]
 
     def record_attempt(self, action: Action, now_s: float, *, has_succeeded: bool) -> float:
-        """Record an attempt; returns in how many seconds the next one is due."""
+        """Record an attempt; returns the delay until the next one is due, in seconds."""
         key = _key_of(action)
         attempts = self._attempts.get(key)
         if attempts is None or attempts.target != _target_of(action):
             attempts = self._attempts[key] = _Attempts(_target_of(action))
         attempts.count += 1
-        if has_succeeded and isinstance(action, LimitIngress | LimitEgress):
-            attempts.set_at_s.append(now_s)
+        if has_succeeded and isinstance(action, SetIngressLimit | SetEgressLimit):
+            attempts.first_set_at_s = attempts.first_set_at_s if attempts.set_count else now_s
+            attempts.set_count, attempts.last_set_at_s = attempts.set_count + 1, now_s
         wait_s = backoff_delay_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
         attempts.last_at_s, attempts.due_at_s = now_s, now_s + wait_s
         return wait_s
 
-    def disputes(self, now_s: float) -> Mapping[RepairKey, str]:
-        """Descriptions of disputed limits."""
+    def describe_disputes(self, now_s: float) -> Mapping[RepairKey, str]:
+        """Describe the disputed limits."""
         self._forget_old(now_s)
         return {
-            key: f"set {len(attempts.set_at_s)} times in {attempts.set_at_s[-1] - attempts.set_at_s[0]:.0f} s, "
+            key: f"set {attempts.set_count} times in {attempts.last_set_at_s - attempts.first_set_at_s:.0f} s, "
             "because another program removes or replaces it"
             for key, attempts in self._attempts.items()
-            if len(attempts.set_at_s) >= DISPUTED_AFTER
+            if attempts.set_count >= DISPUTE_THRESHOLD
         }
 
     def _forget_old(self, now_s: float) -> None:
@@ -94,5 +92,5 @@ def _key_of(action: Action) -> RepairKey:
 
 
 def _target_of(action: Action) -> object:
-    """What an action sets. Repairs of a limit's filter and of its tbf have the same target, so they count together."""
-    return action.params if isinstance(action, LimitIngress | LimitEgress) else action
+    """The limit that an action sets, or the action. Repairs of a limit's filter and of its tbf have one target, so they count together."""
+    return action.params if isinstance(action, SetIngressLimit | SetEgressLimit) else action

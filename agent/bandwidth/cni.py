@@ -1,8 +1,8 @@
 """Reads the node's CNI configuration, and the runtime's cache of CNI results per pod.
 
-libcni caches requests and results under ``/var/lib/cni/results``, one file for each container, network and
-device (libcni/api.go, ``cachedInfo``). In two cases nothing else names the plugin's container id and network: CRI-O without a pause
-container, and Multus, which uses networks that the configuration does not name.
+libcni caches requests and results under ``/var/lib/cni/results``, one file for each container, network and device (libcni/api.go,
+``cachedInfo``). In two cases only this cache names the container id and network that the plugin got: CRI-O without a pause container,
+and Multus, which uses networks that the configuration does not name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
 """On nodes with other directories, mount them here."""
-_MAX_BYTES = 262_144
+_MAX_FILE_BYTES = 262_144
+"""Longest part of a cached result that is read."""
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -36,17 +37,17 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         container_id: CNI_CONTAINERID.
         network: name of the network.
         plugins: types of the plugins that were called.
-        requested: bandwidth keys of the runtime's request, with values in bits (per second).
+        requested_bandwidth: the runtime's request: ``ingressRate`` and ``egressRate`` in bits per second, ``…Burst`` in bits.
     """
 
     container_id: str
     network: str
     plugins: tuple[str, ...] = ()
-    requested: dict[str, int] = {}
+    requested_bandwidth: dict[str, int] = {}
 
 
 def read_network(directory: Path = CONFIG_DIR) -> Network:
-    """The directory's first configuration, as container runtimes choose it; empty without one."""
+    """Read the directory's first valid configuration by name, as container runtimes choose it; empty if there is none."""
     try:
         files = sorted(entry for entry in directory.iterdir() if entry.suffix in {".conflist", ".conf", ".json"})
     except OSError:
@@ -83,7 +84,7 @@ class _CachedInfo(msgspec.Struct, rename="camel"):
     capability_args: _Capabilities | None = None
 
 
-_decode_cached = msgspec.json.Decoder(_CachedInfo).decode
+_decode_cached_info = msgspec.json.Decoder(_CachedInfo).decode
 
 
 class CachedAttachment(NamedTuple):
@@ -95,40 +96,42 @@ class CachedAttachment(NamedTuple):
 
 
 class ResultCache:
-    """The runtime's cache of CNI results; unchanged files are not read again, and the directory may be missing."""
+    """Reads the runtime's cache of CNI results. Unchanged files are not read again; the directory may be missing."""
 
     def __init__(self, directory: Path = RESULTS_DIR) -> None:
         self._directory = directory
-        self._by_file: dict[tuple[str, int], CachedAttachment | None] = {}  # by name and modification time
+        self._attachment_by_file: dict[tuple[str, int], CachedAttachment | None] = {}  # by name and modification time
 
-    def read(self, interface: str) -> dict[str, Attachment]:
-        """The attachment of each pod's device of this name, by pod uid; the bandwidth plugin's if there are several."""
+    def read_attachments(self, interface: str) -> dict[str, Attachment]:
+        """Read the attachment of each pod's device of this name, by pod uid; of several, the one with the bandwidth plugin."""
         try:
             with os.scandir(self._directory) as entries:
                 files = [(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.is_file()]
         except OSError:
             return {}
-        self._by_file = {file: self._by_file[file] if file in self._by_file else self._parse(file[0]) for file in files}
+        known = self._attachment_by_file
+        self._attachment_by_file = {file: known[file] if file in known else self._read_file(file[0]) for file in files}
         candidates = [
             # Multus caches results too; the newest belongs to the pod's current sandbox.
             ("bandwidth" in cached.attachment.plugins, "multus" not in cached.attachment.plugins, mtime_ns, cached)
-            for (_, mtime_ns), cached in self._by_file.items()
+            for (_, mtime_ns), cached in self._attachment_by_file.items()
             if cached is not None and cached.interface == interface
         ]
+        # The best candidate of a pod comes last, and replaces the others.
         return {cached.pod_uid: cached.attachment for *_, cached in sorted(candidates, key=lambda c: c[:3])}
 
-    def _parse(self, name: str) -> CachedAttachment | None:
+    def _read_file(self, name: str) -> CachedAttachment | None:
         try:
             with (self._directory / name).open("rb") as file:
-                return parse_cached(file.read(_MAX_BYTES))
+                return parse_cached_result(file.read(_MAX_FILE_BYTES))
         except OSError:
             return None
 
 
-def parse_cached(data: bytes) -> CachedAttachment | None:
+def parse_cached_result(data: bytes) -> CachedAttachment | None:
     """Parse a file of the cache; None if it is not the result of a pod."""
     try:
-        cached = _decode_cached(data)
+        cached = _decode_cached_info(data)
     except DECODE_ERRORS:
         return None
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
@@ -142,6 +145,6 @@ def parse_cached(data: bytes) -> CachedAttachment | None:
         container_id=cached.container_id,
         network=cached.network_name,
         plugins=plugins,
-        requested=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
+        requested_bandwidth=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
     )
     return CachedAttachment(uid, cached.if_name, attachment)

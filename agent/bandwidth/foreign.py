@@ -10,16 +10,17 @@ from agent.bandwidth.tc_index import TcIndex, is_limit_ifb
 _NON_LIMITING = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
 """Qdiscs that limit nothing and may be a device's default. Any other qdisc, at the root or below it, is foreign."""
 _CILIUM_NAME_PREFIXES = ("lxc", "eni", "azv", "gke")
+"""Names of pods' devices with Cilium alone, and chained to the CNI plugins of AWS, Azure and Google."""
 _BANDWIDTH_PLUGIN = "bandwidth"
 """Type of the CNI plugin that sets limits."""
 
 
-def find_foreign(
+def find_foreign_limit(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
 ) -> LimitAssessment | None:
-    """The verdict ``other-enforcer`` if foreign software limits this direction of a pod's device, or None."""
+    """Return the verdict ``other-enforcer`` if foreign software limits this direction of a pod's device, else None."""
     if direction == "ingress":
-        return _assess_root(device, attachment, tc)
+        return _assess_root_qdisc(device, attachment, tc)
     target = tc.redirect_device(device.index)
     if target is None:
         return None
@@ -27,12 +28,12 @@ def find_foreign(
         detail = f"a foreign filter at ingress of {device.name} redirects to {target.name}"
         return LimitAssessment("other-enforcer", detail, target, tc.params_at(target.index))
     # Versions 1.5 of the plugin set HTB.
-    return _assess_root(target, attachment, tc) if tc.params_at(target.index) is None else None
+    return _assess_root_qdisc(target, attachment, tc) if tc.params_at(target.index) is None else None
 
 
-def _assess_root(device: Device, attachment: Attachment | None, tc: TcIndex) -> LimitAssessment | None:
-    """The verdict ``other-enforcer`` if another program set a qdisc at the root of a device or below, or None."""
-    root = tc.roots.get(device.index)
+def _assess_root_qdisc(device: Device, attachment: Attachment | None, tc: TcIndex) -> LimitAssessment | None:
+    """Return ``other-enforcer`` if another program set a limiting qdisc at the root of a device or below, else None."""
+    root = tc.root_by_device.get(device.index)
     if root is None or tc.is_our_root(device.index):
         return None
     if root.params is not None:
@@ -43,17 +44,17 @@ def _assess_root(device: Device, attachment: Attachment | None, tc: TcIndex) -> 
     elif root.kind not in _NON_LIMITING:
         foreign_qdiscs = f"{root.kind} on {device.name}"
     else:
-        below = sorted({kind for kind in tc.kinds_below_root.get(device.index, ()) if kind not in _NON_LIMITING})
-        foreign_qdiscs = f"{', '.join(below)} below the root of {device.name}" if below else ""
+        limiting_kinds = sorted(tc.kinds_below_root.get(device.index, set()) - _NON_LIMITING)
+        foreign_qdiscs = f"{', '.join(limiting_kinds)} below the root of {device.name}" if limiting_kinds else ""
     if not foreign_qdiscs:
         return None
     return LimitAssessment("other-enforcer", f"another program set {foreign_qdiscs}", device, root.params)
 
 
 def describe_cilium(device: Device, tc: TcIndex) -> str:
-    """Names Cilium and the device if Cilium set up this device of a pod; empty otherwise.
+    """Name Cilium and the device if Cilium set up this device of a pod; empty otherwise.
 
     Cilium's programs limit packets, or bypass a limit, and rtnetlink does not list them (pkg/datapath/linux/bandwidth).
     """
-    may_be_ciliums = device.name.startswith(_CILIUM_NAME_PREFIXES) or device.kind == "netkit"
-    return f"Cilium on {device.name}" if may_be_ciliums and "cilium_host" in tc.devices_by_name else ""
+    has_cilium_name = device.name.startswith(_CILIUM_NAME_PREFIXES) or device.kind == "netkit"
+    return f"Cilium on {device.name}" if has_cilium_name and "cilium_host" in tc.device_by_name else ""

@@ -1,4 +1,4 @@
-"""Checks the limits of the node's pods, repairs them in ``enforce``, and reports by events, log and metrics.
+"""Checks the limits of the node's pods, repairs them in ``enforce``, and reports by events, log lines and metrics.
 
 Reconciles after changes of pods and of traffic control, and at least every `FULL_CHECK_INTERVAL_S`. Reconciliations are at least
 `MIN_PAUSE_S` apart, which bounds their CPU on nodes with many changes.
@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from agent.bandwidth.annotations import Direction, PodBandwidthSpec, spec_of
+from agent.bandwidth.annotations import Direction, PodBandwidthSpec, read_spec
 from agent.bandwidth.backoff import RepairBackoff, RepairKey
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
-from agent.bandwidth.rules import Policy, plan_limits, with_excess_or_dispute
+from agent.bandwidth.rules import RepairPolicy, plan_limits, with_excess_or_dispute
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Action, BandwidthPlan, LimitEgress, LimitIngress, LimitKey, LimitStatus
+from agent.bandwidth.state import Action, BandwidthPlan, LimitKey, LimitStatus, SetEgressLimit, SetIngressLimit
 from agent.bandwidth.tc_writer import execute
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -37,17 +37,19 @@ from kubekit.wire import PODS, Pod
 log = logs.get("agent.bandwidth")
 
 FULL_CHECK_INTERVAL_S = 300.0
-"""Everything is read at least this often, in case an event was lost."""
+"""Longest time between full reads, in case an event was lost."""
 DEBOUNCE_S = 0.3
 """Changes within this time are handled together."""
 MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
+"""Delay of the next attempt after the kernel refused to be read."""
 DEVICE_COUNTERS_INTERVAL_S = 4.5
 """Interval of reading counters; the second reading shows an excess, within ten seconds."""
 NEW_POD_AGE_S = 120.0
-"""An agent that starts sends no events about older pods, because the agent before it may have sent them."""
+"""Pods older than this get no events when an agent starts, because the previous agent may have sent them."""
 MAX_UNLOCATED_LOGGED = 5
-_ACTION_BY_DIRECTION: dict[Direction, type[Action]] = {"ingress": LimitIngress, "egress": LimitEgress}
+"""Number of pods in a log line about pods whose device is unknown."""
+_ACTION_BY_DIRECTION: dict[Direction, type[Action]] = {"ingress": SetIngressLimit, "egress": SetEgressLimit}
 
 
 class BandwidthManager:
@@ -57,25 +59,25 @@ class BandwidthManager:
         self, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry, pods: Reflector[Pod]
     ) -> None:
         self._config, self._recorder = config, recorder
-        self._cache = ResultCache()
-        self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
+        self._result_cache = ResultCache()
+        self._policy = RepairPolicy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
         self._pods.subscribe(self._on_pod_change)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
         self._last_statuses: dict[LimitKey, LimitStatus] = {}
         self._has_reported = False
-        self._mismatches: dict[str, str] = {}
+        self._mismatch_by_uid: dict[str, str] = {}
         self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
         self._meters = TrafficMeters()
-        self._excesses: Mapping[LimitKey, str] = {}
-        self._disputes: Mapping[RepairKey, str] = {}
+        self._reported_excesses: Mapping[LimitKey, str] = {}
+        self._reported_disputes: Mapping[RepairKey, str] = {}
         self._plan, self._pod_specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
-        return {"bandwidth": self._run(), "bandwidth-traffic": self._compare_traffic()}
+        return {"bandwidth": self._reconcile_forever(), "bandwidth-traffic": self._measure_traffic()}
 
     def on_kernel_change(self) -> None:
         """Reconcile soon, because devices or traffic control changed."""
@@ -83,10 +85,10 @@ class BandwidthManager:
             self._wake.set()
 
     def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
-        if old is None or new is None or spec_of(old) != spec_of(new):
+        if old is None or new is None or read_spec(old) != read_spec(new):
             self._wake.set()
 
-    async def _run(self) -> None:
+    async def _reconcile_forever(self) -> None:
         await self._pods.synced.wait()
         while True:
             self._wake.clear()
@@ -103,24 +105,26 @@ class BandwidthManager:
 
     async def _reconcile(self) -> None:
         """Read, check and repair limits, and read again after repairs before reporting."""
-        pods = tuple(spec_of(pod) for pod in self._pods if not pod.is_finished and not pod.metadata.deletion_timestamp)
+        pods = tuple(
+            read_spec(pod) for pod in self._pods if not pod.is_finished and not pod.metadata.deletion_timestamp
+        )
         plan = await self._plan_limits(pods)
-        due = self._backoff.due_actions(plan.actions, asyncio.get_running_loop().time())
-        if due:
-            for action in due:
+        due_actions = self._backoff.select_due(plan.actions, asyncio.get_running_loop().time())
+        if due_actions:
+            for action in due_actions:
                 await self._repair(action)
             plan = await self._plan_limits(pods)
-        self.publish(plan, pods)
+        self.report_plan(plan, pods)
 
-    def publish(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Export the statuses of a plan for these pods, and report changes."""
+    def report_plan(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
+        """Report the statuses of a plan for these pods from now on."""
         self._plan, self._pod_specs = plan, pods
-        self._report()
+        self._report_statuses()
 
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
-        snapshot = await take_snapshot(self._config.proc, network_of(self._config), pods, self._cache)
+        snapshot = await take_snapshot(self._config.proc, read_cni_network(self._config), pods, self._result_cache)
         return plan_limits(snapshot, self._policy)
 
     async def _repair(self, action: Action) -> None:
@@ -136,8 +140,8 @@ class BandwidthManager:
             log.log_change(topic, "", "limits can be set again", device=action.device_name, what=kind)
         loop.call_later(self._backoff.record_attempt(action, loop.time(), has_succeeded=has_succeeded), self._wake.set)
 
-    async def _compare_traffic(self) -> None:
-        """Compare traffic with limits until cancelled."""
+    async def _measure_traffic(self) -> None:
+        """Compare measured traffic with limits until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S)
@@ -150,51 +154,54 @@ class BandwidthManager:
                 log.log_change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.log_change("counters", "", "counters can be read again")
-            if (self._meters.excesses, self._backoff.disputes(loop.time())) != (self._excesses, self._disputes):
-                self._report()
+            disputes = self._backoff.describe_disputes(loop.time())
+            if (self._meters.excess_by_key, disputes) != (self._reported_excesses, self._reported_disputes):
+                self._report_statuses()
             else:
-                self._metrics.traffic = self._meters.traffic
+                self._metrics.traffic_by_key = self._meters.traffic_by_key
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        """Report verdicts by metrics, events and log lines; events and log lines once per change."""
-        self._excesses = self._meters.excesses
-        self._disputes = self._backoff.disputes(asyncio.get_running_loop().time())
-        pods = self._pod_specs
+    def _report_statuses(self) -> None:
+        """Report the plan's statuses by metrics, and their changes by events and log lines."""
+        self._reported_excesses = self._meters.excess_by_key
+        self._reported_disputes = self._backoff.describe_disputes(asyncio.get_running_loop().time())
         statuses = tuple(
             with_excess_or_dispute(
                 status,
-                self._excesses.get(status.key, ""),
-                self._disputes.get((_ACTION_BY_DIRECTION[status.direction], status.host_device_name), ""),
+                self._reported_excesses.get(status.key, ""),
+                self._reported_disputes.get((_ACTION_BY_DIRECTION[status.direction], status.host_device_name), ""),
             )
             for status in self._plan.statuses
         )
-        self._metrics.statuses, self._metrics.traffic = statuses, self._meters.traffic
-        current = {status.key: status for status in statuses}
-        for key, status in current.items():
-            self._report_status(status, self._last_statuses.get(key))
+        self._metrics.statuses, self._metrics.traffic_by_key = statuses, self._meters.traffic_by_key
+        for status in statuses:
+            self._report_change(status, self._last_statuses.get(status.key))
         # A pod that temporarily cannot be located keeps its reported status.
-        uids = {pod.uid for pod in pods}
+        uids = {pod.uid for pod in self._pod_specs}
         previous = {key: status for key, status in self._last_statuses.items() if status.pod.uid in uids}
-        self._last_statuses = previous | current
-        self._report_mismatches(pods)
+        self._last_statuses = previous | {status.key: status for status in statuses}
+        self._report_mismatches()
         self._has_reported = True
-        unlocated = self._plan.unlocated
-        self._has_unlocated_pods = bool(unlocated)
-        listed = ", ".join(f"{key}: {reason}" for key, reason in sorted(unlocated.items())[:MAX_UNLOCATED_LOGGED])
-        log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(unlocated), pods=listed)
+        self._report_unlocated(self._plan.unlocated_reasons)
 
-    def _report_mismatches(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
+    def _report_unlocated(self, reasons: Mapping[str, str]) -> None:
+        self._has_unlocated_pods = bool(reasons)
+        listed = ", ".join(f"{key}: {reason}" for key, reason in sorted(reasons.items())[:MAX_UNLOCATED_LOGGED])
+        log.log_change("unlocated", listed, "pods without verdict", level="info", count=len(reasons), pods=listed)
+
+    def _report_mismatches(self) -> None:
         """Report pods whose reserved bandwidth and limits differ, once per change."""
-        before, self._mismatches = self._mismatches, {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
-        for pod in pods:
+        before = self._mismatch_by_uid
+        self._mismatch_by_uid = {pod.uid: pod.mismatch for pod in self._pod_specs if pod.mismatch}
+        for pod in self._pod_specs:
             if pod.mismatch and pod.mismatch != before.get(pod.uid):
                 log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
                 is_first = pod.uid not in before
                 self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=is_first)
 
-    def _report_status(self, status: LimitStatus, before: LimitStatus | None) -> None:
+    def _report_change(self, status: LimitStatus, before: LimitStatus | None) -> None:
+        """Log a status whose verdict or rate changed, and send an event if the verdict changed."""
         if before is not None and (before.verdict, before.wanted_bps) == (status.verdict, status.wanted_bps):
             return
         is_normal = status.verdict == "enforced"
@@ -211,13 +218,13 @@ class BandwidthManager:
         )
         if has_news:
             reason = "Bandwidth" + "".join(part.capitalize() for part in status.verdict.split("-"))
-            note, is_first = _event_note(status), before is None
+            note, is_first = _format_event_note(status), before is None
             self._send_event(status.pod, reason, note, "CheckBandwidth", is_first=is_first, is_normal=is_normal)
 
     def _send_event(
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, is_first: bool, is_normal: bool = False
     ) -> None:
-        """Send an event, but at the first report after the agent's start only about new pods."""
+        """Send an event, except about an older pod in the first report after the agent's start."""
         if is_first and not self._has_reported and not _is_new(pod, time.time()):
             return
         send = self._recorder.record_normal if is_normal else self._recorder.record_warning
@@ -225,29 +232,30 @@ class BandwidthManager:
         send(regarding, reason, note, action=action)
 
 
-def network_of(config: AgentConfig) -> Network:
-    """The CNI network of the node's configuration, with the name from ``--cni-network`` if that is set."""
+def read_cni_network(config: AgentConfig) -> Network:
+    """Read the node's CNI network; ``--cni-network`` replaces its name."""
     network = read_network()
     return msgspec.structs.replace(network, name=config.cni_network) if config.cni_network else network
 
 
 async def remove_limits(client: Client, config: AgentConfig) -> int:
-    """Remove all our limits and ifbs from this node; returns the number of removals.
+    """Remove all our limits and ifbs from this node; returns the number of executed actions.
 
     Raises:
         KubekitError: the pods cannot be listed, or the kernel refused.
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    unlimited = tuple(msgspec.structs.replace(spec_of(pod), limits={}) for pod in pods if not pod.is_finished)
-    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, ResultCache())
-    actions = plan_limits(snapshot, Policy(enforce=True)).actions
+    pods_without_limits = tuple(
+        msgspec.structs.replace(read_spec(pod), limits={}) for pod in pods if not pod.is_finished
+    )
+    snapshot = await take_snapshot(config.proc, read_cni_network(config), pods_without_limits, ResultCache())
+    actions = plan_limits(snapshot, RepairPolicy(enforce=True)).actions
     for action in actions:
         await execute(action)
     return len(actions)
 
 
-def _event_note(status: LimitStatus) -> str:
-    """The text of an event about a verdict."""
+def _format_event_note(status: LimitStatus) -> str:
     rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "the annotation"
     detail = f": {status.detail}" if status.detail else ""
     where = f" on {status.device_name}" if status.device_name else ""
@@ -257,6 +265,6 @@ def _event_note(status: LimitStatus) -> str:
 def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
     """Whether a pod is so new that no earlier agent can have reported it."""
     try:
-        return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_POD_AGE_S
+        return now_s - datetime.fromisoformat(pod.created_at).timestamp() < NEW_POD_AGE_S
     except ValueError:
         return True

@@ -1,4 +1,4 @@
-"""Computes pods' traffic from counters, and finds traffic above the limits. Pure.
+"""Computes pods' traffic from counters, and finds traffic above the limits. No I/O; callers pass the time.
 
 A configured limit may have no effect: its burst overflowed, a program redirects around the bucket, or the bucket is on another
 device. So traffic is measured by the counters of the pod's own device.
@@ -18,19 +18,19 @@ from agent.bandwidth.state import CounterSource, LimitKey, LimitStatus
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
-"""Tolerance of rates, for timers and headers."""
+"""Tolerance of rates, for imprecise timers and for headers."""
 SLACK_S = 0.25
 SLACK_BYTES = 131_072
 """Tolerance of bursts: `SLACK_S` at the limit's rate, but at least `SLACK_BYTES`, two segments of 64 KiB."""
 EXCESS_SHOWN_S = 60.0
-"""How long a limit counts as exceeded after the last excess."""
+"""Time for which a limit counts as exceeded after the last excess."""
 MEAN_WINDOW_S = 12.0
 """Rates are means over at least this time."""
 _BUSY_RATIO = 0.9
 """A pod that sends more than this share of its limit is busy."""
 
 
-class DeviceCount(NamedTuple):
+class DeviceCounters(NamedTuple):
     """Counters of a pod's own device."""
 
     received_bytes: int
@@ -38,8 +38,13 @@ class DeviceCount(NamedTuple):
     sent_packets: int
 
 
-class KernelCount(NamedTuple):
-    """Bytes that buckets sent, and bytes that filters redirected, without Ethernet headers; both by index of the device."""
+class TcCounters(NamedTuple):
+    """Counters of traffic control, by index of the device.
+
+    Attributes:
+        bucket_bytes: bytes that the root qdisc sent.
+        redirected_bytes: bytes that filters redirected, without Ethernet headers.
+    """
 
     bucket_bytes: Mapping[int, int]
     redirected_bytes: Mapping[int, int]
@@ -62,19 +67,19 @@ class _Meter(msgspec.Struct):
 
     Attributes:
         wanted_bytes_per_s: the annotation's limit.
-        counted_at_s: time of the latest reading.
-        device: the latest counters of the pod's own device.
-        counter_source: where the counters are.
+        read_at_s: time of the latest reading.
+        device_counters: the latest counters of the pod's own device.
+        counter_source: location of the counters.
         bucket_bytes, redirected_bytes: the latest counters of bucket and filter; None if they were not read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
         passed_bytes: bytes passed since the first reading.
         mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean.
-        exceeded_at_s: time of the latest excess; None if it is no longer shown.
+        exceeded_at_s: time of the latest excess; None if there is none, or it is no longer shown.
     """
 
     wanted_bytes_per_s: float
-    counted_at_s: float
-    device: DeviceCount
+    read_at_s: float
+    device_counters: DeviceCounters
     counter_source: CounterSource
     bucket_bytes: int | None = None
     redirected_bytes: int | None = None
@@ -89,121 +94,121 @@ class TrafficMeters:
     """Measured traffic of the limited pods of a node.
 
     Attributes:
-        traffic: measured traffic, by pod and direction.
-        excesses: descriptions of current excesses, by pod and direction.
+        traffic_by_key: measured traffic.
+        excess_by_key: descriptions of current excesses.
     """
 
     def __init__(self) -> None:
         self._meters: dict[LimitKey, _Meter] = {}
-        self.traffic: dict[LimitKey, MeasuredTraffic] = {}
-        self.excesses: dict[LimitKey, str] = {}
+        self.traffic_by_key: dict[LimitKey, MeasuredTraffic] = {}
+        self.excess_by_key: dict[LimitKey, str] = {}
 
-    def busy_devices(
-        self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float
+    def find_busy_devices(
+        self, statuses: Sequence[LimitStatus], counters_by_pid: Mapping[int, DeviceCounters], now_s: float
     ) -> set[int]:
-        """Host devices of pods that sent so much that counters of bucket and filter are needed, by index."""
-        busy: set[int] = set()
+        """Find the pods that sent so much that counters of bucket and filter are needed; returns indexes of their host devices."""
+        busy_indexes: set[int] = set()
         for status in statuses:
             meter, source = self._meters.get(status.key), status.counter_source
             if meter is None or source is None or source.bucket_device_index is None or status.direction != "egress":
                 continue
-            counters = devices.get(source.pid)
+            counters = counters_by_pid.get(source.pid)
             if counters is not None and _is_busy(meter, counters, now_s):
-                busy.add(source.host_device_index)
-        return busy
+                busy_indexes.add(source.host_device_index)
+        return busy_indexes
 
     def add_readings(
         self,
         statuses: Sequence[LimitStatus],
-        devices: Mapping[int, DeviceCount],
-        kernel_count: KernelCount | None,
+        counters_by_pid: Mapping[int, DeviceCounters],
+        tc_counters: TcCounters | None,
         now_s: float,
-        devices_reread: Mapping[int, DeviceCount] | None = None,
+        reread_by_pid: Mapping[int, DeviceCounters] | None = None,
     ) -> None:
         """Add readings for these limits; other limits are forgotten.
 
-        ``devices`` are counters of the pods' own devices, by process. ``devices_reread`` were read again after ``kernel_count``, so that
-        traffic in between does not count as excess.
+        ``counters_by_pid`` are of the pods' own devices, by a process of the pod. ``reread_by_pid`` are the same counters, read after
+        ``tc_counters``, so that traffic in between does not count as excess.
         """
-        devices_reread = devices_reread or {}
+        reread_by_pid = reread_by_pid or {}
         meters: dict[LimitKey, _Meter] = {}
         traffic_by_key: dict[LimitKey, MeasuredTraffic] = {}
         for status in statuses:
             source, wanted_bps, key = status.counter_source, status.wanted_bps, status.key
-            counters = devices.get(source.pid) if source is not None else None
+            counters = counters_by_pid.get(source.pid) if source is not None else None
             if source is None or counters is None or wanted_bps is None:
                 continue
             meter = self._meters.get(key)
-            traffic = traffic_by_key[key] = self.traffic.get(key, MeasuredTraffic())
+            traffic = traffic_by_key[key] = self.traffic_by_key.get(key, MeasuredTraffic())
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
-                # A repaired limit or another annotation; an earlier excess is still shown.
+                # The limit was repaired, or the annotation changed. An earlier excess is still shown.
                 exceeded_at_s = meter.exceeded_at_s if meter is not None else None
                 new_meter = _Meter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
                 meters[key] = msgspec.structs.replace(new_meter, exceeded_at_s=exceeded_at_s)
                 continue
             meters[key] = meter
-            passed_bytes = _passed_bytes(meter, status, counters, kernel_count, now_s)
+            passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
             if passed_bytes is not None:
                 _update_rate_and_excess(meter, traffic, passed_bytes, status, now_s)
-            meter.counted_at_s, meter.device = now_s, devices_reread.get(source.pid, counters)
-            meter.bucket_bytes, meter.redirected_bytes = _bucket_and_redirected_bytes(kernel_count, source)
+            meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
+            meter.bucket_bytes, meter.redirected_bytes = _bucket_and_redirected_bytes(tc_counters, source)
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > EXCESS_SHOWN_S:
                 traffic.excess, meter.exceeded_at_s = "", None
-        self._meters, self.traffic = meters, traffic_by_key
-        self.excesses = {key: traffic.excess for key, traffic in traffic_by_key.items() if traffic.excess}
+        self._meters, self.traffic_by_key = meters, traffic_by_key
+        self.excess_by_key = {key: traffic.excess for key, traffic in traffic_by_key.items() if traffic.excess}
 
 
-def _is_busy(meter: _Meter, counters: DeviceCount, now_s: float) -> bool:
+def _is_busy(meter: _Meter, counters: DeviceCounters, now_s: float) -> bool:
     """Whether a pod sent so much that it may have exceeded its limit."""
-    allowed_bytes = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
-    return counters.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed_bytes
+    allowed_bytes = meter.wanted_bytes_per_s * (now_s - meter.read_at_s)
+    return counters.sent_bytes - meter.device_counters.sent_bytes > _BUSY_RATIO * allowed_bytes
 
 
-def _passed_bytes(
-    meter: _Meter, status: LimitStatus, counters: DeviceCount, kernel_count: KernelCount | None, now_s: float
+def _count_passed_bytes(
+    meter: _Meter, status: LimitStatus, counters: DeviceCounters, tc_counters: TcCounters | None, now_s: float
 ) -> int | None:
-    """Bytes passed since the previous reading; None if this reading does not suffice."""
+    """Count the bytes passed since the previous reading; None if a counter of this or the previous reading is missing."""
     if status.direction == "ingress":
-        return max(0, counters.received_bytes - meter.device.received_bytes)
-    sent = max(0, counters.sent_bytes - meter.device.sent_bytes)
+        return max(0, counters.received_bytes - meter.device_counters.received_bytes)
+    sent_bytes = max(0, counters.sent_bytes - meter.device_counters.sent_bytes)
     source = status.counter_source
     if source is None or source.bucket_device_index is None or not _is_busy(meter, counters, now_s):
-        return sent
-    through_bucket, redirected = _bucket_and_redirected_bytes(kernel_count, source)
-    if through_bucket is None or redirected is None or meter.bucket_bytes is None or meter.redirected_bytes is None:
+        return sent_bytes
+    bucket_bytes, redirected_bytes = _bucket_and_redirected_bytes(tc_counters, source)
+    if bucket_bytes is None or redirected_bytes is None or meter.bucket_bytes is None or meter.redirected_bytes is None:
         return None
     # Filters do not count the Ethernet header of a packet.
-    sent -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device.sent_packets)
-    not_redirected = sent - max(0, redirected - meter.redirected_bytes)
-    return max(0, through_bucket - meter.bucket_bytes) + max(0, not_redirected)
+    sent_bytes -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device_counters.sent_packets)
+    not_redirected_bytes = sent_bytes - max(0, redirected_bytes - meter.redirected_bytes)
+    return max(0, bucket_bytes - meter.bucket_bytes) + max(0, not_redirected_bytes)
 
 
 def _bucket_and_redirected_bytes(
-    kernel_count: KernelCount | None, source: CounterSource
+    tc_counters: TcCounters | None, source: CounterSource
 ) -> tuple[int | None, int | None]:
-    """Bytes of a limit's bucket and of the filter that redirects to its ifb; None for a counter that was not read."""
-    if kernel_count is None or source.bucket_device_index is None:
+    """The counters of a limit's bucket and of the filter that redirects to its ifb; None for a counter that was not read."""
+    if tc_counters is None or source.bucket_device_index is None:
         return None, None
-    bucket_bytes = kernel_count.bucket_bytes.get(source.bucket_device_index)
-    return bucket_bytes, kernel_count.redirected_bytes.get(source.host_device_index)
+    bucket_bytes = tc_counters.bucket_bytes.get(source.bucket_device_index)
+    return bucket_bytes, tc_counters.redirected_bytes.get(source.host_device_index)
 
 
 def _update_rate_and_excess(
     meter: _Meter, traffic: MeasuredTraffic, passed_bytes: int, status: LimitStatus, now_s: float
 ) -> None:
     """Add the bytes since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
-    seconds, mean_s = now_s - meter.counted_at_s, now_s - meter.mean_start_s
-    if seconds <= 0:
+    elapsed_s, mean_s = now_s - meter.read_at_s, now_s - meter.mean_start_s
+    if elapsed_s <= 0:
         return
-    wanted = meter.wanted_bytes_per_s
+    wanted_bytes_per_s = meter.wanted_bytes_per_s
     meter.passed_bytes += passed_bytes
     if mean_s >= MEAN_WINDOW_S or traffic.bytes_per_s is None:
         traffic.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
     if mean_s >= MEAN_WINDOW_S:
         meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
-    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * wanted * seconds)
+    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * wanted_bytes_per_s * elapsed_s)
     if not status.is_measurable:
         meter.level_bytes = 0.0
-    elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
+    elif meter.level_bytes > max(SLACK_S * wanted_bytes_per_s, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
-        traffic.excess = f"{8 * passed_bytes / seconds:.0f} bit/s went through for {seconds:.0f} s"
+        traffic.excess = f"{8 * passed_bytes / elapsed_s:.0f} bit/s went through for {elapsed_s:.0f} s"

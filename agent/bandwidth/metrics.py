@@ -13,15 +13,21 @@ from agent.bandwidth.meters import MeasuredTraffic
 from agent.bandwidth.state import LimitKey, LimitStatus, Verdict
 
 MAX_LIMITS = 2000
+"""Bounds the number of series of a node."""
 _LABELS = ("namespace", "pod", "direction")
 
 
 class BandwidthMetrics:
-    """A collector over the latest statuses and measured traffic, of `MAX_LIMITS` limits at most."""
+    """A collector over the latest statuses and measured traffic, of at most `MAX_LIMITS` limits.
+
+    Attributes:
+        statuses: the latest statuses; set by the manager.
+        traffic_by_key: the latest measured traffic; set by the manager.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.statuses: Sequence[LimitStatus] = ()
-        self.traffic: Mapping[LimitKey, MeasuredTraffic] = {}
+        self.traffic_by_key: Mapping[LimitKey, MeasuredTraffic] = {}
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -42,7 +48,7 @@ class BandwidthMetrics:
         for status in self.statuses[:MAX_LIMITS]:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)
-            traffic = self.traffic.get(status.key)
+            traffic = self.traffic_by_key.get(status.key)
             for family, value in (
                 (rate, status.rate_bytes_per_s),
                 (queue, status.queue_s),
@@ -53,5 +59,5 @@ class BandwidthMetrics:
         yield from (verdict, rate, queue, used)
 
 
-def _limit_gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=_LABELS)
+def _limit_gauge(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=_LABELS)

@@ -1,8 +1,8 @@
 """Finds each pod's oldest process by its cgroup, whose path contains the pod's uid and the container's id.
 
-The oldest is usually the sandbox's pause process, which lives as long as the pod's network namespace.
-Works for cgroup v1 and v2, for kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind,
-nested kubelets), and inside a cgroup namespace, where paths of other namespaces begin with ``/..``. Needs no container runtime.
+The oldest is usually the sandbox's pause process, which lives as long as the pod's network namespace. Works for cgroup v1 and v2, for
+kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind, nested kubelets), and inside a cgroup
+namespace, where paths of other namespaces begin with ``/..``. Needs no container runtime.
 """
 
 from __future__ import annotations
@@ -10,49 +10,59 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.bandwidth.state import PodSandbox
 
-_UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
-_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
+_POD_UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
+_CONTAINER_ID = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _CRIO_MONITOR = "conmon"
 """CRI-O's monitors run in the pod's slice but in the node's network namespace."""
+_START_TIME_FIELD = 19
+"""Position of starttime, field 22, among the fields after the name."""
 POD_INTERFACE = "eth0"
 """Name of a pod's device in its own network namespace."""
 
 
-def parse_cgroup(text: str) -> tuple[str, str] | None:
-    """Parse ``/proc/<pid>/cgroup``: pod uid, without dashes, and container id ("" if unknown); None outside of pods."""
+class CgroupOwner(NamedTuple):
+    """The pod and container of a cgroup: the uid without dashes, and the container's id ("" if unknown)."""
+
+    plain_uid: str
+    container_id: str
+
+
+def parse_cgroup(text: str) -> CgroupOwner | None:
+    """Parse ``/proc/<pid>/cgroup``; None outside of pods."""
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        match = _UID.search(path)
+        match = _POD_UID.search(path)
         if match is None or _CRIO_MONITOR in path:
             continue
-        container = _CONTAINER.search(path, match.end())
-        return _without_dashes(match[1]), container[1] if container else ""
+        container = _CONTAINER_ID.search(path, match.end())
+        return CgroupOwner(_remove_dashes(match[1]), container[1] if container else "")
     return None
 
 
-def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
-    """The oldest process of each pod and its container, by the uid as given. Reads all of ``/proc``."""
-    wanted = {_without_dashes(uid): uid for uid in uids}
-    oldest: dict[str, tuple[int, PodSandbox]] = {}  # with the start time
+def find_sandboxes(proc: Path, uids: Collection[str]) -> dict[str, PodSandbox]:
+    """Find the oldest process and container of each pod, by the uid as given. Reads all of ``/proc``."""
+    uid_by_plain_uid = {_remove_dashes(uid): uid for uid in uids}
+    oldest_by_uid: dict[str, tuple[int, PodSandbox]] = {}  # with the start time
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()):
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
         except (OSError, UnicodeDecodeError):
             continue  # The process has ended.
-        if owner is None or owner[0] not in wanted:
+        uid = uid_by_plain_uid.get(owner.plain_uid) if owner is not None else None
+        if owner is None or uid is None:
             continue
-        started_ticks = _read_start_ticks(directory)
-        uid = wanted[owner[0]]
-        if started_ticks is not None and (uid not in oldest or started_ticks < oldest[uid][0]):
-            oldest[uid] = (started_ticks, PodSandbox(pid=int(directory.name), container_id=owner[1]))
-    return {uid: sandbox for uid, (_, sandbox) in oldest.items()}
+        start_ticks = _read_start_ticks(directory)
+        if start_ticks is not None and (uid not in oldest_by_uid or start_ticks < oldest_by_uid[uid][0]):
+            oldest_by_uid[uid] = start_ticks, PodSandbox(pid=int(directory.name), container_id=owner.container_id)
+    return {uid: sandbox for uid, (_, sandbox) in oldest_by_uid.items()}
 
 
-def pod_interface_index(proc: Path, pid: int) -> int | None:
-    """Index of eth0 in a process's network namespace; None if unknown.
+def read_pod_interface_index(proc: Path, pid: int) -> int | None:
+    """Read the index of eth0 in a process's network namespace; None if unknown.
 
     ``/proc/<pid>/net/igmp`` lists indexes and names of devices, so the namespace need not be entered.
     """
@@ -75,14 +85,15 @@ def is_in_host_network(proc: Path, pid: int) -> bool:
         return False
 
 
-def _without_dashes(uid: str) -> str:
-    """A uid without dashes and underscores."""
+def _remove_dashes(uid: str) -> str:
+    """Remove dashes and underscores, because systemd's slices have other separators than the API server's uids."""
     return uid.replace("-", "").replace("_", "")
 
 
 def _read_start_ticks(directory: Path) -> int | None:
-    """Start time in clock ticks since boot, field 22 of ``/proc/<pid>/stat`` (proc(5)); names may hold blanks."""
+    """Read the start time in clock ticks since boot from ``/proc/<pid>/stat`` (proc(5)); None if the process has ended."""
     try:
-        return int((directory / "stat").read_text().rpartition(")")[2].split()[19])
+        fields_after_name = (directory / "stat").read_text().rpartition(")")[2].split()  # The name may contain blanks.
+        return int(fields_after_name[_START_TIME_FIELD])
     except (OSError, ValueError, IndexError):
         return None

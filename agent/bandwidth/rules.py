@@ -1,7 +1,7 @@
 """Decides whether each pod's limits are enforced, and how to repair them. Pure.
 
-Limits are set as by the CNI bandwidth plugin (docs/contracts): a token bucket at the root of the host-side veth limits packets to the
-pod; a filter redirects packets from the pod to an ifb with a token bucket of its own.
+Limits are set like those of the CNI bandwidth plugin: a token bucket at the root of the host-side veth limits packets to the pod; a
+filter redirects packets from the pod to an ifb with a token bucket of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec
-from agent.bandwidth.foreign import describe_cilium, find_foreign
+from agent.bandwidth.foreign import describe_cilium, find_foreign_limit
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     INGRESS_QDISC_SUFFIX,
@@ -20,16 +20,16 @@ from agent.bandwidth.state import (
     BandwidthPlan,
     BandwidthSnapshot,
     CounterSource,
+    DeleteIfb,
     Device,
     Filter,
     Hook,
     LimitAssessment,
-    LimitEgress,
-    LimitIngress,
     LimitStatus,
     PodSandbox,
-    RemoveDevice,
     RemoveLimit,
+    SetEgressLimit,
+    SetIngressLimit,
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
@@ -39,18 +39,18 @@ _REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-mi
 _WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which limits to repair: none unless ``enforce``; those with another writer's burst only with ``repair_burst``."""
+class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits to repair: none unless ``enforce``; limits with a wrong burst of another writer only with ``repair_burst``."""
 
     enforce: bool = False
     repair_burst: bool = False
 
 
-def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
+def plan_limits(snapshot: BandwidthSnapshot, policy: RepairPolicy) -> BandwidthPlan:
     """Check every annotated pod, and plan repairs."""
     tc = TcIndex(snapshot)
     statuses: list[LimitStatus] = []
-    unlocated: dict[str, str] = {}
+    unlocated_reasons: dict[str, str] = {}
     actions: list[Action] = []
     repairable = _REPAIRABLE | _WRONG_BURST if policy.repair_burst else _REPAIRABLE
     for pod in snapshot.pods:
@@ -58,20 +58,20 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
         for direction in pod.limits:
             assessment = _assess(pod, direction, sandbox, tc)
             if isinstance(assessment, str):
-                unlocated[pod.key] = assessment
+                unlocated_reasons[pod.key] = assessment
                 continue
-            statuses.append(_status_of(pod, direction, assessment, sandbox, tc))
+            statuses.append(_make_status(pod, direction, assessment, sandbox, tc))
             if policy.enforce and assessment.action is not None and assessment.verdict in repairable:
                 actions.append(assessment.action)
         if policy.enforce:
-            actions += _unneeded_limits(pod, sandbox, tc)
+            actions += _plan_removals(pod, sandbox, tc)
     if policy.enforce:
-        actions += _unused_ifbs(tc, snapshot)
-    return BandwidthPlan(statuses=tuple(statuses), unlocated=unlocated, actions=tuple(actions))
+        actions += _plan_ifb_deletions(tc, snapshot)
+    return BandwidthPlan(statuses=tuple(statuses), unlocated_reasons=unlocated_reasons, actions=tuple(actions))
 
 
 def with_excess_or_dispute(status: LimitStatus, excess: str, dispute: str) -> LimitStatus:
-    """The status with the verdict ``exceeded`` or ``disputed``, if there is a description of an excess or a dispute."""
+    """Replace the verdict by ``exceeded`` or ``disputed``, if there is a description of an excess or of a dispute."""
     if not excess and not dispute:
         return status
     configured = status.verdict + (f", {status.detail}" if status.detail else "")
@@ -80,12 +80,15 @@ def with_excess_or_dispute(status: LimitStatus, excess: str, dispute: str) -> Li
 
 
 def plugin_ifb_name(network: str, container_id: str) -> str:
-    """The CNI bandwidth plugin's name for a pod's ifb: ``bwp`` and a hash, 15 characters. The plugin's DEL deletes the ifb by name."""
+    """The CNI bandwidth plugin's name for a pod's ifb: ``bwp`` and a hash, 15 characters.
+
+    Our ifbs have the same name, because the plugin's DEL deletes the ifb by name.
+    """
     return ("bwp" + hashlib.sha512((network + container_id).encode()).hexdigest())[:15]
 
 
 def ifb_name_of(pod: PodBandwidthSpec, sandbox: PodSandbox, tc: TcIndex) -> str:
-    """Name of the ifb that the plugin created for a pod, or would have created."""
+    """The name of the ifb that the plugin created for a pod, or would have created."""
     network = sandbox.attachment.network if sandbox.attachment is not None else tc.network.name
     return plugin_ifb_name(network, sandbox.container_id or pod.uid)
 
@@ -93,11 +96,11 @@ def ifb_name_of(pod: PodBandwidthSpec, sandbox: PodSandbox, tc: TcIndex) -> str:
 def _assess(
     pod: PodBandwidthSpec, direction: Direction, sandbox: PodSandbox | None, tc: TcIndex
 ) -> LimitAssessment | str:
-    """The verdict and the repair; or the reason why the pod's device cannot be found yet."""
+    """Assess one direction of a pod; returns a reason instead if the pod's device cannot be found yet."""
     limit_spec = pod.limits[direction]
     if limit_spec.rate_bps is None:
         return LimitAssessment("invalid", limit_spec.problem)
-    if pod.host_network:
+    if pod.uses_host_network:
         return LimitAssessment("not-applicable", "the pod uses the node's network")
     if not pod.has_address:
         return "the pod has no address yet"
@@ -109,14 +112,15 @@ def _assess(
 def _assess_located(
     pod: PodBandwidthSpec, direction: Direction, rate_bps: int, sandbox: PodSandbox, tc: TcIndex
 ) -> LimitAssessment:
-    if sandbox.host_network:
+    """Assess one direction of a pod whose sandbox is known."""
+    if sandbox.is_in_host_network:
         detail = "its oldest process is in the node's network (for example a virtual machine's monitor)"
         return LimitAssessment("not-applicable", detail)
     device = tc.pod_device(sandbox)
     if device is None:
         detail = "the pod's eth0 is not an end of a veth pair on this node (macvlan, ipvlan, SR-IOV or similar)"
         return LimitAssessment("not-applicable", detail)
-    foreign = find_foreign(direction, device, sandbox.attachment, tc)
+    foreign = find_foreign_limit(direction, device, sandbox.attachment, tc)
     if foreign is not None:
         return foreign
     if direction == "ingress":
@@ -150,7 +154,7 @@ def _keep_stricter_limit(
         return assessment
     if params.rate_bytes_per_s * 8 >= rate_bps - 8:
         return assessment
-    requested_bps = sandbox.attachment.requested.get(f"{direction}Rate", 0) if sandbox.attachment is not None else 0
+    requested_bps = sandbox.attachment.requested_bandwidth.get(f"{direction}Rate", 0) if sandbox.attachment else 0
     if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= 1:
         return assessment
     detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
@@ -159,9 +163,9 @@ def _keep_stricter_limit(
 
 def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessment:
     params = tc.params_at(device.index)
-    action = LimitIngress(device.index, device.name, tbf.bounded_params(rate_bps, device.mtu))
+    action = SetIngressLimit(device.index, device.name, tbf.choose_params(rate_bps, device.mtu))
     if params is None:
-        root = tc.roots.get(device.index)
+        root = tc.root_by_device.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
         return LimitAssessment("missing", detail, device, None, action)
     verdict, detail = _assess_params(params, rate_bps, device.mtu, is_ours=tc.is_our_root(device.index))
@@ -172,63 +176,64 @@ def _assess_egress(
     pod: PodBandwidthSpec, rate_bps: int, device: Device, sandbox: PodSandbox, tc: TcIndex
 ) -> LimitAssessment:
     redirect, ifb = tc.redirect_filter(device.index), tc.redirect_device(device.index)
-    action = LimitEgress(
-        device.index,
-        device.name,
-        ifb_name_of(pod, sandbox, tc),
-        device.mtu,
-        tbf.bounded_params(rate_bps, device.mtu),
-        ALIAS_PREFIX + pod.uid,
+    action = SetEgressLimit(
+        device_index=device.index,
+        device_name=device.name,
+        ifb_name=ifb_name_of(pod, sandbox, tc),
+        mtu=device.mtu,
+        params=tbf.choose_params(rate_bps, device.mtu),
+        alias=ALIAS_PREFIX + pod.uid,
         add_ingress_qdisc=device.index not in tc.devices_with_ingress_qdisc,
-        stale_filters=tuple(f.priority for f in tc.filters(device.index) if _is_stale(f, tc)),
+        stale_filter_priorities=tuple(f.priority for f in tc.filters_at(device.index) if _is_stale_redirect(f, tc)),
     )
     if redirect is None:
         return _assess_without_redirect(device, action, tc)
     if ifb is None:
-        effect = "is lost" if redirect.loses_packets else "is not limited"
+        is_lost = redirect.drops_if_target_gone
+        effect = "is lost" if is_lost else "is not limited"
         detail = f"what {device.name} receives is redirected to a device that is gone, and {effect}"
-        return LimitAssessment("filter-missing", detail, device, None, action, loses_packets=redirect.loses_packets)
-    limit = tc.params_at(ifb.index)
-    action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filters=())
-    if not ifb.up:
+        return LimitAssessment("filter-missing", detail, device, None, action, loses_packets=is_lost)
+    params = tc.params_at(ifb.index)
+    action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filter_priorities=())
+    if not ifb.is_up:
         detail = f"{ifb.name} is down, and what {device.name} receives is lost there"
-        return LimitAssessment("filter-missing", detail, ifb, limit, action, loses_packets=True)
-    if limit is None:
+        return LimitAssessment("filter-missing", detail, ifb, params, action, loses_packets=True)
+    if params is None:
         return LimitAssessment("missing", f"{ifb.name} has no limit", ifb, None, action)
-    verdict, detail = _assess_params(limit, rate_bps, device.mtu, is_ours=tc.is_our_root(ifb.index))
-    return LimitAssessment(verdict, detail, ifb, limit, action)
+    verdict, detail = _assess_params(params, rate_bps, device.mtu, is_ours=tc.is_our_root(ifb.index))
+    return LimitAssessment(verdict, detail, ifb, params, action)
 
 
-def _is_stale(filter_: Filter, tc: TcIndex) -> bool:
+def _is_stale_redirect(filter_: Filter, tc: TcIndex) -> bool:
     """Whether a filter redirects all packets to a device that is gone."""
-    return filter_.matches_all and filter_.redirects_to is not None and filter_.redirects_to not in tc.devices
+    return filter_.matches_all and filter_.target_index is not None and filter_.target_index not in tc.device_by_index
 
 
-def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -> LimitAssessment:
-    if any(f.polices for f in tc.filters(device.index)):
-        return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
-    ifb = tc.devices_by_name.get(action.ifb_name)
-    limit = tc.params_at(ifb.index) if ifb is not None else None
-    if ifb is None or limit is None:
+def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex) -> LimitAssessment:
+    """Assess the egress of a device without a filter that redirects all packets."""
+    if any(f.has_police_action for f in tc.filters_at(device.index)):
+        return LimitAssessment("other-enforcer", "a filter has_police_action the traffic", device)
+    ifb = tc.device_by_name.get(action.ifb_name)
+    params = tc.params_at(ifb.index) if ifb is not None else None
+    if ifb is None or params is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
     detail = f"{ifb.name} has a limit, but no filter sends it what {device.name} receives"
-    return LimitAssessment("filter-missing", detail, ifb, limit, action)
+    return LimitAssessment("filter-missing", detail, ifb, params, action)
 
 
 def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool) -> tuple[Verdict, str]:
+    """Compare a token bucket's parameters with the annotation's rate: the verdict, and its explanation."""
     if abs(params.rate_bytes_per_s - rate_bps // 8) > 1:
         return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
     blocks_everything = tbf.blocks_everything(params, mtu)
     if is_ours and not blocks_everything:
         return "enforced", ""
-    requested_bytes = tbf.overflowed_burst_bytes(params)
+    requested_bytes = tbf.find_overflowed_burst_bytes(params)
     if requested_bytes is not None:
         duration = f"which lasts {params.burst_s:.1f} s"
         effect = "which is less than a packet: nothing gets through" if blocks_everything else duration
-        return (
-            "burst-overflow",
-            f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}",
-        )
+        detail = f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
+        return "burst-overflow", detail
     if blocks_everything:
         return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
     if tbf.has_excessive_burst_or_queue(params, mtu):
@@ -239,9 +244,10 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, is_ours: bool)
     return "enforced", ""
 
 
-def _status_of(
+def _make_status(
     pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment, sandbox: PodSandbox | None, tc: TcIndex
 ) -> LimitStatus:
+    """Make the status of a direction: the assessment, the effective limit, and the location of its counters."""
     device, params = assessment.device, assessment.params if assessment.verdict != "filter-missing" else None
     status = LimitStatus(
         pod=pod,
@@ -258,27 +264,28 @@ def _status_of(
             burst_bytes=params.burst_bytes,
             queue_s=params.queue_s,
         )
-    if sandbox is None or status.wanted_bps is None or sandbox.host_network:
-        return status  # In the node's network, eth0 would count the node's own traffic.
+    if sandbox is None or status.wanted_bps is None or sandbox.is_in_host_network:
+        return status  # In the node's network, eth0 counts the node's own traffic.
     host_device = tc.pod_device(sandbox)
-    bucket = device.index if device is not None and device.index in tc.roots else None
-    if direction == "egress" and (
-        host_device is None or bucket == host_device.index or tc.redirect_filter(host_device.index) is None
-    ):
-        bucket = None
     host_device_index = host_device.index if host_device is not None else 0
+    bucket_index = device.index if device is not None and device.index in tc.root_by_device else None
+    # The packets of a pod pass the bucket of another device only if a filter redirects them.
+    if direction == "egress" and (bucket_index == host_device_index or tc.redirect_filter(host_device_index) is None):
+        bucket_index = None
     others_may_drop = assessment.loses_packets or assessment.verdict == "other-enforcer"
     return msgspec.structs.replace(
         status,
         host_device_name=host_device.name if host_device is not None else "",
-        counter_source=CounterSource(pid=sandbox.pid, host_device_index=host_device_index, bucket_device_index=bucket),
-        is_measurable=direction == "ingress" or bucket is not None or not others_may_drop,
+        counter_source=CounterSource(
+            pid=sandbox.pid, host_device_index=host_device_index, bucket_device_index=bucket_index
+        ),
+        is_measurable=direction == "ingress" or bucket_index is not None or not others_may_drop,
     )
 
 
-def _unneeded_limits(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIndex) -> list[Action]:
-    """Actions that remove our limits from a pod whose annotation is gone; the CNI plugin's limits stay."""
-    if sandbox is None or pod.host_network or not pod.has_address:
+def _plan_removals(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIndex) -> list[Action]:
+    """Plan the removal of our limits from a pod whose annotation is gone; the CNI plugin's limits stay."""
+    if sandbox is None or pod.uses_host_network or not pod.has_address:
         return []
     device = tc.pod_device(sandbox)
     if device is None:
@@ -288,27 +295,28 @@ def _unneeded_limits(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIn
         removals.append(RemoveLimit(device.index, device.name, "ingress"))
     ifb = tc.redirect_device(device.index)
     if "egress" not in pod.limits and ifb is not None and is_limit_ifb(ifb) and tc.is_our_root(ifb.index):
-        filters = tc.filters(device.index)
-        ours = tuple(f.priority for f in filters if f.redirects_to == ifb.index)
-        has_others = len(filters) > len(ours) or bool(tc.filters(device.index, "egress"))
-        remove_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX) and not has_others
-        removals.append(RemoveLimit(device.index, device.name, "egress", ifb.name, ours, remove_qdisc))
+        filters = tc.filters_at(device.index)
+        our_priorities = tuple(f.priority for f in filters if f.target_index == ifb.index)
+        has_other_filters = len(filters) > len(our_priorities) or bool(tc.filters_at(device.index, "egress"))
+        is_our_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX)
+        remove_qdisc = is_our_qdisc and not has_other_filters
+        removals.append(RemoveLimit(device.index, device.name, "egress", ifb.name, our_priorities, remove_qdisc))
     return removals
 
 
-def _unused_ifbs(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
-    """Actions that delete our ifbs to which nothing is redirected and which no repair would use."""
-    redirect_indexes, pods = tc.redirect_indexes(), {pod.uid: pod for pod in snapshot.pods}
-    removals: list[Action] = []
-    for device in tc.devices.values():
-        if not is_our_ifb(device) or device.index in redirect_indexes:
+def _plan_ifb_deletions(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
+    """Plan the deletion of our ifbs that no filter redirects to and no repair will use."""
+    target_indexes, pod_by_uid = tc.redirect_target_indexes(), {pod.uid: pod for pod in snapshot.pods}
+    deletions: list[Action] = []
+    for device in tc.device_by_index.values():
+        if not is_our_ifb(device) or device.index in target_indexes:
             continue
         uid = device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
-        pod, sandbox = pods.get(uid), snapshot.sandboxes.get(uid)
-        # Without a sandbox it is unknown which ifb the pod needs, so all stay.
-        if pod is not None and (
+        pod, sandbox = pod_by_uid.get(uid), snapshot.sandboxes.get(uid)
+        # Until the sandbox is known, the name of the ifb that the pod needs is unknown, so all its ifbs stay.
+        may_need_ifb = pod is not None and (
             sandbox is None or ("egress" in pod.limits and ifb_name_of(pod, sandbox, tc) == device.name)
-        ):
-            continue
-        removals.append(RemoveDevice(device.name))
-    return removals
+        )
+        if not may_need_ifb:
+            deletions.append(DeleteIfb(device.name))
+    return deletions

@@ -1,4 +1,4 @@
-"""Reads everything that the rules decide from: processes of the pods, devices, traffic control."""
+"""Reads a `BandwidthSnapshot`: the pods' sandboxes, devices and traffic control."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import msgspec
 
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.processes import POD_INTERFACE, find_processes, is_in_host_network, pod_interface_index
+from agent.bandwidth.processes import POD_INTERFACE, find_sandboxes, is_in_host_network, read_pod_interface_index
 from agent.bandwidth.state import BandwidthSnapshot
 from agent.bandwidth.tc_reader import read_tc_state
 
 
 async def take_snapshot(
-    proc: Path, network: Network, pods: Sequence[PodBandwidthSpec], cache: ResultCache
+    proc: Path, network: Network, pods: Sequence[PodBandwidthSpec], result_cache: ResultCache
 ) -> BandwidthSnapshot:
     """Read a snapshot. Pods that end meanwhile have no sandbox, and devices that are deleted meanwhile are missing.
 
     Raises:
         KernelError: netlink did not answer.
     """
-    uids = [pod.uid for pod in pods if not pod.host_network and pod.has_address]
+    uids = [pod.uid for pod in pods if not pod.uses_host_network and pod.has_address]
     # Reading /proc blocks for some milliseconds per thousand processes.
-    processes = await asyncio.to_thread(find_processes, proc, uids)
-    tc_state, namespace_ids = await read_tc_state({uid: process.pid for uid, process in processes.items()})
-    attachments = await asyncio.to_thread(cache.read, POD_INTERFACE)
+    sandboxes = await asyncio.to_thread(find_sandboxes, proc, uids)
+    tc_state, namespace_ids = await read_tc_state({uid: sandbox.pid for uid, sandbox in sandboxes.items()})
+    attachments = await asyncio.to_thread(result_cache.read_attachments, POD_INTERFACE)
     sandboxes = {
         uid: msgspec.structs.replace(
-            process,
-            container_id=attachments[uid].container_id if uid in attachments else process.container_id,
+            sandbox,
+            container_id=attachments[uid].container_id if uid in attachments else sandbox.container_id,
             attachment=attachments.get(uid),
             namespace_id=namespace_ids.get(uid),
-            host_network=is_in_host_network(proc, process.pid),
-            eth0_index=pod_interface_index(proc, process.pid),
+            is_in_host_network=is_in_host_network(proc, sandbox.pid),
+            pod_interface_index=read_pod_interface_index(proc, sandbox.pid),
         )
-        for uid, process in processes.items()
+        for uid, sandbox in sandboxes.items()
     }
     return BandwidthSnapshot(pods=tuple(pods), sandboxes=sandboxes, tc_state=tc_state, network=network)

@@ -1,4 +1,4 @@
-"""Data types: traffic control on pods' devices, the verdicts that follow, and the actions that repair limits."""
+"""Data types of bandwidth limits: the state of traffic control in the kernel, verdicts on limits, and actions that repair limits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ ETHERNET_MTU = 1500
 ROOT = 0xFFFFFFFF
 """TC_H_ROOT, the parent of root qdiscs."""
 INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
-"""Parents of filters on ``clsact``; an ``ingress`` qdisc accepts the first as well (sch_ingress.c)."""
+"""Parents of filters on a ``clsact`` qdisc; an ``ingress`` qdisc accepts INGRESS_HOOK too (sch_ingress.c)."""
 INGRESS_HANDLE = 0xFFFF0000
 """ffff:, the handle of ``ingress`` and ``clsact`` qdiscs."""
 PLUGIN_HANDLE = 0x10000
 """1:, the handle of the CNI bandwidth plugin's root qdiscs."""
 OUR_HANDLE = 0x6E610000
-"""6e61:, the handle of our root qdiscs, by which we recognise them."""
+"""6e61:, the handle of our root qdiscs, by which we recognize them."""
 LAST_PRIORITY = 0xFFF0
-"""Preference of our filter: after those that other programs choose and the kernel assigns (cls_api.c)."""
+"""Preference of our filter, behind all preferences that other programs choose or the kernel assigns (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
 """Interface alias of our ifbs, followed by the pod's uid."""
 INGRESS_QDISC_SUFFIX = "/ingress"
-"""Suffix of the alias if we also created the ``ingress`` qdisc on the pod's device, and may remove it."""
+"""Suffix of the alias if we also created the ``ingress`` qdisc on the pod's device, and therefore may remove it."""
 
 LimitKey = tuple[str, Direction]
 """Pod uid and direction."""
 Hook = Literal["ingress", "egress"]
-"""Which packets a filter on a device sees: those received (ingress) or those to be sent (egress)."""
+"""The packets that a filter on a device sees: received ones (ingress) or sent ones (egress)."""
 Verdict = Literal[
     "enforced",
     "missing",
@@ -51,12 +51,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A network device of the host's namespace.
 
     Attributes:
-        index, name, kind: of the device.
+        index, name: of the device.
+        kind: IFLA_INFO_KIND, such as ``veth`` or ``ifb``; empty for hardware.
         mtu: bytes.
         alias: IFLA_IFALIAS.
-        namespace_id: kernel's id of the network namespace of its other end.
-        peer: index of its other end, in that namespace.
-        up: IFF_UP; packets redirected to a device that is down are lost.
+        namespace_id: the kernel's id of the network namespace of its other end; None if that is the host's or unknown.
+        peer_index: index of its other end, in that namespace; None if unknown.
+        is_up: IFF_UP; packets redirected to a device that is down are lost.
     """
 
     index: int
@@ -65,12 +66,19 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int = ETHERNET_MTU
     alias: str = ""
     namespace_id: int | None = None
-    peer: int | None = None
-    up: bool = True
+    peer_index: int | None = None
+    is_up: bool = True
 
 
 class Qdisc(msgspec.Struct, frozen=True, kw_only=True):
-    """A queueing discipline; ``params`` only of a token bucket."""
+    """A queueing discipline.
+
+    Attributes:
+        device_index: of its device.
+        kind: such as ``tbf`` or ``fq``.
+        handle, parent: its handle, and that of the class or hook that it is attached to.
+        params: of a token bucket; None for other kinds.
+    """
 
     device_index: int
     kind: str
@@ -84,25 +92,25 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device_index: of its device.
-        kind: ``u32``, ``matchall``, ``bpf``, ...
+        kind: ``u32``, ``matchall``, ``bpf`` and others.
         hook: which of the device's packets it sees.
         priority: tc's preference; filters with smaller ones run first.
-        name: of its BPF program, if it has one.
+        program_name: of its BPF program; empty for other kinds.
         matches_all: it matches every packet.
-        redirects_to: index of the device that it redirects to, or None.
-        polices: it has a police action, a limiter without a queue.
-        loses_packets: packets are lost, not passed on, once the device that it redirects to is deleted.
+        target_index: index of the device that it redirects to; None if it does not redirect.
+        has_police_action: it has a police action, a limiter without a queue.
+        drops_if_target_gone: packets are dropped, not passed on, once the device that it redirects to is deleted.
     """
 
     device_index: int
     kind: str
     hook: Hook = "ingress"
     priority: int = 0
-    name: str = ""
+    program_name: str = ""
     matches_all: bool = False
-    redirects_to: int | None = None
-    polices: bool = False
-    loses_packets: bool = False
+    target_index: int | None = None
+    has_police_action: bool = False
+    drops_if_target_gone: bool = False
 
 
 class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,16 +120,16 @@ class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
         pid: of that process, usually the pause container's.
         container_id: of its container, from the cgroup's name; CNI plugins get it as CNI_CONTAINERID.
         namespace_id: the kernel's id of the network namespace; None if no link of the host leads there.
-        host_network: the process is in the node's namespace although the pod does not ask for that, as a virtual machine's monitor.
-        eth0_index: index of the pod's eth0 in the namespace; None if unknown.
-        attachment: of the pod's eth0, from the runtime's cache of CNI results; None if not found there.
+        is_in_host_network: the process is in the node's namespace although the pod does not ask for that (a virtual machine's monitor).
+        pod_interface_index: index of the pod's eth0 in the namespace; None if unknown.
+        attachment: of the pod's eth0, from the runtime's cache of CNI results; None if the cache has none.
     """
 
     pid: int
     container_id: str = ""
     namespace_id: int | None = None
-    host_network: bool = False
-    eth0_index: int | None = None
+    is_in_host_network: bool = False
+    pod_interface_index: int | None = None
     attachment: Attachment | None = None
 
 
@@ -134,10 +142,10 @@ class TcState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `agent.bandwidth.rules` decides from.
+    """The input of `agent.bandwidth.rules`.
 
     Attributes:
-        pods: those of this node that are not finished.
+        pods: pods of this node that are not finished.
         sandboxes: by pod uid; pods whose processes were not found are missing.
         tc_state: devices, qdiscs and filters.
         network: the CNI network; its name is part of device names.
@@ -150,12 +158,12 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the counters of one direction of a pod are.
+    """The location of the counters of one direction of a pod.
 
     Attributes:
         pid: a process in the pod's network namespace.
-        host_device_index: the host's end of the pod's veth pair; 0 without one.
-        bucket_device_index: the device whose root qdisc limits the direction; None without a limit.
+        host_device_index: the host's end of the pod's veth pair; 0 if there is none.
+        bucket_device_index: the device whose root qdisc limits the direction; None if there is no limit.
     """
 
     pid: int
@@ -170,16 +178,16 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
         pod: the pod with its annotations.
         direction: into the pod (ingress), or out of it (egress).
         verdict: see docs/bandwidth.md.
-        device_name: of the device whose qdisc limits the direction, or would.
-        wanted_bps: the annotation's rate in bits per second.
-        rate_bytes_per_s: effective rate; None without a limit, 0 if all packets are lost.
-        burst_bytes: effective burst.
-        queue_s: longest queueing time.
+        device_name: of the device whose qdisc limits the direction, or would limit it; empty if unknown.
+        wanted_bps: the annotation's rate in bits per second; None if the annotation is invalid.
+        rate_bytes_per_s: effective rate; None if there is no limit, 0 if all packets are lost.
+        burst_bytes: effective burst; None if there is no limit.
+        queue_s: longest queueing time; None if there is no limit.
         detail: explanation of the verdict.
-        host_device_name: of the host's end of the pod's veth pair.
-        counter_source: where its packets are counted; None if nowhere.
-        is_measurable: counters can prove that the limit was exceeded. Not for egress if others may drop packets after they
-            were counted.
+        host_device_name: of the host's end of the pod's veth pair; empty if unknown.
+        counter_source: where the direction's packets are counted; None if nowhere.
+        is_measurable: counters can prove that the limit was exceeded. False for egress if other programs may drop packets after
+            they were counted.
     """
 
     pod: PodBandwidthSpec
@@ -201,15 +209,15 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.pod.uid, self.direction
 
 
-class LimitIngress(msgspec.Struct, frozen=True):
-    """Put a token bucket at the root of the pod's host-side device."""
+class SetIngressLimit(msgspec.Struct, frozen=True):
+    """Put a token bucket at the root of the pod's host-side device, with parameters ``params``."""
 
     device_index: int
     device_name: str
     params: TbfParams
 
 
-class LimitEgress(msgspec.Struct, frozen=True):
+class SetEgressLimit(msgspec.Struct, frozen=True):
     """Redirect a pod's outgoing packets through an ifb with a token bucket.
 
     Attributes:
@@ -218,9 +226,9 @@ class LimitEgress(msgspec.Struct, frozen=True):
         mtu: of the ifb.
         params: of the ifb's token bucket.
         alias: of the ifb, if it is created.
-        add_ingress_qdisc: the device has no ``ingress`` qdisc yet.
-        add_filter: the filter is missing.
-        stale_filters: priorities of filters to devices that are gone.
+        add_ingress_qdisc: add an ``ingress`` qdisc to the device first.
+        add_filter: add the filter.
+        stale_filter_priorities: of filters that redirect to devices that are gone, and are removed.
     """
 
     device_index: int
@@ -231,7 +239,7 @@ class LimitEgress(msgspec.Struct, frozen=True):
     alias: str
     add_ingress_qdisc: bool = False
     add_filter: bool = True
-    stale_filters: tuple[int, ...] = ()
+    stale_filter_priorities: tuple[int, ...] = ()
 
 
 class RemoveLimit(msgspec.Struct, frozen=True):
@@ -241,33 +249,36 @@ class RemoveLimit(msgspec.Struct, frozen=True):
         device_index, device_name: of the pod's host-side device.
         direction: of the limit.
         ifb_name: of the ifb, which is deleted too; empty for ingress.
-        filters: priorities of our filters that redirect to the ifb.
-        remove_ingress_qdisc: the device's ``ingress`` qdisc is ours and unused by others.
+        filter_priorities: of our filters that redirect to the ifb.
+        remove_ingress_qdisc: remove the device's ``ingress`` qdisc too, because we added it and nobody else uses it.
     """
 
     device_index: int
     device_name: str
     direction: Direction
     ifb_name: str = ""
-    filters: tuple[int, ...] = ()
+    filter_priorities: tuple[int, ...] = ()
     remove_ingress_qdisc: bool = False
 
 
-class RemoveDevice(msgspec.Struct, frozen=True):
+class DeleteIfb(msgspec.Struct, frozen=True):
     """Delete our ifb of a pod that is gone."""
 
     device_name: str
 
 
-Action = LimitIngress | LimitEgress | RemoveLimit | RemoveDevice
+Action = SetIngressLimit | SetEgressLimit | RemoveLimit | DeleteIfb
 
 
 class LimitAssessment(msgspec.Struct, frozen=True):
-    """A verdict, with the limit that it is about and the repair.
+    """A verdict with its evidence and the repair.
 
     Attributes:
-        device: whose qdisc limits the direction, or would; None if unknown.
-        params: of the token bucket in use; None without one.
+        verdict: on one direction of a pod.
+        detail: explanation of the verdict.
+        device: whose qdisc limits the direction, or would limit it; None if unknown.
+        params: of the token bucket in use; None if there is none.
+        action: the repair; None if nothing can or may be repaired.
         loses_packets: packets of the pod are redirected to a device that is gone or down.
     """
 
@@ -284,10 +295,10 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         statuses: one per annotated direction of each pod that could be located.
-        unlocated: annotated pods whose device is unknown, with the reason.
+        unlocated_reasons: why the device of an annotated pod is unknown, by ``namespace/name``.
         actions: repairs; empty unless enforcing.
     """
 
     statuses: tuple[LimitStatus, ...] = ()
-    unlocated: dict[str, str] = {}
+    unlocated_reasons: dict[str, str] = {}
     actions: tuple[Action, ...] = ()

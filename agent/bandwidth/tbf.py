@@ -1,7 +1,7 @@
-"""Arithmetic of token buckets: the CNI plugin's parameters, their 32-bit overflow, and ours.
+"""Arithmetic of token buckets: the CNI bandwidth plugin's parameters, their 32-bit overflow, and our own parameters.
 
-A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's own sums are in docs/contracts, bandwidth annotations
-and the CNI bandwidth plugin; the kernel's are in net/sched/sch_tbf.c.
+A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's formulas are in docs/contracts, section 9,
+the kernel's in net/sched/sch_tbf.c.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ UINT32_RANGE = 1 << 32
 ETHERNET_BYTES = 14
 """The Ethernet header, which the MTU does not include."""
 PLUGIN_LATENCY_S = 0.025
+"""Queueing time that the plugin adds to the burst for the length of its queue."""
 
 BURST_S = 0.010
 """Duration of our burst at the limit's rate, long enough for late timers of a busy machine."""
@@ -34,6 +35,7 @@ MAX_QUEUE_S = 0.5
 GSO_BYTES = 65536
 """Any queue may hold one segment of this size, so smaller bursts are never too large."""
 _TICK_SLACK = 32
+"""Tolerance for differences of rounding between the plugin, the kernel and this module."""
 
 
 class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +67,8 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
 
 
-def plugin_buffer_ticks(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
-    """Ticks that the CNI plugin computes, on amd64 (conversions wrap) and on arm64 (they saturate).
+def compute_plugin_buffer_ticks(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
+    """Compute the ticks that the CNI plugin sets: on amd64, where conversions wrap, and on arm64, where they saturate.
 
     ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; in Go, conversions out of range depend on the processor.
     """
@@ -76,32 +78,35 @@ def plugin_buffer_ticks(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, i
     return wrapped_ticks, saturated_ticks
 
 
-def overflowed_burst_bytes(params: TbfParams) -> int | None:
-    """The burst that was requested, if its ticks overflowed 32 bits and gave these parameters; None otherwise.
+def find_overflowed_burst_bytes(params: TbfParams) -> int | None:
+    """Find the requested burst whose ticks overflowed 32 bits and gave these parameters; None if none overflowed.
 
     `TbfParams.limit_bytes` contains the burst too, and may have overflowed as well (CRI-O asks for nearly 4 GiB).
     """
-    if params.rate_bytes_per_s <= 0:
+    rate_bytes_per_s = params.rate_bytes_per_s
+    if rate_bytes_per_s <= 0:
         return None
-    rate = params.rate_bytes_per_s
-    limit_less_latency = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
+    limit_less_latency = params.limit_bytes - int(rate_bytes_per_s * PLUGIN_LATENCY_S)
     for burst_bytes in (limit_less_latency, limit_less_latency + UINT32_RANGE):
         if burst_bytes <= 0:
             continue
-        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffer_ticks(rate, burst_bytes)):
-            return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= UINT32_RANGE else None
+        plugin_ticks = compute_plugin_buffer_ticks(rate_bytes_per_s, burst_bytes)
+        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_ticks):
+            return burst_bytes if burst_bytes / rate_bytes_per_s * 1e6 * TICKS_PER_US >= UINT32_RANGE else None
     return None
 
 
-def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
-    """Our parameters for a rate in bits per second and an MTU in bytes, which limit from the first second with a short queue."""
-    rate = rate_bps // 8
+def choose_params(rate_bps: int, mtu: int) -> TbfParams:
+    """Choose our parameters for a rate in bits per second and an MTU in bytes: they limit from the first second, with a short queue."""
+    rate_bytes_per_s = rate_bps // 8
     frame_bytes = mtu + ETHERNET_BYTES
-    burst_bytes = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame_bytes)
-    limit_bytes = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame_bytes)
+    burst_bytes = max(math.ceil(rate_bytes_per_s * BURST_S), MIN_BURST_FRAMES * frame_bytes)
+    limit_bytes = max(math.ceil(rate_bytes_per_s * QUEUE_S), MIN_QUEUE_FRAMES * frame_bytes)
     # At the lowest rates two frames exceed the bucket's 32 bits of ticks (274.9 s).
-    ticks = min(int(burst_bytes * 1e6 / rate * TICKS_PER_US), UINT32_RANGE - 1)
-    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit_bytes, UINT32_RANGE - 1))
+    ticks = min(int(burst_bytes * 1e6 / rate_bytes_per_s * TICKS_PER_US), UINT32_RANGE - 1)
+    return TbfParams(
+        rate_bytes_per_s=rate_bytes_per_s, buffer_ticks=ticks, limit_bytes=min(limit_bytes, UINT32_RANGE - 1)
+    )
 
 
 def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
@@ -113,5 +118,5 @@ def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
 
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:
-    """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
+    """Whether the bucket is smaller than a frame, so that the kernel drops every full-sized packet (sch_tbf.c)."""
     return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < UINT32_RANGE - 1

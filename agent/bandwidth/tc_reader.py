@@ -27,7 +27,7 @@ _TCA_ACT_BY_KIND, _TCA_FLAGS_BY_KIND = {"u32": 7, "matchall": 2}, {"u32": 11, "m
 _SKIP_SW = 2
 """TCA_CLS_FLAGS_SKIP_SW: the filter is offloaded, and software packets never match (linux/pkt_cls.h)."""
 _U32_SEL_BYTES, _U32_KEY_BYTES, _U32_MASK_BYTES = 16, 16, 4
-"""Sizes of struct tc_u32_sel without keys, of struct tc_u32_key, and of the mask at its begin."""
+"""Sizes of struct tc_u32_sel without keys, of struct tc_u32_key, and of the mask at its start."""
 _TCA_ACT_KIND, _TCA_ACT_OPTIONS = 1, 2
 _TCA_MIRRED_PARMS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
@@ -46,8 +46,8 @@ DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 """The kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
 
 
-async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
-    """Read devices, qdiscs and filters; and the network namespace's id of each process. Processes and ids are by pod uid.
+async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
+    """Read devices, qdiscs and filters, and the id of each process's network namespace, by pod uid.
 
     Raises:
         KernelError: netlink did not answer.
@@ -61,8 +61,8 @@ async def read_tc_state(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int
         for index in sorted({q.device_index for q in qdiscs if q.kind == "clsact"}):
             filters += await read_filters(netlink, index, "egress")
         namespace_ids: dict[str, int] = {}
-        for uid, pid in pids.items():
-            namespace_id = await _namespace_id(netlink, pid)
+        for uid, pid in pid_by_uid.items():
+            namespace_id = await _read_namespace_id(netlink, pid)
             if namespace_id is not None:
                 namespace_ids[uid] = namespace_id
     return TcState(devices=tuple(devices), qdiscs=tuple(qdiscs), filters=tuple(filters)), namespace_ids
@@ -79,7 +79,8 @@ async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
         raise
 
 
-async def _namespace_id(netlink: Any, pid: int) -> int | None:
+async def _read_namespace_id(netlink: Any, pid: int) -> int | None:
+    """Read the kernel's id of a process's network namespace; None if no link of the host leads there."""
     try:
         answer = await netlink.get_netnsid(pid=pid)
     except NetlinkError:
@@ -99,8 +100,8 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
         mtu=rtnl.read_number(data, spans, _IFLA_MTU) or ETHERNET_MTU,
         alias=rtnl.read_text(data, spans, _IFLA_IFALIAS),
         namespace_id=rtnl.read_number(data, spans, rtnl.IFLA_LINK_NETNSID),
-        peer=rtnl.read_number(data, spans, rtnl.IFLA_LINK) or None,
-        up=bool(flags & IFF_UP),
+        peer_index=rtnl.read_number(data, spans, rtnl.IFLA_LINK) or None,
+        is_up=bool(flags & IFF_UP),
     )
 
 
@@ -126,38 +127,39 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     if kind == "u32" and _TCA_U32_SEL not in options:
         return None
     matches_all = kind == "matchall" or (kind == "u32" and _matches_every_packet(data, *options[_TCA_U32_SEL]))
-    skips_software = (rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND.get(kind, -1)) or 0) & _SKIP_SW
-    if rtnl.read_number(data, spans, _TCA_CHAIN) or skips_software or _TCA_U32_INDEV in options:
-        matches_all = False  # The filter does not see every packet.
-    target, polices, loses_packets = None, False, False
-    for action in _actions(data, kind, options):
-        polices = polices or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
-        redirect = _redirect(data, action)
-        if redirect is not None and target is None:
-            target, loses_packets = redirect
+    flags = rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND[kind]) if kind in _TCA_FLAGS_BY_KIND else None
+    is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
+    sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
+    target_index, has_police_action, drops_if_target_gone = None, False, False
+    for action in _parse_actions(data, kind, options):
+        has_police_action = has_police_action or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
+        redirect = _parse_redirect(data, action)
+        if redirect is not None and target_index is None:
+            target_index, drops_if_target_gone = redirect
     return Filter(
         device_index=index,
         kind=kind,
         hook=hook,
         priority=info >> PRIORITY_SHIFT,
-        name=rtnl.read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
-        matches_all=matches_all and info & _PROTOCOL_MASK == ALL_PROTOCOLS,
-        redirects_to=target,
-        polices=polices,
-        loses_packets=loses_packets,
+        program_name=rtnl.read_text(data, options, _TCA_BPF_NAME) if kind == "bpf" else "",
+        matches_all=matches_all and sees_every_packet and info & _PROTOCOL_MASK == ALL_PROTOCOLS,
+        target_index=target_index,
+        has_police_action=has_police_action,
+        drops_if_target_gone=drops_if_target_gone,
     )
 
 
-def each_action(data: bytes, begin: int, end: int) -> Iterator[tuple[rtnl.Spans, bool]]:
+def iter_actions(data: bytes, begin: int, end: int) -> Iterator[tuple[rtnl.Spans, bool]]:
     """Yields the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
     spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
     kind, options = rtnl.read_text(data, spans, rtnl.TCA_KIND), rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
-    for action in _actions(data, kind, options):
-        yield action, _redirect(data, action) is not None
+    for action in _parse_actions(data, kind, options):
+        yield action, _parse_redirect(data, action) is not None
 
 
-def _actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:
-    by_order = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND.get(kind, -1))
+def _parse_actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:
+    """Parse the attributes of a filter's actions, in order; empty for kinds whose actions are not read."""
+    by_order = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
     return [rtnl.parse_attributes(data, *span) for span in by_order.values()]
 
 
@@ -167,12 +169,15 @@ def _matches_every_packet(data: bytes, begin: int, end: int) -> bool:
     return not any(any(keys[i : i + _U32_MASK_BYTES]) for i in range(0, len(keys), _U32_KEY_BYTES))
 
 
-def _redirect(data: bytes, action: rtnl.Spans) -> tuple[int, bool] | None:
-    """The device that a mirred action redirects to (0 if it is gone), and whether packets are lost once it is gone."""
+def _parse_redirect(data: bytes, action: rtnl.Spans) -> tuple[int, bool] | None:
+    """Parse a mirred action: the device that it redirects to (0 if gone), and whether packets are lost once the device is gone.
+
+    None for other actions.
+    """
     if rtnl.read_text(data, action, _TCA_ACT_KIND) != "mirred":
         return None
     span = rtnl.parse_nested(data, action, _TCA_ACT_OPTIONS).get(_TCA_MIRRED_PARMS)
     if span is None or span[1] - span[0] < _MIRRED.size:
         return None
-    _, _, verdict, _, _, mirred_action, target = _MIRRED.unpack_from(data, span[0])
-    return (int(target), verdict in _FINAL_VERDICTS) if mirred_action == _EGRESS_REDIRECT else None
+    _, _, verdict, _, _, mirred_action, target_index = _MIRRED.unpack_from(data, span[0])
+    return (int(target_index), verdict in _FINAL_VERDICTS) if mirred_action == _EGRESS_REDIRECT else None

@@ -20,9 +20,9 @@ from agent.bandwidth.state import (
     OUR_HANDLE,
     ROOT,
     Action,
-    LimitEgress,
-    LimitIngress,
     RemoveLimit,
+    SetEgressLimit,
+    SetIngressLimit,
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 from agent.bandwidth.tc_reader import ALL_PROTOCOLS, PRIORITY_SHIFT
@@ -32,22 +32,22 @@ _FLOW_ID = 0x10001
 """1:1, as in the filter of the CNI bandwidth plugin; a redirect ignores it."""
 
 
-class _TbfOptions(sched_tbf.options):  # type: ignore[misc]
-    """pyroute2 0.9 stops at 34 Gbit/s, where a rate no longer fits into 32 bits; the kernel has 64 (linux/pkt_sched.h)."""
+class _Tbf64BitOptions(sched_tbf.options):  # type: ignore[misc]
+    """Options of a tbf with 64-bit rates (linux/pkt_sched.h), which pyroute2 0.9 lacks: its limit is 34 Gbit/s."""
 
     nla_map = (*sched_tbf.options.nla_map, ("TCA_TBF_RATE64", "uint64"), ("TCA_TBF_PRATE64", "uint64"))
 
 
-def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The exact options of a `TbfParams`; pyroute2's helper would round the ticks."""
+def _encode_tbf_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Encode the argument ``params``, a `TbfParams`, exactly; pyroute2's helper rounds the ticks."""
     params: TbfParams = arguments["params"]
-    parameters = {
+    tbf_qopt = {
         "rate": min(params.rate_bytes_per_s, UINT32_RANGE - 1),
         "buffer": params.buffer_ticks,
         "limit": params.limit_bytes,
         "mtu": 0,
     }
-    attributes: list[list[Any]] = [["TCA_TBF_PARMS", parameters], ["TCA_TBF_RTAB", True]]
+    attributes: list[list[Any]] = [["TCA_TBF_PARMS", tbf_qopt], ["TCA_TBF_RTAB", True]]
     if params.rate_bytes_per_s >= UINT32_RANGE:
         attributes.append(["TCA_TBF_RATE64", params.rate_bytes_per_s])
     return {"attrs": attributes}
@@ -55,20 +55,20 @@ def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 # Replaces pyroute2's own helper for tbf in the whole process.
 plugins["tbf"] = SimpleNamespace(
-    options=_TbfOptions, parent=sched_tbf.parent, get_parameters=_tbf_parameters, __name__="netaware tbf"
+    options=_Tbf64BitOptions, parent=sched_tbf.parent, get_parameters=_encode_tbf_options, __name__="netaware tbf"
 )
 
 
 async def execute(action: Action) -> None:
-    """Execute one action, planned from a fresh snapshot. If the action fails, what it created is removed.
+    """Execute one action, which was planned from a fresh snapshot. If a step fails, remove what the earlier steps created.
 
     Raises:
         KernelError: the kernel refused, for example because a device changed since the snapshot.
     """
     async with open_socket(f"{type(action).__name__} on {action.device_name}") as netlink:
-        if isinstance(action, LimitIngress):
+        if isinstance(action, SetIngressLimit):
             await _replace_tbf(netlink, action.device_index, action.params)
-        elif isinstance(action, LimitEgress):
+        elif isinstance(action, SetEgressLimit):
             await _limit_egress(netlink, action)
         elif isinstance(action, RemoveLimit):
             await _remove_limit(netlink, action)
@@ -80,32 +80,32 @@ async def _replace_tbf(netlink: Any, device_index: int, params: TbfParams) -> No
     await netlink.tc("replace", "tbf", index=device_index, handle=OUR_HANDLE, params=params)
 
 
-async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
-    """Create the ifb, its bucket, and the filter that redirects to it; if a step fails, remove what was created."""
-    created_ifb, added_qdisc = not await netlink.link_lookup(ifname=action.ifb_name), False
+async def _limit_egress(netlink: Any, action: SetEgressLimit) -> None:
+    """Create the ifb, its bucket, and the filter that redirects to it."""
+    creates_ifb, has_added_qdisc = not await netlink.link_lookup(ifname=action.ifb_name), False
     try:
         ifb_index = await _ensure_ifb(netlink, action)
         # The bucket comes before the filter, so that no packet passes an unlimited ifb.
         await _replace_tbf(netlink, ifb_index, action.params)
         if action.add_ingress_qdisc:
             await netlink.tc("add", "ingress", index=action.device_index)
-            added_qdisc = True
-        for priority in action.stale_filters:
+            has_added_qdisc = True
+        for priority in action.stale_filter_priorities:
             await _remove_filter(netlink, action.device_index, priority)
         if action.add_filter:
             await _add_filter(netlink, action.device_index, ifb_index)
-        if added_qdisc:
+        if has_added_qdisc:
             await netlink.link("set", index=ifb_index, ifalias=action.alias + INGRESS_QDISC_SUFFIX)
     except (NetlinkError, OSError, asyncio.CancelledError):
         with suppress(NetlinkError):  # The device may be gone.
-            if added_qdisc:
+            if has_added_qdisc:
                 await netlink.tc("del", "ingress", index=action.device_index)
-        if created_ifb:
+        if creates_ifb:
             await _delete_link(netlink, action.ifb_name)
         raise
 
 
-async def _ensure_ifb(netlink: Any, action: LimitEgress) -> int:
+async def _ensure_ifb(netlink: Any, action: SetEgressLimit) -> int:
     """Create the ifb if it is missing, and set it up; return its index."""
     indexes = await netlink.link_lookup(ifname=action.ifb_name)
     if not indexes:
@@ -142,7 +142,7 @@ async def _remove_limit(netlink: Any, action: RemoveLimit) -> None:
     if action.direction == "ingress":
         await netlink.tc("del", index=action.device_index, handle=OUR_HANDLE, parent=ROOT)
         return
-    for priority in action.filters:
+    for priority in action.filter_priorities:
         await _remove_filter(netlink, action.device_index, priority)
     if action.remove_ingress_qdisc:
         await netlink.tc("del", "ingress", index=action.device_index)

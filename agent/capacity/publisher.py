@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, updated_peak_bps
 from agent.capacity.publication import Writes, bandwidth_owner_of, foreign_value, plan_writes
 from agent.config import AgentConfig
+from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
 from agent.netlink import KernelError
 from agent.node import NodeView, OwnNode
 from kubekit import logs
@@ -36,11 +37,6 @@ MIN_PAUSE_S = 1.0
 """Least time between writes."""
 WATCH_LAG_S = 2.0
 """How long to wait for the watch to show our own write, before planning from the old state again."""
-DISPUTED_AFTER = 3
-"""The value is disputed when another writer replaced it this often within `DISPUTE_WINDOW_S`."""
-DISPUTE_WINDOW_S = 600.0
-FIRST_WAIT_S, MAX_WAIT_S = 5.0, 300.0
-"""Back-off between writes of a disputed value."""
 
 
 class CompetingWriter:
@@ -56,24 +52,25 @@ class CompetingWriter:
         self._wait_until_s = 0.0
 
     def update(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
-        """Count a replacement that this state of the node shows; returns why not to write now, empty to write."""
+        """Count a replacement that this state of the node shows; returns the dispute for which not to write now, or empty."""
         if now_s < self._wait_until_s:
-            return self._reason
+            return self._description
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
         is_ours = bandwidth_owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
         if not is_ours or not foreign_value(node, self.written_bps):
             return ""
         self.written_bps = None  # Count each replacement once.
         self._replaced_at_s.append(now_s)
-        repeats = len(self._replaced_at_s) - DISPUTED_AFTER + 1
+        repeats = len(self._replaced_at_s) - DISPUTE_THRESHOLD + 1
         if repeats < 1:
             return ""
         self._wait_until_s = now_s + backoff_delay_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
-        return self._reason
+        return self._description
 
     @property
-    def _reason(self) -> str:
-        return f"another writer replaced the published value {len(self._replaced_at_s)} times within ten minutes"
+    def _description(self) -> str:
+        count, minutes = len(self._replaced_at_s), DISPUTE_WINDOW_S / 60
+        return f"another writer replaced the published value {count} times within {minutes:.0f} minutes"
 
 
 class Publisher:

@@ -1,7 +1,7 @@
 """Computes the capacity of the physical devices below the default route. Pure.
 
 Of two possible speeds the smaller one counts, and an unreliable speed is unknown; otherwise the scheduler would place pods on
-bandwidth that does not exist (docs/contracts, node bandwidth capacity).
+bandwidth that does not exist (docs/contracts, section 10).
 """
 
 from __future__ import annotations

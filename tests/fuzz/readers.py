@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 
 from agent.bandwidth.annotations import read_annotation
-from agent.bandwidth.cni import parse_cached
-from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
+from agent.bandwidth.cni import parse_cached_result
+from agent.bandwidth.counters import parse_bucket_bytes, parse_device_counters, parse_redirected_bytes
 from agent.bandwidth.processes import parse_cgroup
 from agent.bandwidth.tc_reader import parse_device, parse_filter, parse_qdisc
 from agent.capacity.link_reader import parse_default_route, parse_root
@@ -219,8 +219,8 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
     "selector": (selectors.parse_selector, "app=web,tier in (a, b),!legacy", (SelectorError,)),
-    "CNI cache": (in_bytes(parse_cached), CNI, ()),
-    "device counters": (in_bytes(parse_device_count), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
+    "CNI cache": (in_bytes(parse_cached_result), CNI, ()),
+    "device counters": (in_bytes(parse_device_counters), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
     "error of the API server": (status, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
     "listen address": (parse_listen, "[::1]:9850", (ConfigError,)),
@@ -245,8 +245,8 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "device": (netlink(parse_device), DEVICE, NETLINK),
     "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
     "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
-    "counters of a queue": (netlink(parse_bucket), BUCKET, NETLINK),
-    "counters of a filter": (netlink(parse_redirected), FILTER, NETLINK),
+    "counters of a queue": (netlink(parse_bucket_bytes), BUCKET, NETLINK),
+    "counters of a filter": (netlink(parse_redirected_bytes), FILTER, NETLINK),
     "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
     "root queueing disciplines": (netlink(parse_root), BUCKET, NETLINK),
     "connections": (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from agent.bandwidth.tbf import PLUGIN_LATENCY_S, UINT32_RANGE, TbfParams, plugin_buffer_ticks
+from agent.bandwidth.tbf import PLUGIN_LATENCY_S, UINT32_RANGE, TbfParams, compute_plugin_buffer_ticks
 
 
 def plugin_params(rate_bps: int, burst_bytes: int) -> TbfParams:
     """The parameters that the plugin sets on amd64 for a rate in bits per second and a burst in bytes."""
     rate = rate_bps // 8
     limit = (int(rate * PLUGIN_LATENCY_S) + burst_bytes) % UINT32_RANGE
-    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=plugin_buffer_ticks(rate, burst_bytes)[0], limit_bytes=limit)
+    return TbfParams(
+        rate_bytes_per_s=rate, buffer_ticks=compute_plugin_buffer_ticks(rate, burst_bytes)[0], limit_bytes=limit
+    )

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.bandwidth.counters import read_kernel_count
+from agent.bandwidth.counters import read_tc_counters
 from tests.integration.agent.pods_on_node import NodePod
 
 GENERATOR = (sys.executable, str(Path(__file__).with_name("traffic.py")))
@@ -55,7 +55,7 @@ def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[
     index = socket.if_nametoindex(device)
 
     def passed() -> int:
-        return asyncio.run(read_kernel_count(())).bucket_bytes[index]
+        return asyncio.run(read_tc_counters(())).bucket_bytes[index]
 
     before = passed()
     stream = start(pod, direction, "bulk", SECONDS + 0.5)

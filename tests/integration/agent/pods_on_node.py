@@ -21,14 +21,14 @@ from typing import Any
 
 from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.rules import Policy, plan_limits, plugin_ifb_name
+from agent.bandwidth.rules import RepairPolicy, plan_limits, plugin_ifb_name
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
 from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, LimitStatus
 from agent.bandwidth.tc_writer import execute as execute_action
 
 PROC = Path("/proc")
 NETWORK = "test-net"
-ENFORCE = Policy(enforce=True)
+ENFORCE = RepairPolicy(enforce=True)
 
 
 def run(command: str) -> str:
@@ -109,12 +109,12 @@ def execute(action: Action) -> None:
     asyncio.run(execute_action(action))
 
 
-def plan(*limits: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+def plan(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
     """The plan of the rules for this machine now."""
     return plan_limits(take_snapshot(*limits), policy)
 
 
-def enforce(*limits: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+def enforce(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
     """Execute the plan's actions, and plan again."""
     for action in plan(*limits, policy=policy).actions:
         execute(action)

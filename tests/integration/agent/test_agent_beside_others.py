@@ -14,15 +14,15 @@ import msgspec
 import pytest
 from pyroute2 import IPRoute
 
-from agent.bandwidth.rules import Policy, plugin_ifb_name
-from agent.bandwidth.state import INGRESS_HOOK, LimitEgress
+from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
+from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
 from tests.integration.agent.bpf_programs import dropping_udp, loaded
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, of_pod, run
 from tests.support.plugin_bucket import plugin_params
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
-REPAIR = Policy(enforce=True, repair_burst=True)
+REPAIR = RepairPolicy(enforce=True, repair_burst=True)
 
 
 def attached(device: str) -> str:
@@ -98,10 +98,10 @@ def test_a_repair_that_fails_leaves_nothing_behind() -> None:
     with node_pod(44) as pod:
         ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
         before = attached(pod.host_device)
-        bare = LimitEgress(index, pod.host_device, ours, 1500, plugin_params(10_000_000, 536_870_911), "netaware:x")
+        bare = SetEgressLimit(index, pod.host_device, ours, 1500, plugin_params(10_000_000, 536_870_911), "netaware:x")
         repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
         for failing in (
-            msgspec.structs.replace(repair, stale_filters=(7,)),  # no filter has this preference
+            msgspec.structs.replace(repair, stale_filter_priorities=(7,)),  # no filter has this preference
             msgspec.structs.replace(repair, alias="x" * 300),  # longer than the kernel allows
             msgspec.structs.replace(repair, device_index=999_999),
         ):

@@ -19,8 +19,8 @@ from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
-from agent.bandwidth.rules import Policy, plugin_ifb_name
-from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
+from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
+from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetEgressLimit, SetIngressLimit
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.limit_figures import start
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
@@ -57,7 +57,7 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = plugin_ifb_name(NETWORK, pod.container)
     params = plugin_params(RATE, 100_000)
-    execute(LimitEgress(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
+    execute(SetEgressLimit(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
@@ -92,12 +92,12 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         # It answers no ARP any more.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
-        execute(LimitIngress(if_nametoindex(source.host_device), source.host_device, params))
+        execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, params))
         delete_the_plugins_target(deleted, monkeypatch)
 
         limits = [pod.spec(ingress=str(RATE)) for pod in (overflowed, peer, stray, kept)]
         limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
-        found = plan(*limits, policy=Policy())
+        found = plan(*limits, policy=RepairPolicy())
         set_up = {status.pod.name: status.verdict for status in found.statuses}
         assert set_up == {
             overflowed.name: "burst-overflow",
@@ -115,7 +115,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
             flood = stack.enter_context(start(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
         meters = follow(found.statuses, 3)
-        exceeded = {status.pod.name: meters.excesses.get(status.key, "") for status in found.statuses}
+        exceeded = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
 
 
@@ -123,5 +123,5 @@ def test_a_deleted_ifb_behind_our_filter_cuts_the_pod_off_which_is_reported() ->
     with node_pod(57) as pod:
         set_limit(pod, "egress")
         run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")
-        (status,) = plan(pod.spec(egress=str(RATE)), policy=Policy()).statuses
+        (status,) = plan(pod.spec(egress=str(RATE)), policy=RepairPolicy()).statuses
         assert (status.verdict, "is lost" in status.detail) == ("filter-missing", True)

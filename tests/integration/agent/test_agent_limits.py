@@ -14,8 +14,8 @@ import pytest
 from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
-from agent.bandwidth.rules import Policy, plugin_ifb_name
-from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, LimitEgress
+from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
+from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, SetEgressLimit
 from tests.integration.agent.limit_figures import delay_s, serving, shares
 from tests.integration.agent.pods_on_node import (
     NETWORK,
@@ -64,7 +64,7 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
         while mean < 0.90:
             first_second, mean = shares(pod, direction, device_of(pod, direction), rate * 1e6)
             assert max(first_second, mean) <= 1.05
-        queue_s = tbf.bounded_params(rate * 10**6, 1500).queue_s
+        queue_s = tbf.choose_params(rate * 10**6, 1500).queue_s
         assert statuses[direction].queue_s == pytest.approx(queue_s, rel=1e-3)
         while delay_s(pod, direction) > queue_s:
             pass
@@ -76,7 +76,7 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     device = next(d for d in snapshot.tc_state.devices if d.name == pod.host_device)
     params = plugin_params(rate_bps, burst)
     name = plugin_ifb_name(NETWORK, pod.container)
-    execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
+    execute(SetEgressLimit(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
     with IPRoute() as netlink:  # with our exact parameters, see `agent.bandwidth.tc_writer`
         for index in (device.index, socket.if_nametoindex(name)):
             netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
@@ -94,7 +94,7 @@ def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(d
         assert actions_on(found, pod) == []
         assert shares(pod, direction, device_of(pod, direction), 50e6)[0] > 3
         # Repaired on request, the same traffic is limited.
-        enforce(spec, policy=Policy(enforce=True, repair_burst=True))
+        enforce(spec, policy=RepairPolicy(enforce=True, repair_burst=True))
         assert of_pod(plan(spec), pod)[direction].verdict == "enforced"
         assert max(shares(pod, direction, device_of(pod, direction), 50e6)) <= 1.05
 
@@ -123,11 +123,11 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
 def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> None:
     with node_pod(12) as pod:
         spec = pod.spec(ingress="100G", egress="20M")  # more than 32 bits of bytes per second
-        assert actions_on(plan(spec), pod) == ["LimitIngress", "LimitEgress"]
+        assert actions_on(plan(spec), pod) == ["SetIngressLimit", "SetEgressLimit"]
         assert actions_on(enforce(spec), pod) == []
         index = socket.if_nametoindex(pod.host_device)
         params = [q.params for q in take_snapshot(spec).tc_state.qdiscs if q.device_index == index and q.kind == "tbf"]
-        assert params == [tbf.bounded_params(100 * 10**9, 1500)], "exact, with 64 bits"
+        assert params == [tbf.choose_params(100 * 10**9, 1500)], "exact, with 64 bits"
         name = plugin_ifb_name(NETWORK, pod.container)
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
         assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "6e61:", 12_500_000_000)

@@ -22,7 +22,7 @@ import asyncio, json, subprocess, sys
 from pathlib import Path
 from agent.bandwidth import processes
 from agent.bandwidth.tc_writer import execute
-from agent.bandwidth.state import LimitEgress, LimitIngress, RemoveLimit
+from agent.bandwidth.state import SetEgressLimit, SetIngressLimit, RemoveLimit
 from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.tc_reader import read_tc_state
 from netperf.probers.child import start_confined
@@ -31,16 +31,16 @@ async def main(pid, name):
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
     state, numbers = await read_tc_state({"uid": pid})
     device = next(d for d in state.devices if d.name == name)
-    await execute(LimitIngress(device.index, name, params))
-    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_ingress_qdisc=True))
+    await execute(SetIngressLimit(device.index, name, params))
+    await execute(SetEgressLimit(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_ingress_qdisc=True))
     after, _ = await read_tc_state({})
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
         "same namespace": device.namespace_id == numbers["uid"],
-        "own index": processes.pod_interface_index(Path("/proc"), pid) == device.peer,
+        "own index": processes.read_pod_interface_index(Path("/proc"), pid) == device.peer_index,
         "ingress": any(q.device_index == device.index and q.params == params for q in after.qdiscs),
         "egress": any(q.device_index == through.index and q.params == params for q in after.qdiscs),
-        "redirect": any(f.device_index == device.index and f.redirects_to == through.index for f in after.filters),
+        "redirect": any(f.device_index == device.index and f.target_index == through.index for f in after.filters),
     }))
     await execute(RemoveLimit(device.index, name, "ingress"))
     ours = tuple(f.priority for f in after.filters if f.device_index == device.index)

@@ -92,15 +92,15 @@ from agent import __main__ as agent
 assert agent.main(["capacity"]) == 0  # reads links, qdiscs and routes
 print(*sys.modules, file=sys.stderr)
 from agent.bandwidth.tc_writer import execute
-from agent.bandwidth.state import LimitIngress, RemoveDevice
-from agent.bandwidth.tbf import bounded_params
+from agent.bandwidth.state import SetIngressLimit, DeleteIfb
+from agent.bandwidth.tbf import choose_params
 from agent.bandwidth.tc_reader import read_tc_state
 from agent.capacity.sysfs import psutil_speeds
 from agent.netlink import KernelError
 asyncio.run(read_tc_state({"uid": 1}))
-asyncio.run(execute(RemoveDevice("no such device")))
+asyncio.run(execute(DeleteIfb("no such device")))
 try:
-    asyncio.run(execute(LimitIngress(device_index=2**31 - 1, device_name="no such device", params=bounded_params(10**7, 1500))))
+    asyncio.run(execute(SetIngressLimit(device_index=2**31 - 1, device_name="no such device", params=choose_params(10**7, 1500))))
 except KernelError as error:
     assert error.code, error
 assert "lo" in psutil_speeds()

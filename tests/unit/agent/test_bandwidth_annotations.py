@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.bandwidth.annotations import LimitSpec, read_annotation, spec_of
+from agent.bandwidth.annotations import LimitSpec, read_annotation, read_spec
 from kubekit.wire import Container, ObjectMeta, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -56,11 +56,13 @@ def pod(*containers: Container, sidecars: tuple[Container, ...] = (), **annotati
 
 
 def test_a_reservation_that_differs_from_the_limit_is_reported() -> None:
-    mismatch = spec_of(pod(container("1000000"), ingress="10M", egress="10M")).mismatch
+    mismatch = read_spec(pod(container("1000000"), ingress="10M", egress="10M")).mismatch
     assert "scheduled for 1000000 bit/s" in mismatch
     assert all(f"kubernetes.io/{name}-bandwidth is 10000000 bit/s" in mismatch for name in ("ingress", "egress"))
     # Containers and sidecars add up, as in the scheduler; other init containers do not count.
     sidecars = container("1M", restart="Always"), container("100M")
-    assert spec_of(pod(container("10M"), container(), container("5M"), sidecars=sidecars, egress="16M")).mismatch == ""
-    assert spec_of(pod(container("10M"))).mismatch == ""
-    assert spec_of(pod(container(), egress="10M")).mismatch == ""
+    assert (
+        read_spec(pod(container("10M"), container(), container("5M"), sidecars=sidecars, egress="16M")).mismatch == ""
+    )
+    assert read_spec(pod(container("10M"))).mismatch == ""
+    assert read_spec(pod(container(), egress="10M")).mismatch == ""

@@ -42,18 +42,18 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     write(tmp_path, "cbr0-new", entry(containerId="new"), mtime=2000)
     write(tmp_path, "extra-net1", entry(ifName="net1", networkName="extra"), mtime=4000)
     cache = ResultCache(tmp_path)
-    assert cache.read("eth0") == {
+    assert cache.read_attachments("eth0") == {
         UID: Attachment(
             container_id="new",
             network="cbr0",
             plugins=("bridge", "bandwidth"),
-            requested={"ingressRate": 10000000, "ingressBurst": 2147483647},
+            requested_bandwidth={"ingressRate": 10000000, "ingressBurst": 2147483647},
         )
     }
     (tmp_path / "cbr0-new").unlink()
-    assert cache.read("eth0")[UID].container_id == "old"
+    assert cache.read_attachments("eth0")[UID].container_id == "old"
     write(tmp_path, "cbr0-old", entry(containerId="rewritten"), mtime=5000)
-    assert cache.read("eth0")[UID].container_id == "rewritten"
+    assert cache.read_attachments("eth0")[UID].container_id == "rewritten"
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
@@ -61,6 +61,6 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, "other-kind", entry(kind="cniCacheV9"))
     write(tmp_path, "no-uid", entry(cniArgs=None))
     write(tmp_path, "odd-config", entry(config="!", result=None, capabilityArgs=None))
-    found = ResultCache(tmp_path).read("eth0")
+    found = ResultCache(tmp_path).read_attachments("eth0")
     assert found[UID].plugins == ()
-    assert ResultCache(tmp_path / "missing").read("eth0") == {}
+    assert ResultCache(tmp_path / "missing").read_attachments("eth0") == {}

@@ -23,7 +23,7 @@ POD = PodBandwidthSpec(
     name="p",
     uid="u",
     limits={"ingress": LimitSpec(10**7)},
-    created="2025-01-01T00:00:00Z",
+    created_at="2025-01-01T00:00:00Z",
     mismatch="scheduled for less",
 )
 
@@ -42,7 +42,7 @@ class RecordedEvents(EventRecorder):
 
 
 # In the future: it stays new however long the other tests before it take.
-NEW = msgspec.structs.replace(POD, created="2999-01-01T00:00:00Z")
+NEW = msgspec.structs.replace(POD, created_at="2999-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ async def test_a_change_of_verdict_sends_one_event(
         manager = BandwidthManager(AgentConfig(node="n1"), events, CollectorRegistry(), pods)
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
-            manager.publish(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
+            manager.report_plan(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
         assert events.reasons == reasons

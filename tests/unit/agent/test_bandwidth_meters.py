@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.backoff import DISPUTE_WINDOW_S, MAX_WAIT_S, RepairBackoff
-from agent.bandwidth.counters import parse_device_count
-from agent.bandwidth.meters import EXCESS_SHOWN_S, DeviceCount, KernelCount, TrafficMeters
+from agent.bandwidth.backoff import RepairBackoff
+from agent.bandwidth.counters import parse_device_counters
+from agent.bandwidth.meters import EXCESS_SHOWN_S, DeviceCounters, TcCounters, TrafficMeters
 from agent.bandwidth.rules import with_excess_or_dispute
-from agent.bandwidth.state import CounterSource, LimitEgress, LimitIngress, LimitStatus, RemoveDevice
-from agent.bandwidth.tbf import bounded_params
+from agent.bandwidth.state import CounterSource, DeleteIfb, LimitStatus, SetEgressLimit, SetIngressLimit
+from agent.bandwidth.tbf import choose_params
+from agent.disputes import DISPUTE_WINDOW_S, MAX_WAIT_S
 
 POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
@@ -37,12 +38,12 @@ UNLIMITED_EGRESS = msgspec.structs.replace(
 )
 
 
-def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCount]:
-    return {PID: DeviceCount(int(received), int(sent), packets)}
+def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCounters]:
+    return {PID: DeviceCounters(int(received), int(sent), packets)}
 
 
-def kernel(let_through: float = 0, redirected: float = 0) -> KernelCount:
-    return KernelCount({IFB: int(let_through)}, {VETH: int(redirected)})
+def kernel(let_through: float = 0, redirected: float = 0) -> TcCounters:
+    return TcCounters({IFB: int(let_through)}, {VETH: int(redirected)})
 
 
 def test_the_line_of_eth0_is_parsed() -> None:
@@ -51,35 +52,35 @@ def test_the_line_of_eth0_is_parsed() -> None:
     lo:  100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0
   eth0: 5000      50    0    0    0     0          0         0    90000     900    0    0    0     0       0          0
 """
-    assert parse_device_count(table) == DeviceCount(5000, 90000, 900)
-    assert parse_device_count(table.replace(b" eth0:", b"eth01:")) is None
-    assert parse_device_count(table[:230]) is None
+    assert parse_device_counters(table) == DeviceCounters(5000, 90000, 900)
+    assert parse_device_counters(table.replace(b" eth0:", b"eth01:")) is None
+    assert parse_device_counters(table[:230]) is None
 
 
 def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
     meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
         meters.add_readings([INGRESS], device(received=total), None, float(second))
-        assert INGRESS.key not in meters.excesses
+        assert INGRESS.key not in meters.excess_by_key
         total += 4 * PER_S * 1.04
-    assert meters.traffic["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
+    assert meters.traffic_by_key["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
 
 
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
     meters, total, seconds = TrafficMeters(), 0.0, 0
-    while INGRESS.key not in meters.excesses:
+    while INGRESS.key not in meters.excess_by_key:
         meters.add_readings([INGRESS], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
     meters = TrafficMeters()
     meters.add_readings([INGRESS], device(), None, 0.0)
     meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0)
-    assert meters.excesses[INGRESS.key] == "32000000 bit/s went through for 4 s"
+    assert meters.excess_by_key[INGRESS.key] == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
     meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0 + EXCESS_SHOWN_S)
-    assert INGRESS.key in meters.excesses
+    assert INGRESS.key in meters.excess_by_key
     meters.add_readings([INGRESS], device(received=16 * PER_S), None, 5.0 + EXCESS_SHOWN_S)
-    assert INGRESS.key not in meters.excesses
+    assert INGRESS.key not in meters.excess_by_key
 
 
 def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
@@ -89,8 +90,8 @@ def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets)
         meters.add_readings([EGRESS], device(sent=sent, packets=packets), counts, float(second))
-    assert EGRESS.key not in meters.excesses
-    assert meters.traffic["u", "egress"].bytes_per_s == pytest.approx(PER_S)
+    assert EGRESS.key not in meters.excess_by_key
+    assert meters.traffic_by_key["u", "egress"].bytes_per_s == pytest.approx(PER_S)
 
 
 def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
@@ -98,17 +99,17 @@ def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
     meters.add_readings([EGRESS], device(), None, 0.0)
     # Bucket and filter are read for the first time once the pod is busy; only the second reading has a difference.
     for number in (1, 2):
-        assert EGRESS.key not in meters.excesses
+        assert EGRESS.key not in meters.excess_by_key
         counts = kernel(let_through=number * PER_S, redirected=number * PER_S)
         meters.add_readings([EGRESS], device(sent=20 * number * PER_S, packets=100 * number), counts, 4.0 * number)
-    assert "went through" in meters.excesses[EGRESS.key]
+    assert "went through" in meters.excess_by_key[EGRESS.key]
 
 
 def test_counters_of_buckets_are_needed_only_for_busy_pods() -> None:
     meters = TrafficMeters()
     meters.add_readings([EGRESS], device(), kernel(), 0.0)
-    assert meters.busy_devices([EGRESS], device(sent=PER_S), 4.0) == set()
-    assert meters.busy_devices([EGRESS], device(sent=5 * PER_S), 4.0) == {VETH}
+    assert meters.find_busy_devices([EGRESS], device(sent=PER_S), 4.0) == set()
+    assert meters.find_busy_devices([EGRESS], device(sent=5 * PER_S), 4.0) == {VETH}
 
 
 def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> None:
@@ -116,17 +117,17 @@ def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> 
         status, meters = msgspec.structs.replace(UNLIMITED_EGRESS, is_measurable=is_measurable), TrafficMeters()
         meters.add_readings([status], device(), None, 0.0)
         meters.add_readings([status], device(sent=40 * PER_S), None, 4.0)
-        assert (status.key in meters.excesses) == is_measurable
-        assert meters.traffic["u", "egress"].bytes_per_s == 10 * PER_S
+        assert (status.key in meters.excess_by_key) == is_measurable
+        assert meters.traffic_by_key["u", "egress"].bytes_per_s == 10 * PER_S
 
 
 def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forgotten() -> None:
     meters = TrafficMeters()
     meters.add_readings([INGRESS], device(received=100 * PER_S), None, 0.0)
     meters.add_readings([INGRESS], device(), None, 4.0)
-    assert INGRESS.key not in meters.excesses
+    assert INGRESS.key not in meters.excess_by_key
     meters.add_readings([INGRESS], {}, None, 8.0)
-    assert meters.traffic == {}
+    assert meters.traffic_by_key == {}
 
 
 def test_an_excess_overrules_the_verdict_on_the_configuration() -> None:
@@ -137,40 +138,40 @@ def test_an_excess_overrules_the_verdict_on_the_configuration() -> None:
     assert with_excess_or_dispute(INGRESS, "", "") is INGRESS
 
 
-LIMIT = LimitIngress(VETH, "veth1", bounded_params(RATE, 1500))
+LIMIT = SetIngressLimit(VETH, "veth1", choose_params(RATE, 1500))
 
 
 def test_a_limit_that_is_removed_again_and_again_is_disputed_and_repaired_less_often() -> None:
     backoff, repairs = RepairBackoff(), []
     for second in range(0, 3600, 6):
-        for action in backoff.due_actions([LIMIT], float(second)):
+        for action in backoff.select_due([LIMIT], float(second)):
             backoff.record_attempt(action, float(second), has_succeeded=True)
             repairs.append(second)
-        assert bool(backoff.disputes(float(second))) == (len(repairs) >= 3)
+        assert bool(backoff.describe_disputes(float(second))) == (len(repairs) >= 3)
     assert len(repairs) < 20
     assert repairs[-1] - repairs[-2] >= MAX_WAIT_S
     # Left alone for ten minutes, it is forgotten.
-    assert backoff.disputes(repairs[-1] + DISPUTE_WINDOW_S) == {}
-    assert backoff.due_actions([LIMIT], repairs[-1] + DISPUTE_WINDOW_S) == [LIMIT]
+    assert backoff.describe_disputes(repairs[-1] + DISPUTE_WINDOW_S) == {}
+    assert backoff.select_due([LIMIT], repairs[-1] + DISPUTE_WINDOW_S) == [LIMIT]
 
 
 def test_a_limit_is_disputed_whichever_part_of_it_is_removed() -> None:
-    params = bounded_params(RATE, 1500)
-    with_filter = LimitEgress(VETH, "veth1", "bwp1", 1500, params, "netaware:u")
+    params = choose_params(RATE, 1500)
+    with_filter = SetEgressLimit(VETH, "veth1", "bwp1", 1500, params, "netaware:u")
     bucket_only = msgspec.structs.replace(with_filter, add_filter=False)
     backoff = RepairBackoff()
     for number, action in enumerate((with_filter, bucket_only, with_filter)):
-        assert backoff.due_actions([action], 100.0 * number) == [action]
+        assert backoff.select_due([action], 100.0 * number) == [action]
         backoff.record_attempt(action, 100.0 * number, has_succeeded=True)
-    assert (LimitEgress, "veth1") in backoff.disputes(250.0)
+    assert (SetEgressLimit, "veth1") in backoff.describe_disputes(250.0)
 
 
 def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> None:
     backoff = RepairBackoff()
     waits = [backoff.record_attempt(LIMIT, 10.0 * number, has_succeeded=False) for number in range(4)]
     assert waits == [5.0, 10.0, 20.0, 40.0]
-    assert backoff.disputes(40.0) == {}
-    assert backoff.due_actions([LIMIT], 40.0) == []
-    other = msgspec.structs.replace(LIMIT, params=bounded_params(2 * RATE, 1500))
-    orphan = RemoveDevice("bwp1")
-    assert backoff.due_actions([other, orphan], 40.0) == [other, orphan]
+    assert backoff.describe_disputes(40.0) == {}
+    assert backoff.select_due([LIMIT], 40.0) == []
+    other = msgspec.structs.replace(LIMIT, params=choose_params(2 * RATE, 1500))
+    orphan = DeleteIfb("bwp1")
+    assert backoff.select_due([other, orphan], 40.0) == [other, orphan]

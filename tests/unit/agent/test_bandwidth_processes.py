@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.cni import Network, read_network
-from agent.bandwidth.processes import find_processes, is_in_host_network, parse_cgroup, pod_interface_index
+from agent.bandwidth.processes import find_sandboxes, is_in_host_network, parse_cgroup, read_pod_interface_index
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
 PLAIN = UID.replace("-", "")
@@ -56,7 +56,7 @@ def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     make_process(tmp_path, 77, "0::/init.scope", 1)
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
-    found = find_processes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
+    found = find_sandboxes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
     assert {uid: (process.pid, process.container_id) for uid, process in found.items()} == {UID: (40000, pause)}
 
 
@@ -67,8 +67,8 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
         "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"
         "14\teth0      :     1      V3\n"
     )
-    assert pod_interface_index(tmp_path, 5) == 14
-    assert pod_interface_index(tmp_path, 6) is None
+    assert read_pod_interface_index(tmp_path, 5) == 14
+    assert read_pod_interface_index(tmp_path, 6) is None
 
 
 def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:

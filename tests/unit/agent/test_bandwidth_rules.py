@@ -11,7 +11,7 @@ from agent.bandwidth import rules
 from agent.bandwidth import state as tc
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
-from agent.bandwidth.tbf import TbfParams, bounded_params
+from agent.bandwidth.tbf import TbfParams, choose_params
 from agent.bandwidth.tc_index import TcIndex
 from tests.support.plugin_bucket import plugin_params
 
@@ -22,10 +22,10 @@ IFB = rules.plugin_ifb_name(NETWORK, CONTAINER_ID)
 VETH, IFB_INDEX, UPLINK = 20, 30, 2
 RATE = 10_000_000
 CONTAINERD_BURST = 536_870_911
-ENFORCE, REPAIR = rules.Policy(enforce=True), rules.Policy(enforce=True, repair_burst=True)
-POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, eth0_index=3)
+ENFORCE, REPAIR = rules.RepairPolicy(enforce=True), rules.RepairPolicy(enforce=True, repair_burst=True)
+POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7, pod_interface_index=3)
 NODE = tc.Device(index=UPLINK, name="eth0")
-POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer=3)
+POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
 IFB_DEVICE = tc.Device(index=IFB_INDEX, name=IFB, kind="ifb")
 changed = msgspec.structs.replace
 
@@ -40,7 +40,7 @@ def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> tc
 
 
 def our_qdisc(device: int, rate_bps: int = RATE) -> tc.Qdisc:
-    return bucket(device, bounded_params(rate_bps, 1500), tc.OUR_HANDLE)
+    return bucket(device, choose_params(rate_bps, 1500), tc.OUR_HANDLE)
 
 
 def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
@@ -48,8 +48,8 @@ def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
 
 
 INGRESS_QDISC = tc.Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
-REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB_INDEX)
-FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", name="tc_cls_egress", priority=10)
+REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
+FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
     devices: tuple[tc.Device, ...] = (),
     qdiscs: tuple[tc.Qdisc, ...] = (),
     sandbox: tc.PodSandbox | None = POD_SANDBOX,
-    policy: rules.Policy = ENFORCE,
+    policy: rules.RepairPolicy = ENFORCE,
     network: tuple[str, ...] = (),
     **kernel: Any,
 ) -> tc.BandwidthPlan:
@@ -83,8 +83,8 @@ def only_status(found: tc.BandwidthPlan) -> tc.LimitStatus:
     return status
 
 
-def limit(rate_bps: int = RATE) -> tc.LimitIngress:
-    return tc.LimitIngress(VETH, "veth12ab", bounded_params(rate_bps, 1500))
+def limit(rate_bps: int = RATE) -> tc.SetIngressLimit:
+    return tc.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
 def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> tc.Qdisc:
@@ -115,7 +115,7 @@ def test_verdict_and_repair_of_a_root_qdisc(
     repair: tc.Action | None,
     repair_burst: tc.Action | None,
 ) -> None:
-    for policy, action in ((rules.Policy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
+    for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
         found = plan(pod(rate_bps), qdiscs=(qdisc,), policy=policy)
         status = only_status(found)
         assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
@@ -200,7 +200,10 @@ def test_a_stricter_limit_of_another_program_stays() -> None:
     assert "stricter" in only_status(found).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
     requested = Attachment(
-        container_id=CONTAINER_ID, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2}
+        container_id=CONTAINER_ID,
+        network=NETWORK,
+        plugins=("bandwidth",),
+        requested_bandwidth={"ingressRate": RATE // 2},
     )
     assert len(plan(pod(RATE), qdiscs=(strict,), sandbox=changed(POD_SANDBOX, attachment=requested)).actions) == 1
     assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
@@ -211,12 +214,12 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
     (action,) = plan(
         pod(egress=RATE), sandbox=changed(POD_SANDBOX, container_id="b" * 64, attachment=attachment)
     ).actions
-    assert isinstance(action, tc.LimitEgress)
+    assert isinstance(action, tc.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
-    for other in (changed(REDIRECT, redirects_to=None, polices=True), changed(REDIRECT, redirects_to=UPLINK)):
+    for other in (changed(REDIRECT, target_index=None, has_police_action=True), changed(REDIRECT, target_index=UPLINK)):
         found = plan(pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
         assert (only_status(found).verdict, found.actions) == ("other-enforcer", ())
 
@@ -230,7 +233,7 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
     theirs, free = (out, into) if hook == "ingress" else (into, out)
     assert (theirs.verdict, free.verdict) == ("other-enforcer", "missing")
     assert "a bpf filter tc_cls_egress with preference 10" in theirs.detail
-    assert [type(action) for action in found.actions] == [tc.LimitIngress if free is into else tc.LimitEgress]
+    assert [type(action) for action in found.actions] == [tc.SetIngressLimit if free is into else tc.SetEgressLimit]
 
 
 OUR_IFB = changed(IFB_DEVICE, alias=f"netaware:{UID}")
@@ -243,12 +246,12 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 @pytest.mark.parametrize(
     ("changes", "sandbox", "verdict", "detail"),
     [
-        ({"host_network": True}, None, "not-applicable", "the node's network"),
+        ({"uses_host_network": True}, None, "not-applicable", "the node's network"),
         ({}, tc.PodSandbox(pid=1), "not-applicable", "macvlan"),
         # With Multus, a pod may have a veth pair that is not its eth0.
-        ({}, changed(POD_SANDBOX, eth0_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
+        ({}, changed(POD_SANDBOX, pod_interface_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
         # The node's own traffic does not count as the pod's.
-        ({}, tc.PodSandbox(pid=1, host_network=True), "not-applicable", "the node's network"),
+        ({}, tc.PodSandbox(pid=1, is_in_host_network=True), "not-applicable", "the node's network"),
         ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, POD_SANDBOX, "invalid", TOO_SMALL),
         ({"has_address": False}, POD_SANDBOX, "", "the pod has no address yet"),
         ({}, None, "", "none of its processes was found"),
@@ -260,10 +263,10 @@ def test_pods_that_cannot_be_limited_get_a_reason(
     found = plan(pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
     assert found.actions == ()
     if not verdict:
-        assert found == tc.BandwidthPlan(unlocated={"default/p": detail})
+        assert found == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
         return
     assert (only_status(found).verdict, detail in only_status(found).detail) == (verdict, True)
-    assert sandbox is None or not sandbox.host_network or only_status(found).counter_source is None
+    assert sandbox is None or not sandbox.is_in_host_network or only_status(found).counter_source is None
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
@@ -277,21 +280,21 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
     used = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
-    filters = (changed(REDIRECT, redirects_to=32),)
+    filters = (changed(REDIRECT, target_index=32),)
     found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
-    assert found.actions == (tc.RemoveDevice(IFB), tc.RemoveDevice("bwp0000000000bb"))
+    assert found.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
-    assert [type(action) for action in plan(pod(egress=RATE), devices=(OUR_IFB,)).actions] == [tc.LimitEgress]
+    assert [type(action) for action in plan(pod(egress=RATE), devices=(OUR_IFB,)).actions] == [tc.SetEgressLimit]
     # The device of a pod without a known sandbox stays too.
     assert plan(pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
 
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:
-    first, second = (changed(POD_DEVICE, index=40 + i, peer=peer) for i, peer in enumerate((5, 3)))
-    elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer=5)
+    first, second = (changed(POD_DEVICE, index=40 + i, peer_index=peer) for i, peer in enumerate((5, 3)))
+    elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
     devices = (first, second, elsewhere, changed(IFB_DEVICE, namespace_id=9))
     index_of = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
-        assert index_of.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, eth0_index=index)) == device
+        assert index_of.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device

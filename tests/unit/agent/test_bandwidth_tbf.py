@@ -14,10 +14,10 @@ from agent.bandwidth.tbf import (
     UINT32_RANGE,
     TbfParams,
     blocks_everything,
-    bounded_params,
+    choose_params,
+    compute_plugin_buffer_ticks,
+    find_overflowed_burst_bytes,
     has_excessive_burst_or_queue,
-    overflowed_burst_bytes,
-    plugin_buffer_ticks,
 )
 from tests.support.plugin_bucket import plugin_params
 
@@ -42,22 +42,22 @@ def test_the_plugins_burst_overflows_to_the_ticks_seen_in_the_kernel(rate_bps: i
 
 def test_a_saturated_buffer_is_recognized_as_an_overflow() -> None:
     overflowed = plugin_params(10_000_000, CONTAINERD_BURST)
-    _, saturated = plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST)
+    _, saturated = compute_plugin_buffer_ticks(overflowed.rate_bytes_per_s, CONTAINERD_BURST)
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=overflowed.limit_bytes)
     assert saturated == UINT32_RANGE - 1
-    assert overflowed_burst_bytes(params) == CONTAINERD_BURST
+    assert find_overflowed_burst_bytes(params) == CONTAINERD_BURST
 
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_overflowed_burst_is_found_and_no_other(rate_bps: int, burst: int) -> None:
     params = plugin_params(rate_bps, burst)
     overflows = burst / params.rate_bytes_per_s * 15.625e6 >= UINT32_RANGE
-    assert (overflowed_burst_bytes(params) is not None) == overflows
+    assert (find_overflowed_burst_bytes(params) is not None) == overflows
 
 
 @given(st.integers(10**3, 10**12), st.sampled_from([576, 1450, 1500, 8950, 65535]))
 def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_bps: int, mtu: int) -> None:
-    params = bounded_params(rate_bps, mtu)
+    params = choose_params(rate_bps, mtu)
     assert params.rate_bytes_per_s == rate_bps // 8
     assert not blocks_everything(params, mtu)
     assert not has_excessive_burst_or_queue(params, mtu)

@@ -24,7 +24,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
-from agent.bandwidth.state import ROOT, Device, LimitIngress, Qdisc
+from agent.bandwidth.state import ROOT, Device, Qdisc, SetIngressLimit
 from agent.bandwidth.tc_reader import parse_device, parse_qdisc
 from agent.bandwidth.tc_writer import execute
 from agent.capacity.link_reader import parse_default_route, parse_link, parse_root
@@ -45,8 +45,10 @@ def recorded(kind: str) -> list[bytes]:
 
 def test_devices_are_parsed_with_kind_alias_and_the_namespace_of_their_peer() -> None:
     devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in recorded("links"))}
-    assert devices[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer)
-    assert devices[VETH].peer is not None
+    assert devices[VETH] == Device(
+        index=VETH, name="nav0", kind="veth", namespace_id=0, peer_index=devices[VETH].peer_index
+    )
+    assert devices[VETH].peer_index is not None
     assert devices[IFB] == Device(index=IFB, name="bwp0123456789ab", kind="ifb", alias="netaware:u1")
 
 
@@ -206,8 +208,10 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
         return [packed(NLMSG_ERROR, body, flags=NLM_F_ACK_TLVS, sequence=sequence)]
 
     async with stand_in(monkeypatch, refuse):
-        with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
-            await execute(LimitIngress(device_index=7, device_name="x0", params=plugin_params(10_000_000, 536_870_911)))
+        with pytest.raises(KernelError, match="SetIngressLimit on x0: Specified qdisc kind is unknown") as refused:
+            await execute(
+                SetIngressLimit(device_index=7, device_name="x0", params=plugin_params(10_000_000, 536_870_911))
+            )
     assert refused.value.code == errno.EINVAL
 
 
