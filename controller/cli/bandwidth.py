@@ -1,4 +1,4 @@
-"""`bandwidth`: capacity and requests of nodes; requests and limits of pods."""
+"""`bandwidth`: capacity and allocated bandwidth of nodes, or requests and limits of pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, coloured_percent, format_short_rate, make_table
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_coloured_percent, format_short_rate, make_table
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 
@@ -21,8 +21,8 @@ class BandwidthCommand(Command):
         ("bandwidth pod -A", "by pod"),
     )
     description = (
-        "Nodes: capacity, and the sum of requests for network.aware.com/bandwidth. Pods: requests, limits by annotation, and "
-        "with --prometheus whether limits are enforced. Actual traffic is on the Grafana dashboard Bandwidth."
+        "Nodes: capacity, and how much of it pods have requested as network.aware.com/bandwidth. Pods: requests, limits by "
+        "annotation, and with --prometheus whether limits are enforced. Actual traffic is on the Grafana dashboard Bandwidth."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -37,13 +37,13 @@ class BandwidthCommand(Command):
     def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:
         """A table of nodes, or of pods."""
         if options.kind == "node":
-            return _node_table(answer.nodes)
-        return _pod_table(answer.pods) if answer.pods else Text("no pod requests or limits bandwidth", style=FAINT)
+            return _make_node_table(answer.nodes)
+        return _make_pod_table(answer.pods) if answer.pods else Text("no pod requests or limits bandwidth", style=FAINT)
 
 
-def _node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
+def _make_node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
     numbers = ("CAPACITY", "ALLOCATED", "", "PODS")
-    table = make_table("NODE", "ZONE", *numbers, right=numbers)
+    table = make_table("NODE", "ZONE", *numbers, numeric=numbers)
     for node in nodes:
         capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
         table.add_row(
@@ -51,34 +51,36 @@ def _node_table(nodes: Iterable[NodeBandwidthView]) -> RenderableType:
             node.zone or "-",
             format_short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
             format_short_rate(node.allocated_bps) if node.allocated_bps else "0",
-            coloured_percent(node.allocated_bps, capacity),
+            format_coloured_percent(node.allocated_bps, capacity),
             str(node.pods),
         )
     return table
 
 
-def _pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
-    """The table of pods, with problems below it."""
-    table = make_table("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
-    remarks: list[RenderableType] = []
+def _make_pod_table(pods: Sequence[PodBandwidthView]) -> RenderableType:
+    """The table of pods, with their problems below it."""
+    table = make_table("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", numeric=("REQUESTS", "INGRESS", "EGRESS"))
+    problem_lines: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
         problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced_verdicts.items()), pod.problem]
-        text = "; ".join(filter(None, problems))
-        if text:
-            remarks.append(Text.assemble((name, STRONG), (f"  ✗ {text}", BAD)))
+        problem_text = "; ".join(filter(None, problems))
+        sign = Text("✓", style=GOOD) if pod.verdicts else Text("-", style=FAINT)
+        if problem_text:
+            sign = Text("✗", style=BAD)
+            problem_lines.append(Text.assemble((name, STRONG), (f"  ✗ {problem_text}", BAD)))
         table.add_row(
             name,
             pod.node or Text("pending", style="italic"),
             format_short_rate(pod.requested_bps) if pod.requested_bps else "-",
-            _limit(pod.ingress_limit, pod.ingress_limit_bps),
-            _limit(pod.egress_limit, pod.egress_limit_bps),
-            Text("✗", style=BAD) if text else Text("✓" if pod.verdicts else "-", style=GOOD),
+            _format_limit(pod.ingress_limit, pod.ingress_limit_bps),
+            _format_limit(pod.egress_limit, pod.egress_limit_bps),
+            sign,
         )
-    return Group(table, *([Text(), *remarks] if remarks else []))
+    return Group(table, *([Text(), *problem_lines] if problem_lines else []))
 
 
-def _limit(text: str | None, rate_bps: int | None) -> Text:
-    if text is None:
+def _format_limit(annotation: str | None, limit_bps: int | None) -> Text:
+    if annotation is None:
         return Text("-", style=FAINT)
-    return Text(format_short_rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
+    return Text(format_short_rate(limit_bps)) if limit_bps is not None else Text(repr(annotation), style=BAD)

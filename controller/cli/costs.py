@@ -11,21 +11,22 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
-from controller.cli.style import FAINT, STRONG, format_age, format_number, make_table
+from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_number, make_table
 from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network, by_pair
 
-_SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
+_SIGN_BY_BASIS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 """Basis of a cost -> sign behind the cost."""
-_MEANINGS = {
+_MEANING_BY_SIGN = {
     "~": "old measurement",
     "*": "inferred from a path over other zones",
     "x": "unreachable",
     "!": "newest sample not trusted",
     "·": "no value; a missing cost counts as 100",
 }
-CORNER = "from \\ to"
+_CORNER = "from \\ to"
+"""Header of the column of row names."""
 
 
 class CostsView(View, frozen=True):
@@ -42,7 +43,7 @@ class CostsCommand(Command):
     )
     description = (
         "The matrix of costs between zones as the scheduler reads them; with --percentile, of round trips in milliseconds. "
-        f"Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANINGS.items()))}."
+        f"Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANING_BY_SIGN.items()))}."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -58,25 +59,26 @@ class CostsCommand(Command):
 
     def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The matrix, in blocks of columns if it is wider than the terminal."""
-        cells = {ends: _cell(pair, options.percentile) for ends, pair in by_pair(answer.network.pairs).items()}
-        used = "".join(cells.values())
-        legend = "  ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
-        blocks = _blocks(answer.network.zones, cells, width)
-        return Group(_headline(answer, options.percentile), Text(), *blocks, Text(), Text(legend, style=FAINT))
+        pairs = by_pair(answer.network.pairs)
+        cells = {zones: _format_cell(pair, options.percentile) for zones, pair in pairs.items()}
+        all_cells = "".join(cells.values())
+        legend = "  ".join(f"{sign} {meaning}" for sign, meaning in _MEANING_BY_SIGN.items() if sign in all_cells)
+        blocks = _make_blocks(answer.network.zones, cells, width)
+        return Group(_make_headline(answer, options.percentile), Text(), *blocks, Text(), Text(legend, style=FAINT))
 
 
-def _cell(pair: PairView, percentile: str | None) -> str:
-    """The text of a cell: the value, or a dot, and its sign or a space."""
+def _format_cell(pair: PairView, percentile: str | None) -> str:
+    """The value, or a dot if it is unknown, then its sign, or a space without one."""
     # Round trips are always measured: signs of inferred and unreachable costs, which use no sample, do not apply.
     is_measured = percentile is not None or pair.basis not in {"inferred", "unreachable"}
-    sign = "!" if is_measured and pair.quality_flags else _SIGNS.get(pair.basis, " ")
+    sign = "!" if is_measured and pair.quality_flags else _SIGN_BY_BASIS.get(pair.basis, " ")
     if percentile is None:
         return f"{'·' if pair.cost is None else pair.cost}{sign}"
     value_us = pair.percentiles_us[percentile]
     return f"{'·' if value_us is None else format_number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
 
 
-def _headline(answer: CostsView, percentile: str | None) -> Text:
+def _make_headline(answer: CostsView, percentile: str | None) -> Text:
     network = answer.network
     text = Text()
     text.append(network.topology or "no NetworkTopology", style=STRONG)
@@ -91,16 +93,19 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
     return text
 
 
-def _blocks(zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], width: int) -> Iterator[RenderableType]:
-    """The matrix in blocks of columns. Columns have the rows' numbers, because zone names are too wide."""
-    names = [f"{row} {zone.name}" for row, zone in enumerate(zones, 1)]
-    column_width = max(map(len, cells.values()), default=0) + 2
-    name_width = max([len(CORNER), *map(len, names)]) + 2
-    per_block = max(1, (width - name_width) // column_width)
-    for start in range(0, len(zones), per_block):
-        columns = range(start, min(start + per_block, len(zones)))
-        numbers = [f"{column + 1} " for column in columns]
-        table = make_table(CORNER, *numbers, right=numbers)
-        for row, zone in enumerate(zones):
-            table.add_row(names[row], *(cells.get((zone.name, zones[column].name), "") for column in columns))
+def _make_blocks(
+    zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], width: int
+) -> Iterator[RenderableType]:
+    """Tables, each with as many of the matrix's columns as fit into ``width``."""
+    row_names = [f"{number} {zone.name}" for number, zone in enumerate(zones, 1)]
+    # Zone names are too wide for headers. The space stands over the signs of the cells.
+    headers = [f"{number} " for number in range(1, len(zones) + 1)]
+    column_width = max(map(len, (*headers, *cells.values())), default=0) + COLUMN_GAP
+    name_width = max(map(len, (_CORNER, *row_names))) + COLUMN_GAP
+    columns_per_block = max(1, (width - name_width) // column_width)
+    for start in range(0, len(zones), columns_per_block):
+        columns = slice(start, start + columns_per_block)
+        table = make_table(_CORNER, *headers[columns], numeric=headers[columns])
+        for row_name, origin in zip(row_names, zones, strict=True):
+            table.add_row(row_name, *(cells.get((origin.name, zone.name), "") for zone in zones[columns]))
         yield from ((Text(), table) if start else (table,))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis
+from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_age
 from controller.diagnosis.findings import CLUSTER_WIDE, Finding
 from controller.diagnosis.pods import PodDiagnosis
@@ -24,7 +24,7 @@ MAX_AFFECTED_SHOWN = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Findings, and the diagnosis of the chosen pod; ``at`` is unix seconds."""
+    """Findings, and the diagnosis of the chosen pod; ``at`` is when they were read (unix seconds)."""
 
     at: float
     findings: tuple[Finding, ...]
@@ -37,8 +37,8 @@ class DiagnoseCommand(Command):
         ("diagnose pod cart-5d9f -n shop", "why this pod is pending"),
     )
     description = (
-        "Findings with their causes and fixes, worst first. A finding covers its consequences: a controller that is down is "
-        "one finding, and the pods that wait for it are none. With `pod NAME`: why that pod is pending, or where it is. "
+        "Findings with their causes and fixes, worst first. A finding covers its consequences: pods that wait for a controller "
+        "that is down are no findings of their own. With `pod NAME`: why that pod is pending, or where it is. "
         "With --prometheus, limits that are not enforced are added."
     )
 
@@ -56,7 +56,7 @@ class DiagnoseCommand(Command):
         if pod is None:
             return Diagnosis(facts.now, findings)
         findings_of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or pod.metadata.key in f.affects)
-        return Diagnosis(facts.now, findings_of_pod, pod_diagnosis(pod, facts, findings))
+        return Diagnosis(facts.now, findings_of_pod, diagnose_listed_pod(pod, facts, findings))
 
     def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:
         """The pod, then the findings."""
@@ -72,32 +72,33 @@ class DiagnoseCommand(Command):
 
 
 def render_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
-    """The diagnosis of a pod as text."""
-    head = Text(pod.summary, style=STRONG)
+    """A pod's diagnosis as lines: summary, fixes. ``at`` is now, in unix seconds."""
+    headline = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
-        head.append(f"  for {format_age(at - pod.since)}", style=FAINT)
+        headline.append(f"  for {format_age(at - pod.since)}", style=FAINT)
     if pod.until is not None and pod.until > at:
-        head.append(f", at most {format_age(pod.until - at)} more", style=FAINT)
-    return [head, *(_indented(f"fix: {fix}") for fix in pod.fix)]
+        headline.append(f", at most {format_age(pod.until - at)} more", style=FAINT)
+    return [headline, *(_indent(f"fix: {fix}") for fix in pod.fix)]
 
 
 def render_findings(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
-    """Findings as text: summary, cause, affected objects, fix."""
+    """Findings as lines: summary, causes, affected objects, fixes. ``at`` is now, in unix seconds."""
     parts: list[RenderableType] = []
     for finding in findings:
         sign = "·" if finding.severity == "info" else "✗"
-        head = Text.assemble((f"{sign} {finding.summary}", BAD if finding.severity == "critical" else STRONG))
+        style = BAD if finding.severity == "critical" else STRONG
+        headline = Text.assemble((f"{sign} {finding.summary}", style))
         if finding.since is not None:
-            head.append(f"  for {format_age(at - finding.since)}", style=FAINT)
+            headline.append(f"  for {format_age(at - finding.since)}", style=FAINT)
         if finding.alert:
-            head.append(f"  {finding.alert}", style=FAINT)
-        parts.append(head)
-        parts += [_indented(f"cause: {cause}", FAINT) for cause in finding.cause]
+            headline.append(f"  {finding.alert}", style=FAINT)
+        parts.append(headline)
+        parts += [_indent(f"cause: {cause}", FAINT) for cause in finding.cause]
         if finding.affects:
-            parts.append(_indented(f"affects: {join_first(finding.affects, MAX_AFFECTED_SHOWN)}", FAINT))
-        parts += [_indented(f"fix: {fix}") for fix in finding.fix]
+            parts.append(_indent(f"affects: {join_first(finding.affects, MAX_AFFECTED_SHOWN)}", FAINT))
+        parts += [_indent(f"fix: {fix}") for fix in finding.fix]
     return parts
 
 
-def _indented(text: str, style: str = "") -> RenderableType:
+def _indent(text: str, style: str = "") -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, 2))

@@ -12,7 +12,7 @@ from controller.cli.command import Command
 from controller.cli.diagnose import render_pod
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis
+from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
@@ -54,7 +54,7 @@ class ExplainCommand(Command):
         state.on_pod_change(key, listed_pod, None)
         inputs.node_cache.drop(lambda info: info.key == key)
         explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
-        return ExplainView(explanation, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
+        return ExplainView(explanation, diagnose_listed_pod(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
         """What decided, then the tables of peers and of candidates."""
@@ -83,7 +83,7 @@ def _headline(explanation: Explanation) -> Text:
 
 
 def _peer_table(explanation: Explanation) -> RenderableType:
-    table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
+    table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", numeric=("MAX COST",))
     for peer in explanation.peers:
         zones = format_counts(peer.places) or Text("nowhere yet", style=FAINT)
         direction = "needs it" if peer.direction == "depended-on-by" else "needed"
@@ -97,7 +97,7 @@ def _candidate_table(explanation: Explanation) -> RenderableType:
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden_peers = len(explanation.peers) - len(peers)
     columns = (*names, f"+{hidden_peers}") if hidden_peers else names
-    table = make_table("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
+    table = make_table("", "ZONE", "NODES", *columns, "COST", "SCORE", numeric=(*columns, "COST", "SCORE"))
     others = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
     for candidate in (*explanation.candidates[:MAX_CANDIDATES], *others):
         cells = [_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, format_counts, format_milliseconds, make_table
+from controller.cli.style import (
+    BAD,
+    DEPENDENCY_SIGNS,
+    FAINT,
+    GOOD,
+    STRONG,
+    format_counts,
+    format_milliseconds,
+    make_table,
+)
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
@@ -76,7 +85,7 @@ def _headline(group: GroupView) -> Text:
 def _table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
-    table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
+    table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numbers)
     edges_of: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
         edges_of[edge.dependent].append(edge)
@@ -92,7 +101,7 @@ def _table(group: GroupView) -> RenderableType:
 
 
 def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
-    sign, style = SIGNS[edge.state]
+    sign, style = DEPENDENCY_SIGNS[edge.state]
     cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.state == "violated" else "")
     return (
         cost,

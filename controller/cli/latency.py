@@ -15,16 +15,16 @@ from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, m
 from controller.diagnosis.model import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
-UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
-"""Bases of a cost without a recent measurement of its own."""
+_UNMEASURED_BASES: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
+"""Bases of costs that no recent measurement of the pair supports."""
 
 
 class LatencyView(View, frozen=True):
-    """Both directions of a pair, and ``at``, when they were read (unix seconds)."""
+    """Both directions of a pair of zones, and ``at``, when they were read (unix seconds)."""
 
     at: float
-    there: PairView
-    back: PairView
+    forward: PairView
+    reverse: PairView
 
 
 class LatencyCommand(Command):
@@ -45,27 +45,27 @@ class LatencyCommand(Command):
         pairs, origin, destination = by_pair(network.pairs), options.origin, options.destination
         if (origin, destination) not in pairs:
             zones = ", ".join(zone.name for zone in network.zones)
-            msg = f"there are no two zones {origin!r} and {destination!r}; zones: {zones or 'none'}"
+            msg = f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones or 'none'}"
             raise NotFoundError(msg)
-        return LatencyView(at=snapshot.now_s, there=pairs[origin, destination], back=pairs[destination, origin])
+        return LatencyView(at=snapshot.now_s, forward=pairs[origin, destination], reverse=pairs[destination, origin])
 
     def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each direction."""
         numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
-        table = make_table("", *numbers, "BASIS", "PROBER", right=numbers)
-        for name, pair in (("there", answer.there), ("back", answer.back)):
+        table = make_table("", *numbers, "BASIS", "PROBER", numeric=numbers)
+        for direction, pair in (("forward", answer.forward), ("reverse", answer.reverse)):
             table.add_row(
-                name,
+                direction,
                 "-" if pair.cost is None else str(pair.cost),
                 *map(format_milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
                 "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}",
                 format_age(None if pair.measured_at is None else answer.at - pair.measured_at),
-                Text(pair.basis, style=BAD if pair.basis in UNMEASURED else ""),
+                Text(pair.basis, style=BAD if pair.basis in _UNMEASURED_BASES else ""),
                 pair.prober or "-",
             )
-        head = Text(f"{answer.there.origin} to {answer.there.destination}", style=STRONG)
-        parts: list[RenderableType] = [head, Text(), table]
-        flags = dict.fromkeys((*answer.there.quality_flags, *answer.back.quality_flags))
+        headline = Text(f"{answer.forward.origin} to {answer.forward.destination}", style=STRONG)
+        parts: list[RenderableType] = [headline, Text(), table]
+        flags = dict.fromkeys((*answer.forward.quality_flags, *answer.reverse.quality_flags))
         if flags:
             parts.append(Text(f"newest sample not trusted: {', '.join(flags)}", style=BAD))
         return Group(*parts)

@@ -82,7 +82,7 @@ class MoneyCommand(Command):
 
 def _dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
     table = make_table(
-        "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", right=["RATE", "ACROSS ZONES", "PER MONTH"]
+        "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", numeric=["RATE", "ACROSS ZONES", "PER MONTH"]
     )
     for item in dependencies[:_MAX_ROWS]:
         mark = "" if item.has_all_zones else "~"
@@ -95,7 +95,7 @@ def _dependency_table(dependencies: Sequence[DependencyPrice], currency: str) ->
 
 
 def _zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) -> RenderableType:
-    table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", right=["RATE", "PER MONTH"])
+    table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", numeric=["RATE", "PER MONTH"])
     for pair in zone_pairs[:_MAX_ROWS]:
         rate = format_rate(pair.bytes_per_s * 8)
         table.add_row(pair.client_zone, pair.server_zone, rate, format_money(pair.monthly_price, currency))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
-from controller.cli.shared import state_of
+from controller.cli.shared import build_state
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo
@@ -31,7 +31,7 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
         node_cache.on_node_change(node.metadata.name, None, node)
     for pod in pods:
         node_cache.on_pod_change(pod.key, None, pod)
-    return PlanInputs(state_of(snapshot), node_cache, volumes, snapshot.prices)
+    return PlanInputs(build_state(snapshot), node_cache, volumes, snapshot.prices)
 
 
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:

@@ -107,7 +107,7 @@ class ProposeCommand(Command):
         if not answer.proposals:
             parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
         if answer.drift:
-            table = make_table("DRIFT", "FROM", "TO", "RATE", "WHAT", right=["RATE"])
+            table = make_table("DRIFT", "FROM", "TO", "RATE", "WHAT", numeric=["RATE"])
             for drift in answer.drift:
                 rate = format_rate(drift.bytes_per_s * 8)
                 table.add_row(Text(drift.kind, style=BAD), drift.client, drift.server, rate, drift.detail)
@@ -158,7 +158,7 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
 def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
-    table = make_table("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
+    table = make_table("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", numeric=["RATE", "MINBANDWIDTH", "MAXCOST"])
     for dependency in proposal.dependencies:
         limits = (format_rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
         if dependency.is_user_defined:

@@ -1,4 +1,4 @@
-"""Helpers of several commands: a pod's diagnosis, the scheduler's state, and the note on unused costs."""
+"""What several commands need: a pod's diagnosis, the scheduler's state, and the note on unused costs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def note_unused_costs(session: Session, network: NetworkView) -> None:
         session.notes.append(f"costs: the scheduler does not use {name}")
 
 
-def pod_diagnosis(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
-    """The diagnosis of a pod that is one of ``facts``. Pure."""
-    pod_fact = next(fact for fact in facts.pods if fact.metadata.key == pod.metadata.key)
-    return diagnose_pod(pod_fact, facts, has_leader=has_leader(findings))
+def diagnose_listed_pod(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
+    """Diagnose the pod of ``facts`` that has this pod's name. Pure."""
+    listed_pod = next(other for other in facts.pods if other.metadata.key == pod.metadata.key)
+    return diagnose_pod(listed_pod, facts, has_leader=has_leader(findings))
 
 
-def state_of(snapshot: ClusterSnapshot) -> State:
+def build_state(snapshot: ClusterSnapshot) -> State:
     """The scheduler's state for a snapshot that was read with ``groups``."""
     state = State(snapshot.scheduler, snapshot.netaware_namespace)
     handlers: tuple[tuple[Callable[..., object], Iterable[Object]], ...] = (
@@ -40,6 +40,6 @@ def state_of(snapshot: ClusterSnapshot) -> State:
         (state.on_pod_change, snapshot.pods),
     )
     for on_change, objects in handlers:
-        for each in objects:
-            on_change(each.metadata.key, None, each)
+        for added in objects:
+            on_change(added.metadata.key, None, added)
     return state

@@ -250,7 +250,7 @@ def _zones_text(zones: Sequence[str]) -> str:
 
 
 def _placement_table(answer: Simulation) -> RenderableType:
-    table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", right=("PODS",))
+    table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", numeric=("PODS",))
     for workload, zones in answer.default.zones.items():
         table.add_row(workload, str(len(zones)), _zones_text(zones), _zones_text(answer.network_aware.zones[workload]))
     return table
@@ -259,7 +259,7 @@ def _placement_table(answer: Simulation) -> RenderableType:
 def _sum_table(answer: Simulation) -> RenderableType:
     """Sums of both placements; for the default scheduler of the median run, and the range of all runs' costs."""
     numbers = ("COST", "TIME PER CALL", "VIOLATED PAIRS", "UNPLACED")
-    table = make_table("", *numbers, "", right=numbers)
+    table = make_table("", *numbers, "", numeric=numbers)
     costs = answer.default_costs
     cost_range = f"{costs[0]} to {costs[-1]} over {len(costs)} runs"
     rows = (("default scheduler", answer.default, cost_range), ("network-aware", answer.network_aware, ""))

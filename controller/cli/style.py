@@ -1,7 +1,7 @@
-"""Colours, tables and numbers in a terminal.
+"""Styles, tables and numbers for a terminal.
 
-Each state's colour comes with a sign, for colour-blind readers and logs. Orange is wrong, green is good; both are from the Okabe-Ito
-palette, which remains distinguishable for every common kind of colour blindness.
+Each coloured state has a sign, for colour-blind readers and logs. Orange is wrong, green is good; both are from the Okabe-Ito palette,
+whose colours differ for every common kind of colour blindness.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from rich.text import Text
 from controller.appgroups.status import DependencyVerdict
 
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
-SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
+COLUMN_GAP = 2
+"""Spaces between columns of a table."""
+DEPENDENCY_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
     "met": ("✓", GOOD),
     "violated": ("✗", BAD),
     "unknown": ("?", ""),
     "idle": ("·", FAINT),
 }
-"""State of a dependency -> its sign and colour."""
+"""State of a dependency -> sign, style."""
 
 
-def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table as kubectl prints it: bold headers, no lines, two spaces between columns.
+def make_table(*headers: str, numeric: Iterable[str] = ()) -> Table:
+    """A table without rows, as kubectl prints it: bold headers, no lines.
 
     Args:
-        columns: headers.
-        right: headers of right-aligned columns, which hold numbers.
+        headers: one for each column.
+        numeric: headers of columns that hold numbers, which are right-aligned.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=STRONG, show_edge=False)
-    right_aligned = set(right)
-    for column in columns:
-        is_number = column in right_aligned
+    table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style=STRONG, show_edge=False)
+    numeric = frozenset(numeric)
+    for header in headers:
+        is_numeric = header in numeric
         # A narrow terminal folds names but no numbers, because a folded number is misread.
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        table.add_column(header, justify="right" if is_numeric else "left", overflow="fold", no_wrap=is_numeric)
     return table
 
 
@@ -91,7 +93,7 @@ def format_percent(part: float, whole: float) -> str:
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
 
-def coloured_percent(part: float, whole: float | None) -> Text:
+def format_coloured_percent(part: float, whole: float | None) -> Text:
     """A share as ``12%``, orange above 100 %; a dash if the whole is unknown, empty if it is 0."""
     if not whole:
         return Text("-" if whole is None else "", style=FAINT)

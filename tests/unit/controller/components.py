@@ -15,7 +15,7 @@ from controller.cli.offline import _read_inputs
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.parser import parse
 from controller.cli.session import Session
-from controller.cli.shared import state_of
+from controller.cli.shared import build_state
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -223,7 +223,7 @@ class Components:
         graphs, _ = await self.command("graph", "-n", namespace, name)
         status, _ = await self.command("status", "-n", namespace)
         (group_view,) = status.groups
-        explain_state = state_of(snapshot)
+        explain_state = build_state(snapshot)
         account = self.account()._membership
         found = {
             "scheduler": sum(state.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),

@@ -113,6 +113,13 @@ def parse_command(*argv: str) -> tuple[Command, argparse.Namespace]:
     return load_command(options.command), options
 
 
+def print_answer(answer: object, *argv: str) -> str:
+    """A terminal's output for an answer of a command."""
+    command, options = parse_command(*argv)
+    Screen(out := Terminal()).print_answer(command, answer, options)
+    return out.getvalue()
+
+
 async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
     """The output of a command."""
     command, options = parse_command(*argv)
@@ -143,9 +150,14 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     screens = [await print_command(unhealthy(), *argv) for argv in SCREENS.values()]
-    forty_zones = await print_command(make_snapshot(40), "costs")
-    assert max(map(len, "\n".join((*screens, forty_zones)).splitlines())) <= columns
-    assert forty_zones.count("from \\ to") == blocks
+    snapshot = make_snapshot(40)
+    matrix = await print_command(snapshot, "costs")
+    assert max(map(len, "\n".join((*screens, matrix)).splitlines())) <= columns
+    assert matrix.count("from \\ to") == blocks
+    network = build_network(snapshot)
+    one_digit = [msgspec.structs.replace(pair, cost=7, basis="given", quality_flags=()) for pair in network.pairs]
+    view = CostsView(at=0.0, network=msgspec.structs.replace(network, pairs=tuple(one_digit)))
+    assert re.search(r"^40 us-west-40 ", print_answer(view, "costs"), re.MULTILINE), "a name that is not folded"
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -180,18 +192,12 @@ async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one
     }
     zones = tuple(ZoneView(name=zone, region="", nodes=1, ready=1, agents=1) for zone in "abc")
     network = msgspec.structs.replace(build_network(healthy()), zones=zones, pairs=tuple(views.values()))
-    costs, latency = load_command("costs"), load_command("latency")
-
-    def printed(command: Command, answer: object, *argv: str) -> str:
-        Screen(out := Terminal()).print_answer(command, answer, parse(argv))
-        return out.getvalue()
-
-    answer = CostsView(at=0.0, network=network)
-    assert all(cell in printed(costs, answer, "costs") for cell in ("7*", "7x", "7!"))
-    assert printed(costs, answer, "costs", "--percentile", "p50").count("1!") == 3
+    view = CostsView(at=0.0, network=network)
+    assert all(cell in print_answer(view, "costs") for cell in ("7*", "7x", "7!"))
+    assert print_answer(view, "costs", "--percentile", "p50").count("1!") == 3
     good = msgspec.structs.replace(views["a", "b"], quality_flags=())
-    both = LatencyView(at=0.0, there=good, back=views["b", "a"])
-    assert "not trusted: throttled" in printed(latency, both, "latency", "a", "b")
+    both = LatencyView(at=0.0, forward=good, reverse=views["b", "a"])
+    assert "not trusted: throttled" in print_answer(both, "latency", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -229,10 +235,7 @@ def test_explain_counts_only_candidates_that_it_does_not_show() -> None:
     line = msgspec.convert({"region": "r", "zone": "z", "node": "", "cells": [], **numbers, **flags}, CandidateLine)
     candidates = (*[line] * (MAX_CANDIDATES + 2), msgspec.structs.replace(line, chosen=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
-    command, options = parse_command("explain", "pod", "p")
-    stream = io.StringIO()
-    Screen(stream).print_answer(command, ExplainView(explanation), options)
-    assert "and 2 more" in stream.getvalue()
+    assert "and 2 more" in print_answer(ExplainView(explanation), "explain", "pod", "p")
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +246,7 @@ def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None
 async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="diagnose pod NAME"):
         await print_command(healthy(), "diagnose", "pod")
-    with pytest.raises(NotFoundError, match="no two zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
+    with pytest.raises(NotFoundError, match="no pair of zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
         await print_command(healthy(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
         await print_command(healthy(), "graph", "x", "-n", "default")

@@ -9,7 +9,7 @@ import pytest
 
 from controller.cli.propose import Gain, gain_of
 from controller.cli.session import Session
-from controller.cli.shared import state_of
+from controller.cli.shared import build_state
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.reading import read_facts
@@ -165,7 +165,7 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
 ) -> None:
     file = group_file(tmp_path, group())
     session = session_of(CONFIGS[config], *NODES, *topologies)
-    used = state_of(await session.read_snapshot()).costs("x")
+    used = build_state(await session.read_snapshot()).costs("x")
     simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
     shown = await answer_of(session, "costs")

@@ -12,7 +12,7 @@ from controller.appgroups import reconciler
 from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
-from controller.cli.shared import pod_diagnosis
+from controller.cli.shared import diagnose_listed_pod
 from controller.cluster.costs import Location
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodReader
@@ -199,7 +199,7 @@ async def test_the_diagnosis_of_a_waiting_pod_names_the_group_that_the_scheduler
     objects: tuple[dict[str, Any], ...], wrong: str
 ) -> None:
     snapshot = await Components(*NODES, gated_pod("web"), *objects).page_snapshot()
-    assert wrong in pod_diagnosis(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
+    assert wrong in diagnose_listed_pod(snapshot.pods[0], facts_with_leader(snapshot), ()).summary
 
 
 async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none() -> None:
