@@ -56,7 +56,7 @@ class MoneyCommand(Command):
             dependencies = (
                 d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace}
             )
-            graph = TrafficGraph(tuple(dependencies), graph.left_out)
+            graph = TrafficGraph(tuple(dependencies), graph.omitted)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
         bill = compute_bill(graph, traffic.workloads, prices, map_workloads_to_groups(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)

@@ -21,7 +21,7 @@ from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.cluster.crds import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.drift import Drift, find_drift
-from controller.traffic.graph import LeftOut
+from controller.traffic.graph import OmittedTraffic
 from controller.traffic.proposals import Proposal, propose
 from kubekit.errors import ConfigError
 from kubekit.text import format_command, pluralize
@@ -47,7 +47,7 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
         window_s: range of its rates.
         proposals: proposed AppGroups, with patches that label pod templates.
         drift: differences between existing AppGroups and traffic.
-        left_out: traffic that is not a dependency, greatest first.
+        omitted: traffic that is not a dependency, greatest first.
         gains: of each proposal, in the order of ``proposals``.
     """
 
@@ -56,7 +56,7 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
     window_s: int
     proposals: tuple[Proposal, ...]
     drift: tuple[Drift, ...]
-    left_out: tuple[LeftOut, ...]
+    omitted: tuple[OmittedTraffic, ...]
     gains: tuple[Gain, ...]
 
 
@@ -93,7 +93,7 @@ class ProposeCommand(Command):
             window_s=traffic.window_s,
             proposals=tuple(proposals),
             drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in find_drift(g, graph)),
-            left_out=tuple(o for o in graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
+            omitted=tuple(o for o in graph.omitted if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
             gains=tuple(gains),
         )
 
@@ -112,8 +112,8 @@ class ProposeCommand(Command):
                 rate = format_rate(drift.bytes_per_s * 8)
                 table.add_row(Text(drift.kind, style=BAD), drift.client, drift.server, rate, drift.detail)
             parts += [table, Text()]
-        if answer.left_out:
-            parts.append(Text(_left_out_text(answer.left_out), style=FAINT))
+        if answer.omitted:
+            parts.append(Text(_omitted_text(answer.omitted), style=FAINT))
         return Group(*parts)
 
 
@@ -182,9 +182,9 @@ def _gain_text(gain: Gain) -> Text:
     return text
 
 
-def _left_out_text(left_out: Sequence[LeftOut]) -> str:
+def _omitted_text(omitted: Sequence[OmittedTraffic]) -> str:
     by_reason = defaultdict[str, float](float)
-    for item in left_out:
+    for item in omitted:
         by_reason[item.reason] += item.bytes_per_s
     parts = (f"{reason} {format_rate(total * 8)}" for reason, total in sorted(by_reason.items()))
     return f"not dependencies: {', '.join(parts)}"

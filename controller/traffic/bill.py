@@ -35,14 +35,7 @@ class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ZonePairPrice(msgspec.Struct, frozen=True, rename="camel"):
-    """Traffic of calls from clients in one zone to servers in another or the same zone, and its price.
-
-    Attributes:
-        client_zone, server_zone: names of the zones.
-        distance: between the two zones.
-        bytes_per_s: requests and responses.
-        monthly_price: None without prices.
-    """
+    """Requests and responses of calls from clients in one zone to servers in another or the same zone, and their price."""
 
     client_zone: str
     server_zone: str
@@ -83,7 +76,10 @@ def spread_over_zones(
     for (client_zone, server_zone), bytes_per_s in sorted(dependency.zones.items()):
         yield workloads.location_of(client_zone), workloads.location_of(server_zone), bytes_per_s
     zoneless = dependency.zoneless_bytes_per_s
-    clients, servers = workloads.locations.get(dependency.client), workloads.locations.get(dependency.server)
+    clients, servers = (
+        workloads.location_counts.get(dependency.client),
+        workloads.location_counts.get(dependency.server),
+    )
     if not zoneless or not clients or not servers:
         return
     pairs = clients.total() * servers.total()

@@ -13,13 +13,13 @@ class TrafficConfig(Section, frozen=True):
     """Traffic from Prometheus: the leader compares AppGroups with it and, with ``keepWeights``, lets plans weigh by it.
 
     Attributes:
-        prometheus_url: Prometheus with traffic metrics; empty to do nothing.
-        source: as for the flag ``--source`` of ``kubectl netaware propose``; empty for the first that Prometheus has.
+        prometheus_url: Prometheus with traffic metrics; empty to compare nothing.
+        source: name of a source; empty for the first source that Prometheus has.
         window_s: range over which rates are computed.
-        interval_s: time between readings.
+        interval_s: time between readings of traffic.
         keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
             measured-weights.
-        prices: turn bytes between zones into money.
+        prices: prices of bytes between zones.
     """
 
     prometheus_url: str = ""

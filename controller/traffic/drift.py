@@ -19,14 +19,7 @@ DriftKind = Literal["new", "gone", "grown"]
 
 
 class Drift(msgspec.Struct, frozen=True, rename="camel"):
-    """A difference between traffic and an AppGroup.
-
-    Attributes:
-        kind: of the difference.
-        client, server: workloads, as ``namespace/name``.
-        bytes_per_s: measured traffic.
-        detail: the difference in words, for messages.
-    """
+    """A difference between traffic and an AppGroup; ``client`` and ``server`` are ``namespace/name``, ``detail`` is for messages."""
 
     kind: DriftKind
     client: str

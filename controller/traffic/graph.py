@@ -1,12 +1,12 @@
-"""Turns flows into dependencies between workloads. Pure.
+"""Finds dependencies between workloads in their flows. Pure.
 
-DNS, probes and scrapes are no dependencies: every pod has them, whatever the application does.
+DNS, probes and scrapes are no dependencies, because every application has them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from controller.cluster.pod_info import SYSTEM_NAMESPACES
 
 DNS_PORT = 53
 DNS_NAMES = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
+"""Names of workloads."""
 SCRAPER_NAMES = (
     "prometheus",
     "vmagent",
@@ -24,18 +25,20 @@ SCRAPER_NAMES = (
     "opentelemetry-collector",
     "datadog",
 )
-THIN_SHARE = 0.001
-"""An edge below this share of either end's traffic is ignored: a health check, an exporter, a user's shell."""
+"""Parts of the names of workloads."""
+MIN_SHARE = 0.001
+"""Traffic between two workloads below this share of either workload's traffic is no dependency, but a health check, an exporter or a
+user's shell."""
 
-_ROUNDING = 1e-6
+_ROUNDING_ERROR = 1e-6
 """Relative error of sums of rates."""
 
-Reason = Literal["external", "dns", "scrape", "system", "self", "thin"]
-"""Why a flow is no dependency."""
+OmissionReason = Literal["external", "dns", "scrape", "system", "self", "thin"]
+"""Traffic with an external end, to a name server, from a scraper, of a system namespace, of a workload to itself, or below `MIN_SHARE`."""
 
 
 class WorkloadId(msgspec.Struct, frozen=True, order=True):
-    """A workload as metrics name it. ``kind`` is empty if the source lacks it; an empty ``name`` is an unknown workload."""
+    """A workload as metrics name it: namespace and name are empty if unknown, kind is empty if the source lacks it."""
 
     namespace: str = ""
     name: str = ""
@@ -43,12 +46,12 @@ class WorkloadId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def key(self) -> str:
-        """``namespace/name``, for messages, and to compare sources with and without kinds."""
+        """``namespace/name``, for messages and for look-ups without a kind."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def is_known(self) -> bool:
-        """Whether namespace and name are known; an external end has none."""
+        """Whether this is a workload of the cluster; an external end has no namespace or name."""
         return bool(self.namespace and self.name)
 
 
@@ -56,12 +59,12 @@ class Flow(msgspec.Struct, frozen=True):
     """Traffic from a client to a server and back, over a window.
 
     Attributes:
-        client: who opens the connection or sends the request.
-        server: who answers.
-        bytes_per_s: both ways, mean over the window.
-        peak_bytes_per_s: both ways, the 95th percentile over the window, or the mean.
+        client: the workload that opens the connection or sends the request.
+        server: the workload that answers.
+        bytes_per_s: requests and responses, mean over the window.
+        peak_bytes_per_s: requests and responses, the 95th percentile over the window, or the mean.
         client_zone, server_zone: empty if the source lacks them.
-        port: the server's; 0 if the source lacks it.
+        port: of the server; 0 if the source lacks it.
     """
 
     client: WorkloadId
@@ -77,9 +80,9 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     """Calls of one workload to another, over all zones and ports.
 
     Attributes:
-        client, server: the calling workload and the called one.
-        bytes_per_s: both ways, mean over the window.
-        peak_bytes_per_s: both ways; the sum of the flows' 95th percentiles, an upper bound.
+        client, server: the calling workload and the called workload.
+        bytes_per_s: requests and responses, mean over the window.
+        peak_bytes_per_s: sum of the flows' 95th percentiles, an upper bound.
         zones: (client's zone, server's zone) -> bytes per second, of flows whose zones are known.
     """
 
@@ -93,23 +96,23 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     def zoneless_bytes_per_s(self) -> float:
         """Bytes per second of flows without zones."""
         zoneless = self.bytes_per_s - sum(self.zones.values())
-        return zoneless if zoneless > _ROUNDING * self.bytes_per_s else 0.0
+        return zoneless if zoneless > _ROUNDING_ERROR * self.bytes_per_s else 0.0
 
 
-class LeftOut(msgspec.Struct, frozen=True, rename="camel"):
-    """Traffic that is no dependency, with its reason; both ends as ``namespace/name``."""
+class OmittedTraffic(msgspec.Struct, frozen=True, rename="camel"):
+    """Traffic that is no dependency, with the reason; client and server are ``namespace/name`` or "outside the cluster"."""
 
-    reason: Reason
+    reason: OmissionReason
     client: str
     server: str
     bytes_per_s: float
 
 
 class TrafficGraph(msgspec.Struct, frozen=True):
-    """Dependencies and omitted traffic, greatest first."""
+    """Dependencies, and traffic that is no dependency, most traffic first."""
 
     dependencies: tuple[ObservedDependency, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    omitted: tuple[OmittedTraffic, ...] = ()
 
     @property
     def bytes_per_s(self) -> float:
@@ -118,43 +121,48 @@ class TrafficGraph(msgspec.Struct, frozen=True):
 
 
 def build_traffic_graph(flows: Iterable[Flow], netaware_namespace: str) -> TrafficGraph:
-    """Sum flows by pair of workloads, and omit those that are no dependency, such as netaware's own."""
+    """Sum flows by pair of workloads, and omit traffic that is no dependency, such as netaware's own."""
     system_namespaces = SYSTEM_NAMESPACES | {netaware_namespace}
-    by_ends: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
-    omitted: dict[tuple[Reason, str, str], float] = defaultdict(float)
-    traffic_of: dict[WorkloadId, float] = defaultdict(float)
+    flows_by_pair: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
+    omitted_rates: dict[tuple[OmissionReason, str, str], float] = defaultdict(float)
+    rates: dict[WorkloadId, float] = defaultdict(float)
     for flow in flows:
-        reason = _reason_to_omit(flow, system_namespaces)
+        reason = _omission_reason(flow, system_namespaces)
         if reason is not None:
-            omitted[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
+            omitted_rates[reason, _display_name(flow.client), _display_name(flow.server)] += flow.bytes_per_s
             continue
-        by_ends[flow.client, flow.server].append(flow)
-        traffic_of[flow.client] += flow.bytes_per_s
-        traffic_of[flow.server] += flow.bytes_per_s
-    dependencies = []
-    for (client, server), parts in by_ends.items():
-        total = sum(flow.bytes_per_s for flow in parts)
-        if total < THIN_SHARE * max(traffic_of[client], traffic_of[server]):
-            omitted["thin", client.key, server.key] += total
-            continue
-        zones: dict[tuple[str, str], float] = defaultdict(float)
-        for flow in parts:
-            if flow.client_zone and flow.server_zone:
-                zones[flow.client_zone, flow.server_zone] += flow.bytes_per_s
-        peak = sum(max(flow.peak_bytes_per_s, flow.bytes_per_s) for flow in parts)
-        dependencies.append(ObservedDependency(client, server, total, peak, dict(zones)))
+        flows_by_pair[flow.client, flow.server].append(flow)
+        rates[flow.client] += flow.bytes_per_s
+        rates[flow.server] += flow.bytes_per_s
+    dependencies: list[ObservedDependency] = []
+    for (client, server), pair_flows in flows_by_pair.items():
+        dependency = _sum_flows(client, server, pair_flows)
+        if dependency.bytes_per_s < MIN_SHARE * max(rates[client], rates[server]):
+            omitted_rates["thin", client.key, server.key] += dependency.bytes_per_s
+        else:
+            dependencies.append(dependency)
     dependencies.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
-    left_out = [LeftOut(reason, client, server, total) for (reason, client, server), total in omitted.items()]
-    left_out.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))
-    return TrafficGraph(tuple(dependencies), tuple(left_out))
+    omitted = [OmittedTraffic(*key, bytes_per_s) for key, bytes_per_s in omitted_rates.items()]
+    omitted.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))
+    return TrafficGraph(tuple(dependencies), tuple(omitted))
 
 
-def _name(end: WorkloadId) -> str:
+def _sum_flows(client: WorkloadId, server: WorkloadId, flows: Sequence[Flow]) -> ObservedDependency:
+    zones: dict[tuple[str, str], float] = defaultdict(float)
+    for flow in flows:
+        if flow.client_zone and flow.server_zone:
+            zones[flow.client_zone, flow.server_zone] += flow.bytes_per_s
+    total = sum(flow.bytes_per_s for flow in flows)
+    peak = sum(max(flow.peak_bytes_per_s, flow.bytes_per_s) for flow in flows)
+    return ObservedDependency(client, server, total, peak, dict(zones))
+
+
+def _display_name(end: WorkloadId) -> str:
     return end.key if end.is_known else "outside the cluster"
 
 
-def _reason_to_omit(flow: Flow, system_namespaces: Set[str]) -> Reason | None:
-    """Why a flow is no dependency; None if it may be one."""
+def _omission_reason(flow: Flow, system_namespaces: Set[str]) -> OmissionReason | None:
+    """The reason for which a flow is no dependency; None if it may be one."""
     client, server = flow.client, flow.server
     if not client.is_known or not server.is_known:
         return "external"
@@ -162,7 +170,7 @@ def _reason_to_omit(flow: Flow, system_namespaces: Set[str]) -> Reason | None:
         return "self"
     if flow.port == DNS_PORT or server.name in DNS_NAMES:
         return "dns"
-    if any(word in client.name for word in SCRAPER_NAMES):
+    if any(name in client.name for name in SCRAPER_NAMES):
         return "scrape"
     if not system_namespaces.isdisjoint((client.namespace, server.namespace)):
         return "system"

@@ -1,6 +1,6 @@
-"""Price per GB between two locations: configured prices, or a cloud's list prices.
+"""Prices per GB between two locations: configured prices, or a cloud's list prices.
 
-List prices are of one day, in one currency and without discounts, so amounts are estimates.
+List prices are without discounts and as of the date in `PriceTable.source`, so amounts are estimates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOURS_PER_MONTH = 730.0
 
 Distance = Literal["zone", "zones", "regions"]
 """Within a zone, between zones of a region, between regions."""
-Price = Annotated[float, Range(0, 999)]
+PricePerGb = Annotated[float, Range(0, 999)]
 
 
 class PriceTable(Section, frozen=True):
@@ -33,17 +33,17 @@ class PriceTable(Section, frozen=True):
 
     preset: Literal["", "aws", "gcp", "azure"] = ""
     currency: str = "USD"
-    same_zone: Price = 0.0
-    between_zones: Price | None = None
-    between_regions: Price | None = None
+    same_zone: PricePerGb = 0.0
+    between_zones: PricePerGb | None = None
+    between_regions: PricePerGb | None = None
 
     @property
     def source(self) -> str:
-        """Origin and date of the prices, shown with every amount."""
+        """Origin and date of the prices, which are shown with every amount."""
         return _SOURCES.get(self.preset, "traffic.prices")
 
     def resolve(self) -> PriceTable | None:
-        """The preset's prices, or these; None if no price is set."""
+        """The prices of the preset if one is named, else this table; None if it has no price."""
         if self.preset:
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
@@ -54,9 +54,10 @@ class PriceTable(Section, frozen=True):
 
     def price_per_gb(self, origin: Location, destination: Location) -> float:
         """Price of a GB between two locations."""
-        zones = self.same_zone if self.between_zones is None else self.between_zones
-        regions = zones if self.between_regions is None else self.between_regions
-        return {"zone": self.same_zone, "zones": zones, "regions": regions}[distance_between(origin, destination)]
+        between_zones = self.same_zone if self.between_zones is None else self.between_zones
+        between_regions = between_zones if self.between_regions is None else self.between_regions
+        prices = {"zone": self.same_zone, "zones": between_zones, "regions": between_regions}
+        return prices[distance_between(origin, destination)]
 
 
 def distance_between(origin: Location, destination: Location) -> Distance:
@@ -67,8 +68,7 @@ def distance_between(origin: Location, destination: Location) -> Distance:
 
 
 PRESETS: Mapping[str, PriceTable] = {
-    # AWS charges 0.01 to each side between zones. Between regions this is its lowest price, that of most pairs in North
-    # America.
+    # AWS charges each side 0.01 between zones. 0.02 is its lowest price between regions, that of most pairs in North America.
     "aws": PriceTable(preset="aws", between_zones=0.02, between_regions=0.02),
     "gcp": PriceTable(preset="gcp", between_zones=0.01, between_regions=0.02),
     # Microsoft does not charge for traffic between availability zones.

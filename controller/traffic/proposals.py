@@ -1,4 +1,4 @@
-"""Proposes AppGroups from a graph of traffic, and patches that label pods. Pure.
+"""Proposes AppGroups from observed dependencies, with patches that label pod templates. Pure.
 
 A proposal for an existing AppGroup keeps its entries and only adds workloads and dependencies.
 """
@@ -9,8 +9,8 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,20 +20,21 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadI
 from controller.traffic.workloads import Workloads
 from netperf.policy import MAX_NETWORK_COST
 
-LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
+DEFAULT_KIND = "Deployment"
+LABELLED_KINDS = frozenset({DEFAULT_KIND, "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet determines the nodes of its pods."""
-JOINING_SHARE = 0.01
-"""A dependency joins two workloads into one group if it carries this share of the smaller one's traffic."""
-HUB_CALLERS = 0.6
-"""A server that this share of a namespace's workloads calls is a hub and joins no groups: a log sink, a shared cache, a gateway."""
-MAX_LABEL_VALUE, MAX_SUFFIX = 63, 13
+MIN_JOINING_SHARE = 0.01
+"""A dependency joins two workloads into one group if it carries this share of the traffic of either workload."""
+MIN_HUB_CALLER_SHARE, MIN_HUB_CALLERS = 0.6, 6
+"""A server is a hub and joins no groups if this share of a namespace's workloads calls it, and at least this number: a log sink, a shared
+cache, a gateway."""
+MAX_LABEL_LENGTH, MAX_SUFFIX_LENGTH = 63, 13
 """Length of a label's value, and the part of it for a number."""
-MIN_HUB_CALLERS = 6
-"""A server with fewer callers is no hub."""
+MIN_BANDWIDTH_BPS = 1000
 
 
 class ProposedDependency(msgspec.Struct, frozen=True, rename="camel"):
-    """A dependency as proposed for an AppGroup; ``client`` and ``server`` are ``namespace/name``."""
+    """A dependency with proposed values; ``is_user_defined`` if the existing AppGroup has it, whose values then stay."""
 
     client: str
     server: str
@@ -41,24 +42,32 @@ class ProposedDependency(msgspec.Struct, frozen=True, rename="camel"):
     max_network_cost: int
     bytes_per_s: float
     is_user_defined: bool
-    """Whether the existing AppGroup has this dependency, which is then kept."""
+
+
+class LabelPatch(NamedTuple):
+    """A patch that labels the pod template of a workload, by the workload's kind and name."""
+
+    kind: str
+    name: str
+    patch: dict[str, Any]
 
 
 class Proposal(msgspec.Struct, frozen=True, rename="camel"):
     """A proposed AppGroup.
 
     Attributes:
+        namespace, name: of the AppGroup.
         manifest: the object, ready for kubectl.
-        patches: (kind, name, patch of the pod template) of workloads whose pods lack the labels.
-        dependencies: observed dependencies of the group, greatest first.
-        external: ``namespace/name`` of workloads outside the group that it exchanges traffic with, sorted.
-        exists: the cluster has this AppGroup already.
+        patches: for workloads whose pods lack the labels.
+        dependencies: observed dependencies of the group, most traffic first.
+        external: ``namespace/name`` of workloads outside the group that exchange traffic with it, sorted.
+        exists: whether the cluster has this AppGroup already.
     """
 
     namespace: str
     name: str
     manifest: dict[str, Any]
-    patches: tuple[tuple[str, str, dict[str, Any]], ...]
+    patches: tuple[LabelPatch, ...]
     dependencies: tuple[ProposedDependency, ...]
     external: tuple[str, ...] = ()
     exists: bool = False
@@ -67,7 +76,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="camel"):
 def propose(
     graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, costs: CostTable
 ) -> list[Proposal]:
-    """AppGroups for one namespace, greatest traffic first."""
+    """AppGroups for one namespace, most traffic first, from the traffic, workloads and AppGroups of the whole cluster."""
     internal: list[ObservedDependency] = []
     external: list[ObservedDependency] = []
     for d in graph.dependencies:
@@ -79,32 +88,32 @@ def propose(
     existing = _ExistingGroups(groups, namespace)
     components = _connected_components(internal, existing)
     index_of = {member: index for index, members in enumerate(components) for member in members}
-    owners = [existing.group_of(members) for members in components]
+    group_names = [existing.group_of(members) for members in components]
     edges: dict[int, list[ObservedDependency]] = defaultdict(list)
     for d in internal:
         client, server = index_of[d.client], index_of[d.server]
         if client == server:
             edges[client].append(d)
-        elif owners[client] and owners[server]:
+        elif group_names[client] and group_names[server]:
             external.append(d)
     external_peers: dict[int, set[str]] = defaultdict(set)
     for d in external:
         for member, other in ((d.client, d.server), (d.server, d.client)):
             if member in index_of:
                 external_peers[index_of[member]].add(other.key)
-    taken = set(existing.groups)
-    proposals = []
+    used_names = set(existing.groups)
+    proposals: list[Proposal] = []
     for index in sorted(edges):
         members = components[index]
-        name = owners[index] or _new_name(edges[index], members, namespace, taken)
-        taken.add(name)
+        name = group_names[index] or _choose_name(edges[index], members, namespace, used_names)
+        used_names.add(name)
         component = _Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index])))
-        proposals.append(_proposal(component, workloads, existing, costs))
+        proposals.append(_make_proposal(component, workloads, existing, costs))
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
 class _Component(msgspec.Struct, frozen=True):
-    """Workloads of a proposed group, dependencies between them, and workloads outside that they exchange traffic with."""
+    """The workloads of a proposed group, dependencies between them, and workloads outside that exchange traffic with them."""
 
     namespace: str
     name: str
@@ -114,97 +123,102 @@ class _Component(msgspec.Struct, frozen=True):
 
 
 class _ExistingGroups:
-    """The AppGroups of a namespace. A workload belongs to the first one that lists it."""
+    """The AppGroups of a namespace. A workload belongs to the first AppGroup that lists it."""
 
     def __init__(self, groups: Iterable[AppGroup], namespace: str) -> None:
         self.groups = {g.metadata.name: g for g in groups if g.metadata.namespace == namespace}
         self._namespace = namespace
-        self._listed: dict[str, list[tuple[str, Workload]]] = defaultdict(list)
+        self._entries: dict[str, list[tuple[str, Workload]]] = defaultdict(list)
+        """Name of a workload -> AppGroups that list a workload of this name, with the entry."""
         for name, group in self.groups.items():
             for item in group.spec.workloads or ():
                 if item.workload.namespace in {"", namespace} and item.workload.selector:
-                    self._listed[item.workload.name].append((name, item))
+                    self._entries[item.workload.name].append((name, item))
 
-    def _find(self, workload: WorkloadId, group: str = "") -> tuple[str, Workload | None]:
-        """The first group that lists a workload, and the entry; ``group`` limits the search to one group."""
-        for name, item in self._listed.get(workload.name, ()):
-            if workload.namespace == self._namespace and _matches(item.workload, workload) and name in {group or name}:
-                return name, item
-        return "", None
+    def _entries_of(self, workload: WorkloadId) -> Iterator[tuple[str, Workload]]:
+        """The groups that list a workload, each with the entry."""
+        if workload.namespace == self._namespace:
+            for group, entry in self._entries.get(workload.name, ()):
+                if _is_same_workload(entry.workload, workload):
+                    yield group, entry
+
+    def _entry_of(self, group: str, workload: WorkloadId) -> Workload | None:
+        return next((entry for name, entry in self._entries_of(workload) if name == group), None)
 
     def group_of(self, members: Iterable[WorkloadId]) -> str:
-        """The group that lists one of these workloads; empty without one."""
-        return next((owner for w in sorted(members) if (owner := self._find(w)[0])), "")
+        """The first group that lists one of these workloads; empty if none does."""
+        return next((group for workload in sorted(members) for group, _ in self._entries_of(workload)), "")
 
     def selector_of(self, group: str, workload: WorkloadId) -> str:
-        """The selector of a workload's entry in a group; empty without one."""
-        _, item = self._find(workload, group)
-        return item.workload.selector if item else ""
+        """The selector of a workload in a group; empty if the group does not list the workload."""
+        entry = self._entry_of(group, workload)
+        return entry.workload.selector if entry else ""
 
     def has_edge(self, group: str, client: WorkloadId, server: WorkloadId, selector: str) -> bool:
         """Whether a group has a dependency of the client on the server, by selector, or by name if it has no selector."""
-        _, item = self._find(client, group)
-        return item is not None and any(
-            target.selector == selector if target.selector else _matches(target, server)
-            for target in (dependency.workload for dependency in item.dependencies or ())
+        entry = self._entry_of(group, client)
+        return entry is not None and any(
+            target.selector == selector if target.selector else _is_same_workload(target, server)
+            for target in (dependency.workload for dependency in entry.dependencies or ())
         )
 
 
-def _matches(listed: WorkloadRef, observed: WorkloadId) -> bool:
+def _is_same_workload(listed: WorkloadRef, observed: WorkloadId) -> bool:
     """Whether names and kinds are equal; an empty kind equals any."""
     return listed.name == observed.name and (listed.kind == observed.kind or not listed.kind or not observed.kind)
 
 
 class _DisjointSets:
-    """Disjoint sets of workloads, each of at most one existing AppGroup."""
+    """Disjoint sets of workloads, each with workloads of at most one existing AppGroup.
 
-    def __init__(self, owners: Mapping[WorkloadId, str]) -> None:
-        self._parent = {end: end for end in owners}
-        self._owner = dict(owners)
-        first_of_owner: dict[str, WorkloadId] = {}
-        for end, owner in owners.items():
-            if owner:
-                self.join(end, first_of_owner.setdefault(owner, end))
+    Args:
+        groups: workload -> its existing AppGroup; empty if it has none.
+    """
 
-    def root(self, end: WorkloadId) -> WorkloadId:
+    def __init__(self, groups: Mapping[WorkloadId, str]) -> None:
+        self._parents = {workload: workload for workload in groups}
+        self._groups = dict(groups)
+        first_members: dict[str, WorkloadId] = {}
+        for workload, group in groups.items():
+            if group:
+                self.join(workload, first_members.setdefault(group, workload))
+
+    def root(self, workload: WorkloadId) -> WorkloadId:
         """The representative of a workload's set."""
-        while self._parent[end] != end:
-            self._parent[end] = self._parent[self._parent[end]]
-            end = self._parent[end]
-        return end
+        while self._parents[workload] != workload:
+            self._parents[workload] = self._parents[self._parents[workload]]
+            workload = self._parents[workload]
+        return workload
 
     def join(self, first: WorkloadId, second: WorkloadId) -> None:
-        """Join the sets of two workloads, unless they are of two existing AppGroups."""
+        """Join the sets of two workloads, unless the sets belong to two existing AppGroups."""
         root, new_root = self.root(first), self.root(second)
-        owners = {self._owner[root], self._owner[new_root]} - {""}
-        if root != new_root and len(owners) < 2:
-            self._parent[root] = new_root
-            self._owner[new_root] = next(iter(owners), "")
+        groups = {self._groups[root], self._groups[new_root]} - {""}
+        if root != new_root and len(groups) < 2:
+            self._parents[root] = new_root
+            self._groups[new_root] = next(iter(groups), "")
 
 
 def _connected_components(
     edges: Sequence[ObservedDependency], existing: _ExistingGroups
 ) -> list[frozenset[WorkloadId]]:
-    """Workloads that are connected by an existing AppGroup, or by dependencies above JOINING_SHARE.
+    """Workloads that are connected by an existing AppGroup, or by dependencies above `MIN_JOINING_SHARE`.
 
     Components of two existing AppGroups are never joined.
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
     sets = _DisjointSets({end: existing.group_of([end]) for end in ends})
-    traffic_of: dict[WorkloadId, float] = defaultdict(float)
-    callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
+    rates: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
-        traffic_of[d.client] += d.bytes_per_s
-        traffic_of[d.server] += d.bytes_per_s
-        callers[d.server].add(d.client)
-    min_callers = max(MIN_HUB_CALLERS, HUB_CALLERS * (len(ends) - 1))
-    hubs = {server for server, clients in callers.items() if len(clients) >= min_callers}
-    greatest_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
-    for d in greatest_first:
-        if d.bytes_per_s >= JOINING_SHARE * min(traffic_of[d.client], traffic_of[d.server]) and d.server not in hubs:
+        rates[d.client] += d.bytes_per_s
+        rates[d.server] += d.bytes_per_s
+    hubs = _find_hubs(edges, len(ends))
+    most_traffic_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
+    for d in most_traffic_first:
+        if d.bytes_per_s >= MIN_JOINING_SHARE * min(rates[d.client], rates[d.server]) and d.server not in hubs:
             sets.join(d.client, d.server)
-    # A hub joins the set of its greatest client.
-    for d in greatest_first:
+    # A hub joins the set of the client with the most traffic.
+    for d in most_traffic_first:
         if d.server in hubs and sets.root(d.server) == d.server:
             sets.join(d.server, d.client)
     components: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
@@ -213,40 +227,52 @@ def _connected_components(
     return [frozenset(members) for _, members in sorted(components.items())]
 
 
-def _new_name(
-    edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]
-) -> str:
-    """The namespace for its first group; later groups have the name of a workload that no other one calls."""
-    servers = {d.server for d in edges}
-    calls: dict[WorkloadId, float] = defaultdict(float)
+def _find_hubs(edges: Sequence[ObservedDependency], workload_count: int) -> set[WorkloadId]:
+    clients_by_server: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for d in edges:
-        calls[d.client] += d.bytes_per_s
-    callers_first = sorted(members, key=lambda m: (m in servers, -calls[m], m))
+        clients_by_server[d.server].add(d.client)
+    min_callers = max(MIN_HUB_CALLERS, MIN_HUB_CALLER_SHARE * (workload_count - 1))
+    return {server for server, clients in clients_by_server.items() if len(clients) >= min_callers}
+
+
+def _choose_name(
+    edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, used_names: set[str]
+) -> str:
+    """The namespace for its first group; later groups get the name of a workload that no other workload of the group calls."""
+    servers = {d.server for d in edges}
+    rates: dict[WorkloadId, float] = defaultdict(float)
+    for d in edges:
+        rates[d.client] += d.bytes_per_s
+    callers_first = sorted(members, key=lambda member: (member in servers, -rates[member], member))
     numbered = (f"{namespace}-{n}" for n in itertools.count(2))
     candidates = itertools.chain((namespace,), (w.name for w in callers_first), numbered)
-    return next(candidate for candidate in candidates if candidate not in taken)
+    return next(candidate for candidate in candidates if candidate not in used_names)
 
 
-def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGroups, costs: CostTable) -> Proposal:
+def _make_proposal(
+    component: _Component, workloads: Workloads, existing: _ExistingGroups, costs: CostTable
+) -> Proposal:
     name, group = component.name, existing.groups.get(component.name)
-    selectors = _selectors(component, workloads, existing)
+    selectors = _choose_selectors(component, workloads, existing)
     dependencies = tuple(
         ProposedDependency(
             d.client.key,
             d.server.key,
             round_up_bps(d.peak_bytes_per_s * 8),
-            _max_cost(d, workloads, costs),
+            _highest_cost(d, workloads, costs),
             d.bytes_per_s,
             existing.has_edge(name, d.client, d.server, selectors[d.server]),
         )
         for d in component.edges
     )
-    replicas = sum(workloads.replicas[w] for w in component.members)
-    new = [(d.client, d.server, proposed) for d, proposed in zip(component.edges, dependencies, strict=True)]
+    replicas = sum(workloads.replica_counts[w] for w in component.members)
+    added = [
+        (d.client, d.server, p) for d, p in zip(component.edges, dependencies, strict=True) if not p.is_user_defined
+    ]
     spec = {
         "numMembers": max(group.spec.num_members if group is not None else 0, replicas, 1),
         "topologySortingAlgorithm": group.spec.topology_sorting_algorithm if group is not None else "KahnSort",
-        "workloads": _spec_workloads(group, selectors, new),
+        "workloads": _spec_workloads(group, selectors, added),
     }
     manifest = {
         "apiVersion": APPGROUPS.api_version,
@@ -258,81 +284,79 @@ def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGr
         component.namespace,
         name,
         manifest,
-        tuple(_patches(name, selectors, workloads)),
+        tuple(_label_patches(name, selectors, workloads)),
         tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
         component.external,
         group is not None,
     )
 
 
-def _selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
+def _choose_selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
     """The selector of each workload: that of its entry, else its pods' label, else an unused name made from workload and kind."""
     group = existing.groups.get(component.name)
-    taken = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
+    used = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
     selectors: dict[WorkloadId, str] = {}
     for workload in sorted(component.members):
-        labels = workloads.labels.get(workload, {})
+        labels = workloads.labels_by_workload.get(workload, {})
         selector = existing.selector_of(component.name, workload)
         if not selector and labels.get(APPGROUP_LABEL, component.name) == component.name:
             selector = labels.get(WORKLOAD_LABEL, "")
         names = (f"{workload.name}{suffix}" for suffix in ("", f"-{workload.kind.lower()}"))
-        values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:MAX_LABEL_VALUE]) for name in names)
-        numbered = (f"{workload.name[: MAX_LABEL_VALUE - MAX_SUFFIX]}-{n}" for n in itertools.count(2))
-        selectors[workload] = selector or next(v for v in itertools.chain(values, numbered) if v not in taken)
-        taken.add(selectors[workload])
+        values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:MAX_LABEL_LENGTH]) for name in names)
+        numbered = (f"{workload.name[: MAX_LABEL_LENGTH - MAX_SUFFIX_LENGTH]}-{n}" for n in itertools.count(2))
+        selectors[workload] = selector or next(v for v in itertools.chain(values, numbered) if v not in used)
+        used.add(selectors[workload])
     return selectors
 
 
 def _spec_workloads(
     existing: AppGroup | None,
     selectors: Mapping[WorkloadId, str],
-    dependencies: Iterable[tuple[WorkloadId, WorkloadId, ProposedDependency]],
+    added: Iterable[tuple[WorkloadId, WorkloadId, ProposedDependency]],
 ) -> list[dict[str, Any]]:
-    """``spec.workloads``: existing entries with added dependencies, then new ones."""
+    """``spec.workloads``: existing entries with added dependencies (client, server, values), then new entries."""
     items: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
     by_selector: dict[str, dict[str, Any]] = {}
     for item in items:
         by_selector.setdefault(item["workload"].get("selector", ""), item)
     references = {
-        w: {"kind": w.kind or "Deployment", "apiVersion": "apps/v1", "name": w.name, "selector": selector}
+        w: {"kind": w.kind or DEFAULT_KIND, "apiVersion": "apps/v1", "name": w.name, "selector": selector}
         for w, selector in selectors.items()
     }
     for workload, reference in references.items():
         if selectors[workload] not in by_selector:
             by_selector[selectors[workload]] = {"workload": reference}
             items.append(by_selector[selectors[workload]])
-    for client, server, proposed in dependencies:
-        if not proposed.is_user_defined:
-            entry = {
-                "workload": references[server],
-                "minBandwidth": str(proposed.min_bandwidth_bps),
-                "maxNetworkCost": proposed.max_network_cost,
-            }
-            by_selector[selectors[client]].setdefault("dependencies", []).append(entry)
+    for client, server, proposed in added:
+        entry = {
+            "workload": references[server],
+            "minBandwidth": str(proposed.min_bandwidth_bps),
+            "maxNetworkCost": proposed.max_network_cost,
+        }
+        by_selector[selectors[client]].setdefault("dependencies", []).append(entry)
     return items
 
 
-def _patches(
-    group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads
-) -> Iterable[tuple[str, str, dict[str, Any]]]:
+def _label_patches(group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads) -> Iterator[LabelPatch]:
     for workload, selector in selectors.items():
         labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
-        if not labels.items() <= workloads.labels.get(workload, {}).items():
-            yield workload.kind or "Deployment", workload.name, {"spec": {"template": {"metadata": {"labels": labels}}}}
+        if not labels.items() <= workloads.labels_by_workload.get(workload, {}).items():
+            patch = {"spec": {"template": {"metadata": {"labels": labels}}}}
+            yield LabelPatch(workload.kind or DEFAULT_KIND, workload.name, patch)
 
 
 def round_up_bps(rate_bps: float) -> int:
-    """Round up to two significant digits, and to at least 1 kbit/s."""
-    if rate_bps <= 1000:
-        return 1000
+    """Round up to two significant digits, and to at least `MIN_BANDWIDTH_BPS`."""
+    if rate_bps <= MIN_BANDWIDTH_BPS:
+        return MIN_BANDWIDTH_BPS
     unit = int(10 ** (math.floor(math.log10(rate_bps)) - 1))
     return math.ceil(rate_bps / unit) * unit
 
 
-def _max_cost(observed: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
-    """The highest cost between zones of a dependency, or of its replicas if zones are unknown; at least that within a zone."""
+def _highest_cost(observed: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
+    """The highest cost between zones with traffic, or between zones with replicas if the former are unknown; at least that within a zone."""
     pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in observed.zones] or itertools.product(
-        workloads.locations.get(observed.client, ()), workloads.locations.get(observed.server, ())
+        workloads.location_counts.get(observed.client, ()), workloads.location_counts.get(observed.server, ())
     )
     by_pair = (costs.cost(client, server) for client, server in pairs if client != server)
     return min(max([SAME_ZONE_COST, *(cost for cost in by_pair if cost is not None)]), MAX_NETWORK_COST)

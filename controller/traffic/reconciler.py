@@ -65,12 +65,7 @@ class ConditionText(NamedTuple):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """AppGroups beside one reading of traffic.
-
-    Attributes:
-        bill: the price of all traffic.
-        drift_by_group, weights_by_group: differences and measured weights, by ``namespace/name`` of the AppGroup.
-    """
+    """The price of all traffic, and drift and measured weights by ``namespace/name`` of AppGroups."""
 
     bill: TrafficBill
     drift_by_group: Mapping[str, Sequence[Drift]]

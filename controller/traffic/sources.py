@@ -1,4 +1,4 @@
-"""Reads traffic from Prometheus, from metrics of Istio, Linkerd or netaware's agents.
+"""Reads flows between workloads from Prometheus: metrics of Istio, Linkerd or netaware's agents.
 
 The source is chosen by name, or by the metrics that Prometheus has. Each source names its limitations.
 """
@@ -17,21 +17,23 @@ from controller.traffic.graph import Flow, WorkloadId
 from kubekit.errors import ConfigError
 from netperf.contract import MIN_TRAFFIC_PAUSE_S, traffic_pause_s
 
-_STEPS = 60
+_SUBQUERY_STEPS = 60
 """Points of a subquery over the window."""
-_SHORTEST_STEP_S = 15
-"""Shortest resolution of a subquery."""
-_PRECISE_STEPS = 20
-"""Steps that give a window with sufficient precision."""
-_LONGEST_PAUSE_S = 600.0
-"""Longest time between two readings that is believed, so that one agent's value cannot lengthen all ranges."""
+_MIN_STEP_S = 15
+"""Finest resolution of a subquery."""
+_MIN_STEPS_OF_AGE = 20
+"""An age of more steps than this is precise enough."""
+_PEAK_QUANTILE = 0.95
+_MAX_PORT = 65_535
+_MAX_AGENT_PAUSE_S = 600.0
+"""Limit of the time between two readings of an agent, so that one agent's wrong value cannot lengthen all ranges."""
 
 Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class EndpointLabels:
-    """Labels of one end of a flow; an empty label name means that the source lacks it."""
+    """Names of the labels that describe one end of a flow; empty if the source has no such label."""
 
     namespace: str
     name: str
@@ -39,12 +41,12 @@ class EndpointLabels:
     zone: str = ""
 
     @property
-    def labels(self) -> list[str]:
+    def label_names(self) -> list[str]:
         """The label names that the source has."""
         return [label for label in (self.namespace, self.name, self.kind, self.zone) if label]
 
     def workload_and_zone(self, labels: Labels) -> tuple[WorkloadId, str]:
-        """The workload (empty if unknown) and its zone, from a series' labels."""
+        """The workload of a series, empty if unknown, and its zone."""
         namespace, name, kind, zone = (
             labels.get(label, "") for label in (self.namespace, self.name, self.kind, self.zone)
         )
@@ -58,20 +60,20 @@ _UNKNOWN_NAMES = frozenset({"", "unknown"})
 
 @dataclass(frozen=True)
 class Source:
-    """Metrics of a project that name both ends of traffic.
+    """A project whose metrics name both ends of traffic.
 
     Attributes:
-        name: in flags and the configuration.
-        title: in messages.
-        limitations: traffic that this source does not report, for messages.
+        name: value of flags and of the configuration.
+        title: name in messages.
+        limitations: traffic and labels that this source lacks, for messages.
         client: labels of the end that opens connections.
         server: labels of the other end.
         counters: selectors of byte counters, whose rates are added.
-        port: label with the server's port.
-        address: label with the server's address, if counters have that instead of the labels of ``server``.
-        owner_metric: metric, always 1, with ``address`` and the labels of ``server``.
-        min_range_s: shortest range of a rate: two scrapes, of which most installations have one every 15 to 30 s.
-        round_cost_metric: metric of the CPU seconds of one reading (`traffic_pause_s`); empty if each scrape reads.
+        port: label with the server's port; empty if there is none.
+        address: label with the server's address, for counters without the labels of ``server``; else empty.
+        owner_metric: metric, always 1, with ``address`` and the labels of ``server``; empty without ``address``.
+        min_range_s: shortest range of a rate; contains two scrapes, which most installations make every 15 to 30 s.
+        reading_cpu_metric: CPU seconds of an agent's last reading (see `traffic_pause_s`); empty if each scrape reads.
     """
 
     name: str
@@ -84,22 +86,22 @@ class Source:
     address: str = ""
     owner_metric: str = ""
     min_range_s: int = 60
-    round_cost_metric: str = ""
+    reading_cpu_metric: str = ""
 
     @property
-    def presence(self) -> str:
-        """An expression that has a value if the source exists. It has the selectors, because sources share metric names."""
+    def presence_expression(self) -> str:
+        """An expression that has a value if Prometheus has this source. Selectors tell sources with equal metric names apart."""
         return " or ".join(f"group({counter})" for counter in self.counters)
 
-    def rate(self, counter: str, range_s: int) -> str:
-        """The expression of a counter's rate by client, server and port."""
-        server = [self.address] if self.address else self.server.labels
-        by = filter(None, (*self.client.labels, *server, self.port))
-        return f"sum by ({', '.join(by)}) (rate({counter}[{range_s}s]))"
+    def rate_expression(self, counter: str, range_s: int) -> str:
+        """An expression of a counter's rate by client, server and port."""
+        server_labels = [self.address] if self.address else self.server.label_names
+        grouping = filter(None, (*self.client.label_names, *server_labels, self.port))
+        return f"sum by ({', '.join(grouping)}) (rate({counter}[{range_s}s]))"
 
 
 SOURCES: Sequence[Source] = (
-    # https://istio.io/latest/docs/reference/config/metrics/: only clients in the mesh report as source. Sizes are of bodies.
+    # https://istio.io/latest/docs/reference/config/metrics/: only clients in the mesh report as source, and sizes are those of bodies.
     Source(
         "istio",
         "Istio",
@@ -107,8 +109,8 @@ SOURCES: Sequence[Source] = (
         EndpointLabels("source_workload_namespace", "source_workload"),
         EndpointLabels("destination_workload_namespace", "destination_workload"),
         [
-            f'istio_{counted}{{reporter="source"}}'
-            for counted in (
+            f'istio_{counter}{{reporter="source"}}'
+            for counter in (
                 "request_bytes_sum",
                 "response_bytes_sum",
                 "tcp_received_bytes_total",
@@ -120,26 +122,27 @@ SOURCES: Sequence[Source] = (
     Source(
         "linkerd",
         "Linkerd",
-        "clients outside of the mesh, workloads that are no Deployment, the client's zone",
+        "clients outside the mesh, workloads other than Deployments, the client's zone",
         EndpointLabels("namespace", "deployment"),
         EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
-        [f'tcp_{way}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for way in ("write", "read")],
+        [f'tcp_{call}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for call in ("write", "read")],
     ),
-    # agent/traffic/manager.py: the client's agent knows the server's address only; the server's agent exports its owner.
+    # agent/traffic/manager.py: the client's agent knows only the server's address; the agent of the server's node exports its owner.
     Source(
         "conntrack",
         "netaware's agents (connection tracking)",
         "connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls to"
-        " pods with public addresses (some IPv6 clusters); calls that connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
+        " pods with public addresses (some IPv6 clusters); calls that connection tracking does not see (Cilium without kube-proxy,"
+        " within a bridge without br_netfilter)",
         EndpointLabels("client_namespace", "client_workload", "client_kind", "client_zone"),
         EndpointLabels("server_namespace", "server_workload", "server_kind", "server_zone"),
         ["netaware_traffic_bytes_total"],
         port="port",
         address="server",
         owner_metric="netaware_traffic_server_info",
-        # Agents read every 30 s, and less often on a busy node: a range of three intervals has at least two readings.
+        # An agent reads every 30 s or, on a busy node, less often. A range of three intervals has at least two readings.
         min_range_s=100,
-        round_cost_metric="netaware_traffic_round_seconds",
+        reading_cpu_metric="netaware_traffic_round_seconds",
     ),
 )
 
@@ -148,8 +151,8 @@ class NoTrafficError(ConfigError):
     """Prometheus has no source of traffic, or not the requested one."""
 
 
-class Reading(NamedTuple):
-    """Flows, their source, the seconds that they were measured over, and remarks on incomplete data."""
+class MeasuredFlows(NamedTuple):
+    """Flows of one source, the seconds over which their rates were computed, and remarks on incomplete data."""
 
     source: Source
     window_s: int
@@ -157,42 +160,42 @@ class Reading(NamedTuple):
     remarks: Sequence[str] = ()
 
 
-async def read_flows(prometheus: PrometheusClient, name: str, window_s: int) -> Reading:
-    """Traffic of the last ``window_s`` seconds, or of the part for which Prometheus has data.
+async def read_flows(prometheus: PrometheusClient, source_name: str, window_s: int) -> MeasuredFlows:
+    """Flows of the last ``window_s`` seconds, or of the part of them for which Prometheus has data.
 
     Args:
         prometheus: has the metrics.
-        name: of the source; empty for the first one with data. Sources are not added up, because they count the same bytes.
+        source_name: name of a source; empty for the first with data, because sources count the same bytes.
         window_s: range of rates.
 
     Raises:
         NoTrafficError: there is no source; the message names the metrics.
         PrometheusError: a query failed, or exceeds a limit of Prometheus.
     """
-    source = await _choose_source(prometheus, name)
+    source = await _choose_source(prometheus, source_name)
     min_range_s = await _read_min_range_s(prometheus, source)
     remarks: list[str] = []
     window_s = await _limit_window_s(prometheus, source, max(window_s, min_range_s), min_range_s, remarks=remarks)
-    flows = await _sum_flows(prometheus, source, window_s, min_range_s, remarks=remarks)
-    return Reading(source, window_s, flows, tuple(dict.fromkeys(remarks)))
+    flows = await _read_and_sum_flows(prometheus, source, window_s, min_range_s, remarks=remarks)
+    return MeasuredFlows(source, window_s, flows, tuple(dict.fromkeys(remarks)))
 
 
-async def _choose_source(prometheus: PrometheusClient, name: str) -> Source:
-    candidates = [source for source in SOURCES if name in {"", source.name}]
+async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Source:
+    candidates = [source for source in SOURCES if source_name in {"", source.name}]
     for source in candidates:
-        if await prometheus.query(source.presence):
+        if await prometheus.query(source.presence_expression):
             return source
-    looked_for = ", ".join(counter for source in candidates for counter in source.counters)
-    problem = f"{prometheus.url} has no counter of who talks to whom; looked for {looked_for}"
+    counters = ", ".join(counter for source in candidates for counter in source.counters)
+    problem = f"{prometheus.url} has no counter of traffic between workloads; none of {counters}"
     raise NoTrafficError("traffic", problem, "install one of the projects that export them")
 
 
 async def _read_min_range_s(prometheus: PrometheusClient, source: Source) -> int:
     """The shortest range with two readings of the slowest agent; a shorter one would omit its traffic."""
-    if not source.round_cost_metric:
+    if not source.reading_cpu_metric:
         return source.min_range_s
-    samples = await prometheus.query(f"max(max_over_time({source.round_cost_metric}[1h]))")
-    pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _LONGEST_PAUSE_S)
+    samples = await prometheus.query(f"max(max_over_time({source.reading_cpu_metric}[1h]))")
+    pause_s = min(traffic_pause_s(samples[0].value if samples else 0.0), _MAX_AGENT_PAUSE_S)
     return source.min_range_s + math.ceil(2 * (pause_s - MIN_TRAFFIC_PAUSE_S))
 
 
@@ -201,38 +204,38 @@ async def _limit_window_s(
 ) -> int:
     """The part of the last ``window_s`` seconds for which Prometheus has this source, at least ``min_range_s``.
 
-    `rate` divides by the whole range, so it would be too low for a source that is younger. Gaps within the range do no harm, because
-    counters continue. Each query looks at a shorter range with smaller steps, until the start is precise.
+    PromQL's ``rate`` divides by the whole range, so it is too low for a younger source. Gaps within the range do no harm, because
+    counters continue. Each query covers a shorter range in smaller steps, until the source's age is precise.
     """
     range_s = window_s
     while True:
-        step_s = max(range_s // _STEPS, _SHORTEST_STEP_S)
-        expression = f"time() - min_over_time((time() * ({source.presence}))[{range_s}s:{step_s}s])"
+        step_s = max(range_s // _SUBQUERY_STEPS, _MIN_STEP_S)
+        expression = f"time() - min_over_time((time() * ({source.presence_expression}))[{range_s}s:{step_s}s])"
         try:
             samples = await prometheus.query(expression)
         except PrometheusError:
-            # There may be too many series for a subquery. If Prometheus is not reachable, this query raises as well.
+            # There may be too many series for a subquery; if Prometheus is not reachable, this query raises too.
             await prometheus.query("vector(1)")
             remarks.append(
-                "Prometheus did not answer how long it has had this traffic; if for less than the window, rates are too low"
+                "Prometheus did not answer since when it has this traffic; if the window starts earlier, rates are too low"
             )
             return window_s
         age_s = samples[0].value if samples else 0.0
         if range_s == window_s and age_s + 2 * step_s > window_s:
             return window_s
-        if step_s == _SHORTEST_STEP_S or age_s > _PRECISE_STEPS * step_s:
+        if step_s == _MIN_STEP_S or age_s > _MIN_STEPS_OF_AGE * step_s:
             return max(round(age_s + step_s / 2), min_range_s)
         range_s = round(age_s) + step_s
 
 
-async def _sum_flows(
+async def _read_and_sum_flows(
     prometheus: PrometheusClient, source: Source, window_s: int, min_range_s: int, *, remarks: list[str]
 ) -> list[Flow]:
     """Flows summed over all counters, sorted by ends, zones and port."""
     sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     owners = await _read_owners(prometheus, source, window_s)
     for counter in source.counters:
-        means = await prometheus.query(source.rate(counter, window_s))
+        means = await prometheus.query(source.rate_expression(counter, window_s))
         peaks = await _read_peaks(prometheus, source, counter, window_s, min_range_s, remarks=remarks) if means else {}
         for series in means:
             mean = series.value
@@ -240,8 +243,7 @@ async def _sum_flows(
                 continue
             peak = max(peaks.get(frozenset(series.labels.items()), mean), mean)
             client, client_zone = source.client.workload_and_zone(series.labels)
-            text = series.labels.get(source.port, "")
-            port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
+            port = _parse_port(series.labels.get(source.port, ""))
             for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
                 server, server_zone = source.server.workload_and_zone(labels)
                 mean_and_peak = sums[client, server, client_zone, server_zone, port]
@@ -253,13 +255,18 @@ async def _sum_flows(
     ]
 
 
+def _parse_port(text: str) -> int:
+    """A port; 0 if the text is none."""
+    return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) <= _MAX_PORT else 0
+
+
 async def _read_peaks(
     prometheus: PrometheusClient, source: Source, counter: str, window_s: int, min_range_s: int, *, remarks: list[str]
 ) -> dict[frozenset[tuple[str, str]], float]:
     """Labels -> 95th percentile of the rate; empty if the subquery exceeds a limit of Prometheus."""
-    step_s = max(window_s // _STEPS, _SHORTEST_STEP_S)
-    rate = source.rate(counter, max(2 * step_s, min_range_s))
-    expression = f"quantile_over_time(0.95, ({rate})[{window_s}s:{step_s}s])"
+    step_s = max(window_s // _SUBQUERY_STEPS, _MIN_STEP_S)
+    rate = source.rate_expression(counter, max(2 * step_s, min_range_s))
+    expression = f"quantile_over_time({_PEAK_QUANTILE}, ({rate})[{window_s}s:{step_s}s])"
     try:
         return {frozenset(series.labels.items()): series.value for series in await prometheus.query(expression)}
     except PrometheusError:
@@ -273,9 +280,9 @@ async def _read_owners(
     """Address -> labels of each workload that had it, with its share of the time."""
     if not source.owner_metric:
         return {}
-    by = ", ".join((source.address, *source.server.labels))
+    grouping = ", ".join((source.address, *source.server.label_names))
     owners: dict[str, list[VectorSample]] = defaultdict(list)
-    for series in await prometheus.query(f"sum by ({by}) (count_over_time({source.owner_metric}[{window_s}s]))"):
+    for series in await prometheus.query(f"sum by ({grouping}) (count_over_time({source.owner_metric}[{window_s}s]))"):
         owners[series.labels.get(source.address, "")].append(series)
     return {
         address: [(series.labels, series.value / sum(other.value for other in group)) for series in group]

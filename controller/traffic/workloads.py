@@ -1,10 +1,11 @@
-"""Resolves workload names of traffic metrics to workloads of the cluster. Pure."""
+"""The cluster's workloads, to which the names in traffic metrics are resolved. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,56 +14,63 @@ from controller.cluster.pod_info import PodInfo
 from controller.traffic.graph import Flow, WorkloadId
 
 
+class ResolvedFlows(NamedTuple):
+    """Flows between existing workloads, and the bytes per second of other flows by the missing workload's ``namespace/name``."""
+
+    flows: list[Flow]
+    bytes_per_s_by_missing: dict[str, float]
+
+
 @dataclass
 class Workloads:
     """Workloads (Deployments, StatefulSets, ..., and pods without an owner) with active pods.
 
     Attributes:
-        replicas: workload -> number of active pods.
-        locations: workload -> location -> number of active pods there.
-        labels: workload -> labels of one of its pods.
-        regions: zone -> its region.
+        replica_counts: workload -> number of active pods.
+        location_counts: workload -> location -> number of active pods there.
+        labels_by_workload: workload -> labels of one of its pods.
+        region_by_zone: of all zones that have nodes.
     """
 
-    replicas: Counter[WorkloadId] = field(default_factory=Counter)
-    locations: dict[WorkloadId, Counter[Location]] = field(default_factory=lambda: defaultdict(Counter))
-    labels: dict[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
-    regions: dict[str, str] = field(default_factory=dict)
+    replica_counts: Counter[WorkloadId] = field(default_factory=Counter)
+    location_counts: dict[WorkloadId, Counter[Location]] = field(default_factory=lambda: defaultdict(Counter))
+    labels_by_workload: dict[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
+    region_by_zone: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_objects(cls, pods: Iterable[PodInfo], locations: Mapping[str, Location]) -> Workloads:
-        """Build from pods, and node name -> location."""
-        workloads = cls(regions={zone: region for region, zone in locations.values()})
+        """The workloads of active pods; ``locations`` is node name -> location."""
+        workloads = cls(region_by_zone={zone: region for region, zone in locations.values()})
         for pod in pods:
             if not pod.is_active:
                 continue
             namespace, kind, name = pod.workload.split("/") if pod.workload else (pod.namespace, "Pod", pod.name)
             workload = WorkloadId(namespace, name, kind)
-            workloads.replicas[workload] += 1
-            workloads.labels.setdefault(workload, pod.labels)
+            workloads.replica_counts[workload] += 1
+            workloads.labels_by_workload.setdefault(workload, pod.labels)
             if pod.node in locations:
-                workloads.locations[workload][locations[pod.node]] += 1
+                workloads.location_counts[workload][locations[pod.node]] += 1
         return workloads
 
     def location_of(self, zone: str) -> Location:
-        """A zone with the region of its nodes; the zone may be without pods."""
-        return Location(self.regions.get(zone, ""), zone)
+        """The location of a zone, which may be without pods; without a region if the zone has no nodes."""
+        return Location(self.region_by_zone.get(zone, ""), zone)
 
-    def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows between existing workloads, with the kinds that meshes lack; and missing ends -> bytes per second of their flows."""
-        by_name: dict[str, WorkloadId] = {}
-        for workload in sorted(self.replicas):
-            by_name.setdefault(workload.key, workload)
+    def resolve(self, flows: Iterable[Flow]) -> ResolvedFlows:
+        """Replace the ends of flows by existing workloads, with the kind that meshes lack; external ends stay."""
+        by_key: dict[str, WorkloadId] = {}
+        for workload in sorted(self.replica_counts):
+            by_key.setdefault(workload.key, workload)
+
+        def find(end: WorkloadId) -> WorkloadId | None:
+            return end if not end.is_known or end in self.replica_counts else by_key.get(end.key)
+
         resolved: list[Flow] = []
-        unknown: dict[str, float] = defaultdict(float)
+        missing: dict[str, float] = defaultdict(float)
         for flow in flows:
-            ends = [
-                end if not end.is_known or end in self.replicas else by_name.get(end.key)
-                for end in (flow.client, flow.server)
-            ]
-            missing = [end.key for end, found in zip((flow.client, flow.server), ends, strict=True) if found is None]
-            if missing:
-                unknown[missing[0]] += flow.bytes_per_s
+            client, server = find(flow.client), find(flow.server)
+            if client is not None and server is not None:
+                resolved.append(msgspec.structs.replace(flow, client=client, server=server))
             else:
-                resolved.append(msgspec.structs.replace(flow, client=ends[0], server=ends[1]))
-        return resolved, dict(unknown)
+                missing[(flow.client if client is None else flow.server).key] += flow.bytes_per_s
+        return ResolvedFlows(resolved, dict(missing))

@@ -15,7 +15,7 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph, WorkloadId
+from controller.traffic.graph import ObservedDependency, OmittedTraffic, TrafficGraph, WorkloadId
 from controller.traffic.sources import SOURCES
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
@@ -216,12 +216,12 @@ async def traffic_of(session: Session, *_: object) -> Traffic:
         for n in NUMBERS
     ]
     calls = tuple(ObservedDependency(a, b, bytes_per_s=9.0, peak_bytes_per_s=9.0) for a, b in found)
-    left = tuple(LeftOut("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in NUMBERS)
+    left = tuple(OmittedTraffic("external", hostile_text("name a", n), hostile_text("out", n), 1.0) for n in NUMBERS)
     ends = [end for pair in found for end in pair]
     workloads = Workloads(
-        locations={end: Counter({Location("r", "z1"): 1}) for end in ends},
-        replicas=Counter(ends),
-        labels={end: {hostile_text("label", 1): hostile_text("value", 1)} for end in ends},
+        location_counts={end: Counter({Location("r", "z1"): 1}) for end in ends},
+        replica_counts=Counter(ends),
+        labels_by_workload={end: {hostile_text("label", 1): hostile_text("value", 1)} for end in ends},
     )
     snapshot = await session.read_snapshot(groups=True)
     return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, CostTable(), snapshot)

@@ -60,9 +60,9 @@ def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
 def world(names: Iterable[str], locations: dict[Location, int] | None = None) -> Workloads:
     found = Workloads()
     for name in names:
-        found.replicas[of(name)] = sum((locations or {A: 1}).values())
-        found.locations[of(name)] = Counter(locations or {A: 1})
-        found.labels[of(name)] = {"app": name}
+        found.replica_counts[of(name)] = sum((locations or {A: 1}).values())
+        found.location_counts[of(name)] = Counter(locations or {A: 1})
+        found.labels_by_workload[of(name)] = {"app": name}
     return found
 
 
@@ -85,9 +85,9 @@ def compared(
     ends = {end for each in flows for end in (each.client, each.server)}
     if workloads is None:
         workloads = world(end.name for end in ends)
-        workloads.replicas.update(ends)
-        workloads.locations.update({end: Counter({A: 1, B: 1}) for end in ends})
-        workloads.regions.update({"z1": "r1", "z2": "r1"})
+        workloads.replica_counts.update(ends)
+        workloads.location_counts.update({end: Counter({A: 1, B: 1}) for end in ends})
+        workloads.region_by_zone.update({"z1": "r1", "z2": "r1"})
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
     membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).membership
@@ -157,14 +157,14 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
     known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.is_known)
     assert (known.client.name, known.server.name) == ("frontend", "redis")
     assert (known.bytes_per_s, known.peak_bytes_per_s) == (34, 68)
-    assert build_traffic_graph([known, unknown], "netaware-system").left_out[0].reason == "external"
+    assert build_traffic_graph([known, unknown], "netaware-system").omitted[0].reason == "external"
     found = next(f for f in await read_from(Answers(series, refuse="quantile_over_time")) if f.server.is_known)
     assert found.peak_bytes_per_s == 34, "of a peak that is too much for Prometheus the mean is left"
     assert (await read_flows(Answers(series), "", 3600)).remarks == ()
     (remark,) = (await read_flows(Answers(series, refuse="quantile_over_time"), "", 3600)).remarks
     assert "means are used" in remark
     (remark,) = (await read_flows(Answers(series, refuse="min_over_time"), "", 3600)).remarks
-    assert "how long" in remark
+    assert "since when" in remark
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
@@ -219,7 +219,7 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
     ]
     graph = build_traffic_graph(flows, "placement")
     assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
-    reasons = {item.reason for item in graph.left_out}
+    reasons = {item.reason for item in graph.omitted}
     assert reasons == {"self", "dns", "scrape", "external", "system", "thin"}
 
 
@@ -335,8 +335,8 @@ def test_cycles_external_ends_and_daemonsets_are_no_errors() -> None:
 def test_pods_resolve_to_workloads_and_missing_ends_are_reported() -> None:
     pods = [running("web-5d-x", "ReplicaSet/web-5d"), running("db-0", "StatefulSet/db", "n2"), running("lone")]
     found = Workloads.from_objects(pods, {"n1": A, "n2": B})
-    assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
-    found.replicas[of("db", kind="Job")] = 1
+    assert {workload.kind for workload in found.replica_counts} == {"Deployment", "StatefulSet", "Pod"}
+    found.replica_counts[of("db", kind="Job")] = 1
     flows, unknown = found.resolve(
         [
             Flow(WorkloadId("shop", "web"), of("db", kind="StatefulSet"), 2),
@@ -382,7 +382,7 @@ def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
     flows = [flow(f"s{i % 1_000}", f"s{(i * 7 + i // 1_000 + 1) % 1_000}", 1000.0 + i % 97) for i in range(10_000)]
     graph = build_traffic_graph(flows, "netaware-system")
     assert math.isclose(
-        graph.bytes_per_s + sum(o.bytes_per_s for o in graph.left_out), sum(f.bytes_per_s for f in flows)
+        graph.bytes_per_s + sum(o.bytes_per_s for o in graph.omitted), sum(f.bytes_per_s for f in flows)
     )
     assert sum(d.bytes_per_s for p in proposed(flows) for d in p.dependencies) >= 0.95 * graph.bytes_per_s
 
