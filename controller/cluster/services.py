@@ -42,7 +42,7 @@ _ROUTINGS: Mapping[str, Routing] = {
 class Endpoints(Generic[Node, Zone]):
     """The replicas behind a Service, for planner, scores and status.
 
-    The compiled search has its own implementation of the same rule (`cost_from_zone` in placement/native/state.c).
+    The compiled search has its own implementation of the same rule (`cost_from_zone` in placement/native/calls.c).
 
     Args:
         routing: of the Service.

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.services import Routing
-from controller.scheduler.placement.problem import CallEdge, Floats, Ints, Problem, Table
+from controller.scheduler.placement.problem import CallCostTable, CallEdge, Floats, Ints, Problem
 
 _DATA = Path(__file__).parent / "data" / "m3.json.gz"
 _WHOLE = 10**12
@@ -75,13 +75,13 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         row_of=np.zeros(len(services), np.int64),
         allowed=np.ones((1, len(machines)), np.bool_),
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
-        fixed=((),) * len(services),
+        fixed_hosts=((),) * len(services),
         colocation_penalty=np.zeros(len(services)),
         host_price=np.zeros(len(machines)),
         edges=tuple(
             CallEdge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
         ),
-        tables=(Table(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
+        tables=(CallCostTable(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
         must_span_zones=np.full(len(services), deal is not None, np.bool_),
         balance_price=1e-6,
     )
@@ -101,7 +101,7 @@ def scores(problem: Problem, at: Ints) -> Scores:
     used = np.zeros_like(problem.free)
     np.add.at(used, at[placed], problem.requests[problem.class_of[placed]])
     assert (used <= problem.free).all(), "more than a machine has"
-    on = np.zeros((problem.workloads, len(problem.free)))
+    on = np.zeros((problem.workload_count, len(problem.free)))
     np.add.at(on, (problem.workload_of[problem.class_of[placed]], at[placed]), 1.0)
     in_zone = np.stack([on[:, problem.zone_of == z].sum(axis=1) for z in range(len(problem.has_zone_label))], axis=1)
     replicas = np.maximum(on.sum(axis=1, keepdims=True), 1)

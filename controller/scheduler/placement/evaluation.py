@@ -19,7 +19,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     """The value of a placement for one dependency or several, as means by their weights.
 
     Attributes:
-        latency: mean latency of a call, in the unit of `Table.latency`; 0 if no dependency has replicas at both ends.
+        latency: mean latency of a call, in the unit of `CallCostTable.latency`; 0 if no dependency has replicas at both ends.
         violations: pairs of a caller and a replica that may answer it, beyond the limit; the sum over the dependencies.
         max_load_ratio: mean load of the callees' busiest replicas over their fair share.
         traffic: weight of the dependencies that have replicas at both ends.
@@ -61,7 +61,7 @@ def evaluate_edges(problem: Problem, edges: Sequence[CallEdge], by_host: Sequenc
 
 def replicas_by_host(problem: Problem, at: Ints) -> list[Counter[int]]:
     """[workload] host -> its replicas there, those that stay included."""
-    by_host = [Counter(hosts) for hosts in problem.fixed]
+    by_host = [Counter(hosts) for hosts in problem.fixed_hosts]
     for class_, host in zip(problem.class_of.tolist(), at.tolist(), strict=True):
         if host >= 0:
             by_host[int(problem.workload_of[class_])][host] += 1

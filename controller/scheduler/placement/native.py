@@ -7,7 +7,7 @@ during a search. `native_library` builds the library.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "request_resource": (np.int32, "requests"),
     "request_amount": (np.int64, "requests"),
     "class_of": (np.int32, "replicas"),
-    "total": (np.int64, "workloads"),
+    "replica_count": (np.int64, "workloads"),
     "must_span_zones": (np.uint8, "workloads"),
     "host_penalty": (np.float64, "workloads"),
     "zone_penalty": (np.float64, "workloads"),
@@ -54,17 +54,19 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "domain_start": (np.int64, "rules+1"),
     "bound_counted": (np.int64, "domains"),
     "bound_owners": (np.int64, "domains"),
-    "eligible": (np.uint8, "domains"),
+    "is_eligible": (np.uint8, "domains"),
     "role_start": (np.int64, "classes+1"),
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
-"""The arrays of `Problem` in state.h, in its order: type, and dimensions whose product is the number of entries."""
+"""The arrays of `Problem` in problem.h, in its order: type, and dimensions whose product is the number of entries."""
 _PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
+FIELD_NAMES = (*_COUNTS, *_ARRAYS, *_PRICES)
+"""Names of the fields of `Problem` in problem.h, in its order."""
 
-_TOTAL_COST = 1e6
-"""Scaled cost of all calls at worst. Higher prices come first, whatever the unit of weights is."""
-LIMIT_PRICE = 4 * _TOTAL_COST
+_WORST_COST = 1e6
+"""Cost of all calls together if each takes the slowest path, after scaling: so every limit outweighs all calls, in any unit of weights."""
+LIMIT_PRICE = 4 * _WORST_COST
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
@@ -72,17 +74,14 @@ class SearchMissingError(KubekitError):
     """The search is not compiled, and its compilation failed; the message says what to do."""
 
 
-class _Problem(ctypes.Structure):
+class _NativeArrays(ctypes.Structure):
+    """`Problem` in problem.h."""
+
     _fields_ = [
         *((name, ctypes.c_int64) for name in _COUNTS),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_double) for name in _PRICES),
     ]
-
-
-def fields() -> Iterator[str]:
-    """Names of the fields of `Problem` in state.h, in its order."""
-    yield from (*_COUNTS, *_ARRAYS, *_PRICES)
 
 
 class SearchResult(NamedTuple):
@@ -96,22 +95,22 @@ class NativeProblem:
     """A problem as the arrays of the compiled search. Searches may run on it concurrently."""
 
     def __init__(self, problem: Problem) -> None:
-        costs = _Costs(problem)
-        counts = _counts(problem, costs)
-        arrays = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
-        arrays |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
-        self._arrays = {name: _checked(name, arrays.pop(name), counts) for name in _ARRAYS}
-        assert not arrays, f"state.h has no field {', '.join(arrays)}"
-        self._raw = _Problem()
+        scale = _CostScale(problem)
+        dimensions = _dimensions(problem, scale)
+        arrays = _host_arrays(problem, scale) | _replica_arrays(problem, scale)
+        arrays |= _edge_arrays(problem, scale) | _rule_arrays(problem, scale)
+        self._arrays = {name: _to_native_array(name, arrays.pop(name), dimensions) for name in _ARRAYS}
+        assert not arrays, f"problem.h has no field {', '.join(arrays)}"
+        self._native = native = _NativeArrays()
         for name in _COUNTS:
-            setattr(self._raw, name, counts[name])
+            setattr(native, name, dimensions[name])
         for name, array in self._arrays.items():
-            setattr(self._raw, name, array.ctypes.data)
-        self._raw.limit_price, self._raw.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
-        self._raw.overload_price = problem.overload_price
-        self._raw.balance_price = problem.balance_price * costs.per_replica
-        crowd = problem.crowding_price / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
-        self._raw.crowding_price = crowd * costs.per_replica * costs.host_gain
+            setattr(native, name, array.ctypes.data)
+        native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
+        native.overload_price = problem.overload_price
+        native.balance_price = problem.balance_price * scale.per_replica
+        crowding_price = problem.crowding_price / max(1.0, scale.replicas / max(len(problem.free), 1)) ** 2
+        native.crowding_price = crowding_price * scale.per_replica * scale.host_gain
 
     def search(
         self,
@@ -119,11 +118,11 @@ class NativeProblem:
         *,
         seed: int,
         steps: int,
-        room_turns: int,
-        hot: float,
-        cold: float,
+        ejection_attempts: int,
+        first_temperature: float,
+        last_temperature: float,
         deadline_s: float,
-        home: int = -1,
+        start_zone: int = -1,
     ) -> SearchResult:
         """Place all replicas.
 
@@ -131,15 +130,23 @@ class NativeProblem:
             hints: [replica] host to start with, or -1.
             seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
             steps: of annealing.
-            room_turns: attempts to free capacity for replicas without a place.
-            hot: first temperature, as a share of the typical change of the cost by a step; negative: of a broken limit.
-            cold: last temperature, as a share of the typical change of the cost by a step.
+            ejection_attempts: attempts to free capacity for replicas without a place.
+            first_temperature: as a share of the typical change of the cost by a step; negative: of a broken limit.
+            last_temperature: as a share of the typical change of the cost by a step.
             deadline_s: seconds from now.
-            home: zone that replicas are placed in first; -1 for none.
+            start_zone: zone that replicas are placed in first; -1 for none.
         """
         host_of = np.ascontiguousarray(hints, np.int32).copy()
         cost = _library().plan_search(
-            ctypes.byref(self._raw), host_of.ctypes.data, seed, steps, room_turns, home, hot, cold, deadline_s
+            ctypes.byref(self._native),
+            host_of.ctypes.data,
+            seed,
+            steps,
+            ejection_attempts,
+            start_zone,
+            first_temperature,
+            last_temperature,
+            deadline_s,
         )
         return SearchResult(host_of.astype(np.int64), cost)
 
@@ -150,42 +157,35 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(native_library.library_path()))
     except OSError as error:
         raise SearchMissingError(str(error)) from error
-    library.plan_search.restype = ctypes.c_double
+    int64, double = ctypes.c_int64, ctypes.c_double
+    library.plan_search.restype = double
     library.plan_search.argtypes = [
-        ctypes.POINTER(_Problem),
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_double,
-        ctypes.c_double,
-        ctypes.c_double,
-    ]
+        ctypes.POINTER(_NativeArrays), ctypes.c_void_p, ctypes.c_uint64, int64, int64, int64, double, double, double
+    ]  # fmt: skip
     return library
 
 
-def _counts(problem: Problem, costs: _Costs) -> dict[str, int]:
+def _dimensions(problem: Problem, scale: _CostScale) -> dict[str, int]:
     hosts, resources = problem.free.shape
     return {
         "hosts": hosts,
         "resources": resources,
         "zones": len(problem.has_zone_label),
         "classes": len(problem.requests),
-        "workloads": problem.workloads,
+        "workloads": problem.workload_count,
         "replicas": len(problem.class_of),
-        "edges": len(costs.edges),
+        "edges": len(scale.edges),
         "tables": len(problem.tables),
-        "rules": len(problem.rules),
+        "rules": len(problem.domain_rules),
         "rows": len(problem.allowed),
         "requests": int((problem.requests > 0).sum()),
-        "fixed": sum(map(len, problem.fixed)),
-        "domains": sum(len(rule.bound_counted) for rule in problem.rules),
-        "roles": sum(len(rule.roles) for rule in problem.rules),
+        "fixed": sum(map(len, problem.fixed_hosts)),
+        "domains": sum(len(rule.bound_counted) for rule in problem.domain_rules),
+        "roles": sum(len(rule.roles) for rule in problem.domain_rules),
     }
 
 
-def _checked(name: str, values: object, counts: Mapping[str, int]) -> NDArray[Any]:
+def _to_native_array(name: str, values: object, sizes: Mapping[str, int]) -> NDArray[Any]:
     """An array as C reads it; never empty, because C may take its address.
 
     Raises:
@@ -194,8 +194,8 @@ def _checked(name: str, values: object, counts: Mapping[str, int]) -> NDArray[An
     dtype, dimensions = _ARRAYS[name]
     expected = 1
     for dimension in dimensions.split():
-        count, _, extra = dimension.partition("+")
-        expected *= counts[count] + int(extra or 0)
+        size, _, extra = dimension.partition("+")
+        expected *= sizes[size] + int(extra or 0)
     array = np.ascontiguousarray(values, dtype).reshape(-1)
     if array.size != expected:
         msg = f"{name} has {array.size} entries, but {dimensions} are {expected}"
@@ -203,101 +203,105 @@ def _checked(name: str, values: object, counts: Mapping[str, int]) -> NDArray[An
     return array if array.size else np.zeros(1, dtype)
 
 
-def _starts(lengths: list[int]) -> list[int]:
+def _start_indexes(lengths: list[int]) -> list[int]:
     return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
 
-def _joined(arrays: list[NDArray[Any]]) -> object:
+def _concatenate(arrays: list[NDArray[Any]]) -> object:
     return np.concatenate(arrays) if arrays else []
 
 
-class _Costs:
-    """The scale of all costs, by which all calls together cost `_TOTAL_COST` at worst.
+class _CostScale:
+    """The scale of all costs, by which all calls together cost `_WORST_COST` at worst.
 
     Attributes:
         edges: edges whose ends both have replicas.
-        worst: [table] highest cost of a call.
-        scale: factor of an edge's weight.
+        worst_by_table: [table] highest cost of a call.
+        factor: factor of an edge's weight.
         replicas: number of the group's replicas, bound ones included, so that its last pod counts no more than its first.
         per_replica: mean of the worst cost of a replica's calls.
         host_gain: gain of a call that stays on its host, as a share of its worst cost.
     """
 
     def __init__(self, problem: Problem) -> None:
-        totals = problem.totals
-        self.edges = [e for e in problem.edges if totals[e.caller] and totals[e.callee] and e.caller != e.callee]
-        self.worst = [max(float(table.latency.max(initial=0.0)), table.host_latency) for table in problem.tables]
-        total = sum(edge.weight * self.worst[edge.table] for edge in self.edges)
-        self.scale = _TOTAL_COST / total if total else 1.0
-        self.replicas = max(int(totals.sum()), 1)
-        self.per_replica = _TOTAL_COST / self.replicas
+        replica_counts = problem.replica_counts
+        self.edges = [
+            e for e in problem.edges if replica_counts[e.caller] and replica_counts[e.callee] and e.caller != e.callee
+        ]
+        self.worst_by_table = [
+            max(float(table.latency.max(initial=0.0)), table.host_latency) for table in problem.tables
+        ]
+        total = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
+        self.factor = _WORST_COST / total if total else 1.0
+        self.replicas = max(int(replica_counts.sum()), 1)
+        self.per_replica = _WORST_COST / self.replicas
         gains = [
             (float(np.diagonal(table.latency).min()) - table.host_latency) / worst
-            for table, worst in zip(problem.tables, self.worst, strict=True)
+            for table, worst in zip(problem.tables, self.worst_by_table, strict=True)
             if table.latency.size and worst > 0
         ]
         self.host_gain = min(max(gains, default=0.0), 1.0) or 0.05
 
 
-def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
+def _host_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
     return {
         "free": problem.free,
         "inverse_capacity": inverse,
         "zone_of": problem.zone_of,
         "has_zone_label": problem.has_zone_label,
-        "host_price": problem.host_price * costs.per_replica,
+        "host_price": problem.host_price * scale.per_replica,
     }
 
 
-def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
+def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
     is_requested = problem.requests > 0
     classes, resources = np.nonzero(is_requested)
-    host_penalty = _host_penalties(problem, costs)
+    host_penalty = _host_penalties(problem, scale)
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
         "allowed": problem.allowed,
-        "request_start": _starts(is_requested.sum(axis=1).tolist()),
+        "request_start": _start_indexes(is_requested.sum(axis=1).tolist()),
         "request_resource": resources,
         "request_amount": problem.requests[classes, resources],
         "class_of": problem.class_of,
-        "total": problem.totals,
-        "must_span_zones": problem.must_span_zones & (problem.totals > 1),
+        "replica_count": problem.replica_counts,
+        "must_span_zones": problem.must_span_zones & (problem.replica_counts > 1),
         "host_penalty": host_penalty,
         "zone_penalty": host_penalty * 1e-3,
-        "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),
-        "fixed_host": [host for hosts in problem.fixed for host in hosts],
+        "fixed_start": _start_indexes([len(hosts) for hosts in problem.fixed_hosts]),
+        "fixed_host": [host for hosts in problem.fixed_hosts for host in hosts],
     }
 
 
-def _host_penalties(problem: Problem, costs: _Costs) -> Floats:
+def _host_penalties(problem: Problem, scale: _CostScale) -> Floats:
     """[workload] cost of two of its replicas on one host, over 2."""
-    traffic = np.zeros(problem.workloads)
-    for edge in costs.edges:
+    traffic = np.zeros(problem.workload_count)
+    for edge in scale.edges:
         for end in (edge.caller, edge.callee):
-            traffic[end] += edge.weight * costs.worst[edge.table]
-    calls = traffic / np.maximum(problem.totals, 1) * costs.scale
-    penalties: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, costs.per_replica) * costs.host_gain
+            traffic[end] += edge.weight * scale.worst_by_table[edge.table]
+    calls = traffic / np.maximum(problem.replica_counts, 1) * scale.factor
+    penalties: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, scale.per_replica) * scale.host_gain
     return penalties
 
 
-def _edge_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
-    edges = costs.edges
+def _edge_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
+    edges = scale.edges
     return {
         "caller": [edge.caller for edge in edges],
         "callee": [edge.callee for edge in edges],
         "routing": [int(edge.routing) for edge in edges],
         "table": [edge.table for edge in edges],
-        "weight": [edge.weight * costs.scale for edge in edges],
+        "weight": [edge.weight * scale.factor for edge in edges],
         "latency": [table.latency for table in problem.tables],
         "host_latency": [table.host_latency for table in problem.tables],
         "violates_limit": [table.violates_limit for table in problem.tables],
     }
 
 
-def _rule_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
-    rules = problem.rules
+def _rule_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
+    rules = problem.domain_rules
     by_class: list[list[tuple[int, int]]] = [[] for _ in problem.requests]
     for number, rule in enumerate(rules):
         for class_, role in rule.roles.items():
@@ -308,13 +312,13 @@ def _rule_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
         "rule_kind": [int(rule.kind) for rule in rules],
         "rule_max_skew": [rule.max_skew for rule in rules],
         "rule_lacks_domains": [rule.lacks_domains for rule in rules],
-        "rule_price": [rule.price * costs.per_replica for rule in rules],
+        "rule_price": [rule.price * scale.per_replica for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
-        "domain_start": _starts(domains),
-        "bound_counted": _joined([rule.bound_counted for rule in rules]),
-        "bound_owners": _joined([rule.bound_owners for rule in rules]),
-        "eligible": _joined([rule.eligible for rule in rules]),
-        "role_start": _starts([len(of_class) for of_class in by_class]),
+        "domain_start": _start_indexes(domains),
+        "bound_counted": _concatenate([rule.bound_counted for rule in rules]),
+        "bound_owners": _concatenate([rule.bound_owners for rule in rules]),
+        "is_eligible": _concatenate([rule.is_eligible for rule in rules]),
+        "role_start": _start_indexes([len(of_class) for of_class in by_class]),
         "role_rule": [rule for rule, _ in roles],
         "role": [role for _, role in roles],
     }

@@ -14,7 +14,7 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, selects
 from controller.cluster.hosts import Host
 from controller.cluster.pods import Pod, PodAffinityTerm, PodSpec, SpreadConstraint
-from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
+from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, DomainRule, Ints, RuleKind
 from kubekit.selectors import LabelSelector
 
 decode_selector = msgspec.json.Decoder(LabelSelector).decode
@@ -41,7 +41,7 @@ class Term(msgspec.Struct, frozen=True):
         namespaces: of the counted pods; empty for all.
         max_skew: of a spread constraint.
         min_domains: of a spread constraint; 0 for none.
-        price: of a preferred term, see `Rule.price`.
+        price: of a preferred term, see `DomainRule.price`.
         node_constraints: the part of the owner's spec that decides which nodes count, as JSON; empty for all nodes.
     """
 
@@ -68,7 +68,7 @@ class PodTopologyConstraints:
         self._pods, self._hosts, self._bound = pods, hosts, bound
         self._domains: dict[str, tuple[Ints, list[str]]] = {}
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
         owners: dict[Term, list[int]] = {}
         for class_, pod in enumerate(self._pods):
@@ -83,7 +83,7 @@ class PodTopologyConstraints:
         rules = (self._rule(term, owners.get(term, []), bound_owners.get(term, [])) for term in terms)
         return tuple(rule for rule in rules if rule.roles)
 
-    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> Rule:
+    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
         selector = decode_selector(term.selector)
         domain_of, names = self._domain_of(term.topology_key)
         domain_of = np.where(self._is_counted(term), domain_of, -1)
@@ -102,13 +102,13 @@ class PodTopologyConstraints:
         for host, _ in bound if term.kind in _SYMMETRIC else ():
             if domain_of[host] >= 0:
                 bound_owners[domain_of[host]] += 1
-        return Rule(
+        return DomainRule(
             kind=term.kind,
             roles=dict(roles),
             domain_of=domain_of,
             bound_counted=bound_counted,
             bound_owners=bound_owners,
-            eligible=eligible,
+            is_eligible=eligible,
             max_skew=term.max_skew,
             lacks_domains=0 < int(eligible.sum()) < term.min_domains,
             price=term.price,
@@ -159,7 +159,7 @@ def unschedulable_reasons(
     return reasons
 
 
-def _refused_by(rule: Rule) -> Bools:
+def _refused_by(rule: DomainRule) -> Bools:
     """[host] whether a required rule excludes the only pod, which is class 0, from it."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
     no_domain: Bools = domain_of < 0
@@ -173,7 +173,9 @@ def _refused_by(rule: Rule) -> Bools:
     elif not role & OWNER:
         refused = none
     elif rule.kind is RuleKind.SPREAD:
-        minimum = 0 if rule.lacks_domains or not rule.eligible.any() else int(rule.bound_counted[rule.eligible].min())
+        minimum = (
+            0 if rule.lacks_domains or not rule.is_eligible.any() else int(rule.bound_counted[rule.is_eligible].min())
+        )
         refused = no_domain | (counted + bool(role & COUNTED) - minimum > rule.max_skew)
     else:
         is_first_replica = not rule.bound_counted.any() and role & COUNTED

@@ -44,7 +44,7 @@ class CallEdge(msgspec.Struct, frozen=True):
         weight: traffic of all callers together, in the same unit for all edges.
         routing: of the callee's Service.
         max_cost: maxNetworkCost.
-        table: index of its `Table`; `build_problem` sets it.
+        table: index of its `CallCostTable`; `build_problem` sets it.
     """
 
     caller: int
@@ -55,7 +55,7 @@ class CallEdge(msgspec.Struct, frozen=True):
     table: int = 0
 
 
-class Table(msgspec.Struct, frozen=True):
+class CallCostTable(msgspec.Struct, frozen=True):
     """Cost of a call by pair of zones.
 
     Attributes:
@@ -69,7 +69,7 @@ class Table(msgspec.Struct, frozen=True):
     violates_limit: Bools
 
 
-class Rule(msgspec.Struct, frozen=True):
+class DomainRule(msgspec.Struct, frozen=True):
     """A rule about replicas that must, must not, or should not share a domain.
 
     Attributes:
@@ -78,7 +78,7 @@ class Rule(msgspec.Struct, frozen=True):
         domain_of: [host] its domain, -1 if it has none.
         bound_counted: [domain] pods that stay, and that the rule counts.
         bound_owners: [domain] pods that stay, and that carry the rule.
-        eligible: [domain] whether its count enters the minimum that skew is measured from.
+        is_eligible: [domain] whether its count enters the minimum that skew is measured from.
         max_skew: most by which a domain's count may exceed the minimum.
         lacks_domains: whether there are fewer domains than minDomains; the minimum is then 0.
         price: of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
@@ -90,7 +90,7 @@ class Rule(msgspec.Struct, frozen=True):
     domain_of: Ints
     bound_counted: Ints
     bound_owners: Ints
-    eligible: Bools
+    is_eligible: Bools
     max_skew: int = 1
     lacks_domains: bool = False
     price: float = 0.0
@@ -109,14 +109,14 @@ class Problem(msgspec.Struct, frozen=True):
         row_of: [class] its row of ``allowed``.
         allowed: [row, host] whether a class may be placed there at all.
         class_of: [replica] its class.
-        fixed: [workload] hosts of the replicas that stay.
+        fixed_hosts: [workload] hosts of the replicas that stay.
         must_span_zones: [workload] whether it must not be wholly in one zone.
         colocation_penalty: [workload] of two of its replicas on one host, as a share of the most that sharing a host with peers gains;
             sharing a zone costs a thousandth of that, so that it decides between equals only.
         host_price: [host] of each replica there, as a share of the worst cost of a replica's calls.
         edges: at most one per ordered pair of workloads.
         tables: at least one if there are edges.
-        rules: required and preferred rules.
+        domain_rules: required and preferred rules.
         crowding_price: of any two replicas on one host, as ``colocation_penalty``; less if there are more replicas than hosts.
         overload_price: of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
         balance_price: of a full host, as a share of the mean price of a replica; grows with the square of its utilization.
@@ -133,13 +133,13 @@ class Problem(msgspec.Struct, frozen=True):
     row_of: Ints
     allowed: Bools
     class_of: Ints
-    fixed: tuple[tuple[int, ...], ...]
+    fixed_hosts: tuple[tuple[int, ...], ...]
     must_span_zones: Bools
     colocation_penalty: Floats
     host_price: Floats
     edges: tuple[CallEdge, ...] = ()
-    tables: tuple[Table, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    tables: tuple[CallCostTable, ...] = ()
+    domain_rules: tuple[DomainRule, ...] = ()
     crowding_price: float = 0.0
     overload_price: float = 1.0
     balance_price: float = 1e-3
@@ -147,12 +147,12 @@ class Problem(msgspec.Struct, frozen=True):
     resource_names: Sequence[str] = ()
 
     @property
-    def workloads(self) -> int:
+    def workload_count(self) -> int:
         """Number of workloads."""
-        return len(self.fixed)
+        return len(self.fixed_hosts)
 
     @property
-    def totals(self) -> Ints:
+    def replica_counts(self) -> Ints:
         """[workload] number of replicas, those that stay included."""
-        placed = np.bincount(self.workload_of[self.class_of], minlength=self.workloads)
-        return placed + np.array([len(hosts) for hosts in self.fixed], np.int64)
+        placed = np.bincount(self.workload_of[self.class_of], minlength=self.workload_count)
+        return placed + np.array([len(hosts) for hosts in self.fixed_hosts], np.int64)

@@ -28,7 +28,7 @@ from controller.scheduler.placement.call_costs import (
 )
 from controller.scheduler.placement.evaluation import replicas_by_host
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
-from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
+from controller.scheduler.placement.problem import Bools, CallCostTable, CallEdge, DomainRule, Floats, Ints, Problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.rules import raw_allocatable_score
 
@@ -182,10 +182,10 @@ class _ProblemBuilder:
             row_of=np.array([class_.row for class_ in self._classes], np.int64),
             allowed=np.array(self._allowed, np.bool_).reshape(shape) if self._allowed else np.zeros(shape, np.bool_),
             class_of=np.array(self._class_of, np.int64),
-            fixed=tuple(tuple(hosts) for hosts in fixed),
+            fixed_hosts=tuple(tuple(hosts) for hosts in fixed),
             edges=self._edges(table_of, fixed),
             tables=tables,
-            rules=self._rules(),
+            domain_rules=self._domain_rules(),
             must_span_zones=self._must_span_zones(),
             # If nodes are preferred by size, the size decides which replicas share one.
             colocation_penalty=np.array([float(s != "none" and not by_size) for s in request.spreads], np.float64),
@@ -229,7 +229,7 @@ class _ProblemBuilder:
         spreads = self._request.spreads
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
-    def _tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
+    def _tables(self) -> tuple[tuple[CallCostTable, ...], dict[int, int]]:
         """The tables, one for all limits that the same pairs of zones violate, and limit -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
         prices = call_cost_table(
@@ -242,7 +242,7 @@ class _ProblemBuilder:
         matrix = cost_matrix(locations, snapshot.costs)
         limits = canonical_limits((edge.max_cost for edge in self._request.edges), matrix)
         number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
-        tables = tuple(Table(prices, local, matrix > limit) for limit in number_of)
+        tables = tuple(CallCostTable(prices, local, matrix > limit) for limit in number_of)
         return tables, {max_cost: number_of[limit] for max_cost, limit in limits.items()}
 
     def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
@@ -261,7 +261,7 @@ class _ProblemBuilder:
             for edge in self._request.edges
         )
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def _domain_rules(self) -> tuple[DomainRule, ...]:
         numbered = ((self._host_number.get(replica.node), replica.pod) for replica in self._request.bound)
         bound = [(number, pod) for number, pod in numbered if number is not None and pod is not None]
         return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()

@@ -1,4 +1,4 @@
-"""Chooses the search effort, and the best of the placements found."""
+"""Runs the compiled search several times, and chooses the best placement found."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from controller.scheduler.placement.native import LIMIT_PRICE, NativeProblem, SearchResult
 from controller.scheduler.placement.problem import Ints, Problem
 
-_HOT, _COLD = 8.0, 0.003
-"""First and last temperature, as shares of the typical change of the cost by a step. Traffic has heavy tails: at a lower first
-temperature the heaviest edges stay where they started.
+_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 8.0, 0.003
+"""Temperatures of annealing, as ratios to the typical change of the cost by a step. Traffic has heavy tails: with a lower first
+temperature the heaviest edges stay in the zones where they started.
 """
-_HOT_ACROSS_LIMITS = -0.3
-"""First temperature, as a negative share of a broken limit, at which whole chains of workloads may cross a limit."""
-_TOLERANCE = 1e-9
+_FIRST_TEMPERATURE_ACROSS_LIMITS = -0.3
+"""Negative ratio to the price of a broken limit, at which whole chains of workloads may cross a limit."""
+_RELATIVE_TOLERANCE = 1e-9
 
 # Effort is a number of steps, so that a busy machine finds the same plan.
 _STEPS_PER_REPLICA, _MIN_STEPS, _MAX_STEPS = 4000, 5000, 14_000_000
@@ -28,10 +28,10 @@ _MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000
 _SMALL_REPLICAS, _MEDIUM_REPLICAS = 60, 300
 _SMALL_RUNS, _MEDIUM_RUNS = 20, 6
 """Runs of small and medium problems; larger problems have one run. Many short runs find more than few long runs."""
-_ROOM_TURNS = 4000
-"""Attempts to free capacity for replicas without a place."""
-_DESCENTS, _DESCENT_ROOM_TURNS = 4, 200
-"""Runs without annealing that start in each zone, for small problems: they take less than a millisecond, and are sometimes better."""
+_EJECTION_ATTEMPTS = 4000
+"""Attempts to place replicas without a host by ejecting others."""
+_DESCENTS_PER_ZONE, _DESCENT_EJECTION_ATTEMPTS = 4, 200
+"""Runs without annealing, for small problems: they take less than a millisecond, and sometimes find a better placement."""
 
 
 def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadline_s: float = 60.0) -> Ints:
@@ -40,39 +40,52 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     Args:
         problem: the problem.
         hints: [replica] host of the previous plan, or -1; the hints are kept unless a better placement is found.
-        seed: the same problem, hints and seed give the same placement.
+        seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
         deadline_s: time after which the search ends, seconds.
     """
     replicas = len(problem.class_of)
-    nowhere = np.full(replicas, -1, np.int64)
+    no_hints = np.full(replicas, -1, np.int64)
     if not replicas or not len(problem.free):
-        return nowhere
-    compiled, ends_at = NativeProblem(problem), time.monotonic() + deadline_s
+        return no_hints
+    native_problem, ends_at = NativeProblem(problem), time.monotonic() + deadline_s
     runs, steps = _runs_and_steps(problem)
 
-    def run(number: int, hot: float, start: Ints, *, steps: int, seconds: float, home: int = -1) -> SearchResult:
-        room_turns, run_seed = _ROOM_TURNS if steps else _DESCENT_ROOM_TURNS, seed * 1000 + number
-        return compiled.search(
-            start, seed=run_seed, steps=steps, room_turns=room_turns, hot=hot, cold=_COLD, deadline_s=seconds, home=home
+    def search(
+        run: int, temperature: float, hints: Ints, *, steps: int, deadline_s: float, start_zone: int = -1
+    ) -> SearchResult:
+        return native_problem.search(
+            hints,
+            seed=seed * 1000 + run,
+            steps=steps,
+            ejection_attempts=_EJECTION_ATTEMPTS if steps else _DESCENT_EJECTION_ATTEMPTS,
+            first_temperature=temperature,
+            last_temperature=_LAST_TEMPERATURE,
+            deadline_s=deadline_s,
+            start_zone=start_zone,
         )
 
-    def run_each(first: int, hot: float, homes: Sequence[int], steps: int = steps) -> list[SearchResult]:
-        """One run per zone to start in, each with its share of the time left."""
-        seconds = (ends_at - time.monotonic()) / max(len(homes), 1)
-        return [run(first + n, hot, nowhere, steps=steps, seconds=seconds, home=home) for n, home in enumerate(homes)]
+    def search_from(zones: Sequence[int], first_run: int, temperature: float, steps: int = steps) -> list[SearchResult]:
+        """One run from each of these zones, with its share of the time left; -1 starts in any zone."""
+        run_s = (ends_at - time.monotonic()) / max(len(zones), 1)
+        return [
+            search(run, temperature, no_hints, steps=steps, deadline_s=run_s, start_zone=zone)
+            for run, zone in enumerate(zones, first_run)
+        ]
 
-    anywhere = [-1] * runs
-    results = run_each(1, _HOT, anywhere)
-    if min(results, key=_rank).cost >= LIMIT_PRICE and any(table.violates_limit.any() for table in problem.tables):
-        results += run_each(runs + 1, _HOT_ACROSS_LIMITS, anywhere)
-        results += run_each(2 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs])
+    any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
+    results = search_from(any_zone, 1, _FIRST_TEMPERATURE)
+    has_limits = any(table.violates_limit.any() for table in problem.tables)
+    if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
+        results += search_from(any_zone, runs + 1, _FIRST_TEMPERATURE_ACROSS_LIMITS)
+        results += search_from(zones, 2 * runs + 1, _FIRST_TEMPERATURE)
     if replicas <= _SMALL_REPLICAS and problem.edges:
-        results += run_each(3 * runs + 1, _HOT, _zones_by_free_capacity(problem)[:runs] * _DESCENTS, 0)
+        results += search_from(zones * _DESCENTS_PER_ZONE, 3 * runs + 1, _FIRST_TEMPERATURE, steps=0)
     best = min(results, key=_rank)
     if hints is not None and (hints >= 0).any():
-        kept = run(0, _HOT, hints, steps=0, seconds=ends_at - time.monotonic())
-        if _unplaced(kept) <= _unplaced(best) and kept.cost <= best.cost + _TOLERANCE * abs(best.cost):
-            best = kept
+        from_hints = search(0, _FIRST_TEMPERATURE, hints, steps=0, deadline_s=ends_at - time.monotonic())
+        max_cost = best.cost + _RELATIVE_TOLERANCE * abs(best.cost)
+        if _count_unplaced(from_hints) <= _count_unplaced(best) and from_hints.cost <= max_cost:
+            best = from_hints
     return best.host_of
 
 
@@ -81,9 +94,9 @@ def _runs_and_steps(problem: Problem) -> tuple[int, int]:
     replicas, runs = len(problem.class_of), 1
     if replicas <= _MEDIUM_REPLICAS:
         runs = _SMALL_RUNS if replicas <= _SMALL_REPLICAS else _MEDIUM_RUNS
-    wanted = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
-    most = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
-    return runs, min(max(wanted, _MIN_STEPS), most)
+    steps = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
+    max_steps = _MAX_STEPS if len(problem.free) <= _MANY_HOSTS else _MAX_STEPS_ON_MANY_HOSTS
+    return runs, min(max(steps, _MIN_STEPS), max_steps)
 
 
 def _zones_by_free_capacity(problem: Problem) -> list[int]:
@@ -93,9 +106,10 @@ def _zones_by_free_capacity(problem: Problem) -> list[int]:
     return [int(zone) for zone in np.argsort(-free, kind="stable")]
 
 
-def _unplaced(result: SearchResult) -> int:
+def _count_unplaced(result: SearchResult) -> int:
     return int((result.host_of < 0).sum())
 
 
 def _rank(result: SearchResult) -> tuple[int, float]:
-    return _unplaced(result), result.cost
+    """Sort key, best first."""
+    return _count_unplaced(result), result.cost

@@ -16,8 +16,17 @@ import pytest
 from controller.cluster.services import Routing
 from controller.scheduler.placement import native_library
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.native import NativeProblem, fields
-from controller.scheduler.placement.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
+from controller.scheduler.placement.native import FIELD_NAMES, NativeProblem
+from controller.scheduler.placement.problem import (
+    COUNTED,
+    OWNER,
+    CallCostTable,
+    CallEdge,
+    DomainRule,
+    Ints,
+    Problem,
+    RuleKind,
+)
 from controller.scheduler.placement.solve import solve
 
 
@@ -44,12 +53,12 @@ def make_problem(
         row_of=np.zeros(len(replicas), np.int64),
         allowed=np.ones((1, hosts), np.bool_),
         class_of=np.repeat(np.arange(len(replicas)), replicas),
-        fixed=((),) * len(replicas),
+        fixed_hosts=((),) * len(replicas),
         must_span_zones=np.zeros(len(replicas), np.bool_),
         colocation_penalty=np.zeros(len(replicas)),
         host_price=np.zeros(hosts),
         edges=tuple(CallEdge(a, b, 1.0, routing) for a, b, routing in edges),
-        tables=(Table(latency, 30.0, latency > limit_us),),
+        tables=(CallCostTable(latency, 30.0, latency > limit_us),),
     )
     return msgspec.structs.replace(problem, **changes)
 
@@ -59,12 +68,12 @@ def on_hosts(*hosts: int) -> Ints:
 
 
 def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
-    header = native_library.SOURCES.joinpath("state.h").read_text()
+    header = native_library.SOURCES.joinpath("problem.h").read_text()
     struct = re.sub(
         r"/\*.*?\*/", "", header.partition("typedef struct {")[2].partition("} Problem;")[0], flags=re.DOTALL
     )
     declared = [name for line in struct.split(";") for name in re.findall(r"\*?(\w+)(?=,|\s*$)", line.strip())]
-    assert declared == list(fields())
+    assert declared == list(FIELD_NAMES)
 
 
 def test_an_array_of_another_length_than_its_counts_is_refused() -> None:
@@ -181,10 +190,10 @@ def test_a_workload_that_must_span_zones_is_not_in_one_zone() -> None:
     assert len(zones_of_first_workload(spread)) == 2
 
 
-def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes: object) -> Rule:
+def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes: object) -> DomainRule:
     domains = max(domain_of) + 1
     nothing = np.zeros(domains, np.int64)
-    found = Rule(kind, roles, np.array(domain_of, np.int64), nothing, nothing, np.ones(domains, np.bool_))
+    found = DomainRule(kind, roles, np.array(domain_of, np.int64), nothing, nothing, np.ones(domains, np.bool_))
     return msgspec.structs.replace(found, **changes)
 
 
@@ -212,7 +221,7 @@ FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([Tru
         ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda at: at.count(-1) == 3),
         (
             [4],
-            rule(RuleKind.SPREAD, ZONES, {0: BOTH}, eligible=FIRST_DOMAIN),
+            rule(RuleKind.SPREAD, ZONES, {0: BOTH}, is_eligible=FIRST_DOMAIN),
             {"allowed": FIRST_ZONE},
             lambda at: -1 not in at,
         ),
@@ -232,9 +241,9 @@ FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([Tru
         ([4], rule(RuleKind.PREFERENCE, HOSTS, {0: BOTH}, price=1.0), {}, lambda at: sorted(at) == HOSTS),
     ],
 )
-def test_a_rule_about_other_pods_holds(replicas: list[int], bound_by: Rule, changes: Any, holds: Any) -> None:
+def test_a_rule_about_other_pods_holds(replicas: list[int], bound_by: DomainRule, changes: Any, holds: Any) -> None:
     """On two hosts in each of two zones. A spread counts missing domains as empty, and leaves out ineligible ones."""
-    at = solve(make_problem(ZONES, replicas, rules=(bound_by,), **changes)).tolist()
+    at = solve(make_problem(ZONES, replicas, domain_rules=(bound_by,), **changes)).tolist()
     assert holds(at), at
 
 
@@ -249,7 +258,7 @@ def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
         (0, 2, Routing.ANY),
         allowed=allowed,
         row_of=np.array([0, 1, 2]),
-        rules=(affinity,),
+        domain_rules=(affinity,),
         free_cpu=2,
     )
     at = solve(problem)
@@ -283,7 +292,7 @@ def test_colocation_has_the_same_penalty_for_the_rest_of_a_rollout() -> None:
     bound_hosts = tuple(() if workload == workloads - 1 else tuple(used) for workload in range(workloads))
     free = np.array([[40 - sum(host in hosts for hosts in bound_hosts)] for host in range(3)], np.int64)
     last = np.array([workloads - 1] * 2)
-    left = msgspec.structs.replace(problem, free=free, class_of=last, fixed=bound_hosts)
+    left = msgspec.structs.replace(problem, free=free, class_of=last, fixed_hosts=bound_hosts)
     assert sorted(solve(left).tolist()) == used
 
 
@@ -310,14 +319,14 @@ def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(s
         *edges,
         free_cpu=rng.randint(2, 3),
         has_zone_label=np.array([True, True, False]),
-        fixed=((), (rng.randrange(4),) if seed % 2 else (), ()),
+        fixed_hosts=((), (rng.randrange(4),) if seed % 2 else (), ()),
         overload_price=0.0,
         balance_price=1e-9,
     )
     far = np.array(
         [[100.0, rng.randint(200, 900), 500.0], [rng.randint(200, 900), 100.0, 500.0], [400.0, 600.0, 100.0]]
     )
-    problem = msgspec.structs.replace(problem, tables=(Table(far, 30.0, far > rng.randint(300, 700)),))
+    problem = msgspec.structs.replace(problem, tables=(CallCostTable(far, 30.0, far > rng.randint(300, 700)),))
 
     def objective(at: Ints) -> tuple[int, float]:
         found = evaluate(problem, at)

@@ -1,0 +1,211 @@
+/* The cost of calls between workloads, and its change by a move. */
+#include "state.h"
+
+static inline double latency(const Problem *problem, int64_t table, int64_t from, int64_t to) {
+  return problem->latency[(table * problem->zones + from) * problem->zones + to];
+}
+static inline int violates_limit(const Problem *problem, int64_t table, int64_t from, int64_t to) {
+  return problem->violates_limit[(table * problem->zones + from) * problem->zones + to];
+}
+
+/* Cost of one caller in a zone to one replica in another, if every replica answers equally many calls. */
+static inline double pair_cost(const State *state, int64_t edge, int64_t from, int64_t to) {
+  const Problem *problem = state->problem;
+  double cost = state->pair_weight[edge] * latency(problem, problem->table[edge], from, to);
+  return violates_limit(problem, problem->table[edge], from, to) ? cost + problem->limit_price : cost;
+}
+
+/* Change of `cost_to_all` in a zone if a replica of the callee moves between two zones. */
+static inline double cost_to_all_delta(const State *state, int64_t edge, int64_t zone, int64_t from, int64_t to) {
+  return (to >= 0 ? pair_cost(state, edge, zone, to) : 0) - (from >= 0 ? pair_cost(state, edge, zone, from) : 0);
+}
+
+/* Pairs of caller and replica on one host. With ROUTE_NODE: calls that stay on the host without loading a replica above its fair
+ * share, in units of 1 / replicas of the callee. */
+static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t called) {
+  if (problem->routing[edge] != ROUTE_NODE) return callers * called;
+  int64_t wanted = callers * problem->replica_count[problem->callee[edge]], fair = called * problem->replica_count[problem->caller[edge]];
+  return wanted < fair ? wanted : fair;
+}
+
+/* Change of count_same_host_calls if a host gains (1) or loses (-1) a replica of the callee or the caller. */
+static inline int64_t same_host_delta(const State *state, EdgeEnd end, int32_t host, int step) {
+  const Problem *problem = state->problem;
+  int64_t callers = state->n_on_host[problem->caller[end.edge] * problem->hosts + host];
+  int64_t called = state->n_on_host[problem->callee[end.edge] * problem->hosts + host];
+  if (!(end.is_callee ? callers : called)) return 0;
+  int64_t callers_after = callers + (end.is_callee ? 0 : step), called_after = called + (end.is_callee ? step : 0);
+  return count_same_host_calls(problem, end.edge, callers_after, called_after) - count_same_host_calls(problem, end.edge, callers, called);
+}
+
+/* The part of a placement that decides the cost of an edge's calls from one zone. */
+typedef struct {
+  int64_t callers, called; /* replicas of the caller and of the callee in the zone */
+  int64_t same_host_calls;
+  int64_t n_unzoned; /* replicas of the callee on nodes without a zone label */
+  double cost_to_all;
+} ZoneCalls;
+
+static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_t zone) {
+  const Problem *problem = state->problem;
+  int64_t callee = problem->callee[edge];
+  return (ZoneCalls){
+      .callers = state->n_in_zone[problem->caller[edge] * problem->zones + zone],
+      .called = state->n_in_zone[callee * problem->zones + zone],
+      .same_host_calls = state->same_host_calls[edge * problem->zones + zone],
+      .n_unzoned = state->n_unzoned[callee],
+      .cost_to_all = state->cost_to_all[edge * problem->zones + zone],
+  };
+}
+
+/* Cost of an edge's calls from one zone, by kube-proxy's rules.
+ *
+ * ROUTE_ANY: any replica answers, so every pair counts. ROUTE_ZONE: a replica in the caller's zone answers, else any. ROUTE_NODE: a
+ * replica on the caller's node answers, else as ROUTE_ZONE. kube-proxy ignores zones while a replica is on a node without a zone
+ * label. A call that loads a replica above its fair share costs as much as a call that leaves the zone. `Endpoints` in
+ * cluster/services.py has the same rules for a single caller. */
+static inline double cost_from_zone(const State *state, int64_t edge, int64_t zone, const ZoneCalls *calls) {
+  if (!calls->callers) return 0;
+  const Problem *problem = state->problem;
+  int64_t table = problem->table[edge], all_callers = problem->replica_count[problem->caller[edge]];
+  int64_t all_called = problem->replica_count[problem->callee[edge]];
+  double callers = (double)calls->callers, same_host_calls = (double)calls->same_host_calls;
+  double in_zone = latency(problem, table, zone, zone), host_gain = in_zone - problem->host_latency[table];
+  double caller_weight = state->pair_weight[edge] * (double)all_called;
+  int is_by_node = problem->routing[edge] == ROUTE_NODE;
+  int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->called && !calls->n_unzoned;
+  if (!is_by_zone && !is_by_node) {
+    double limit_price = violates_limit(problem, table, zone, zone) ? problem->limit_price : 0;
+    return callers * calls->cost_to_all - same_host_calls * (state->pair_weight[edge] * host_gain + limit_price);
+  }
+  double staying = is_by_node ? same_host_calls / (double)all_called : 0;
+  if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->host_latency[table];
+  double cost = callers * caller_weight * in_zone;
+  cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->called);
+  int64_t excess = calls->callers * all_called - calls->called * all_callers;
+  double detour = state->mean_detour[table * problem->zones + zone];
+  if (excess > 0) cost += problem->overload_price * caller_weight * detour * (double)excess / (double)all_called;
+  return cost;
+}
+
+static double current_cost_from_zone(const State *state, int64_t edge, int64_t zone) {
+  ZoneCalls calls = calls_from_zone(state, edge, zone);
+  return cost_from_zone(state, edge, zone, &calls);
+}
+
+static void init_mean_detours(State *state) {
+  const Problem *problem = state->problem;
+  int64_t zones = problem->zones;
+  state->mean_detour = allocate(problem->tables * zones, sizeof(double));
+  for (int64_t table = 0; table < problem->tables; table++)
+    for (int64_t zone = 0; zone < zones; zone++) {
+      double sum = 0;
+      for (int64_t other = 0; other < zones; other++)
+        sum += other == zone ? 0 : latency(problem, table, zone, other) - latency(problem, table, zone, zone);
+      state->mean_detour[table * zones + zone] = zones > 1 && sum > 0 ? sum / (double)(zones - 1) : 0;
+    }
+}
+
+/* Initializes the arrays of edges, by the counts of replicas. */
+void calls_init(State *state) {
+  const Problem *problem = state->problem;
+  int64_t zones = problem->zones, hosts = problem->hosts;
+  init_mean_detours(state);
+  state->pair_weight = allocate(problem->edges, sizeof(double));
+  state->same_host_calls = allocate(problem->edges * zones, sizeof(int64_t));
+  state->cost_to_all = allocate(problem->edges * zones, sizeof(double));
+  state->zone_cost = allocate(problem->edges * zones, sizeof(double));
+  for (int64_t edge = 0; edge < problem->edges; edge++) {
+    int64_t caller = problem->caller[edge], callee = problem->callee[edge];
+    state->pair_weight[edge] = problem->weight[edge] / ((double)problem->replica_count[caller] * (double)problem->replica_count[callee]);
+    for (int64_t host = 0; host < hosts; host++) {
+      int64_t callers = state->n_on_host[caller * hosts + host], called = state->n_on_host[callee * hosts + host];
+      if (callers && called)
+        state->same_host_calls[edge * zones + problem->zone_of[host]] += count_same_host_calls(problem, edge, callers, called);
+    }
+    for (int64_t zone = 0; zone < zones; zone++) {
+      for (int64_t other = 0; other < zones; other++) {
+        int64_t called = state->n_in_zone[callee * zones + other];
+        if (called) state->cost_to_all[edge * zones + zone] += (double)called * pair_cost(state, edge, zone, other);
+      }
+      state->zone_cost[edge * zones + zone] = current_cost_from_zone(state, edge, zone);
+    }
+  }
+}
+
+static double delta_as_caller(const State *state, EdgeEnd end, int32_t from, int32_t to) {
+  const Problem *problem = state->problem;
+  int32_t zones[2] = {zone_at(problem, from), zone_at(problem, to)};
+  int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0, gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
+  double sum = 0;
+  for (int is_target = zones[0] == zones[1]; is_target < 2; is_target++) {
+    int32_t zone = zones[is_target];
+    if (zone < 0) continue;
+    ZoneCalls calls = calls_from_zone(state, end.edge, zone);
+    if (zones[0] != zones[1]) calls.callers += is_target ? 1 : -1;
+    if (zone == zones[0]) calls.same_host_calls += lost;
+    if (zone == zones[1]) calls.same_host_calls += gained;
+    sum += cost_from_zone(state, end.edge, zone, &calls) - state->zone_cost[end.edge * problem->zones + zone];
+  }
+  return sum;
+}
+
+static double delta_as_callee(const State *state, EdgeEnd end, int32_t from, int32_t to) {
+  const Problem *problem = state->problem;
+  int64_t caller = problem->caller[end.edge], callee = problem->callee[end.edge], zones = problem->zones;
+  int64_t zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
+  int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0, gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
+  int64_t before = state->n_unzoned[callee], after = before;
+  if (zone_to >= 0) after += !problem->has_zone_label[zone_to];
+  if (zone_from >= 0) after -= !problem->has_zone_label[zone_from];
+  int has_zone_hints = problem->routing[end.edge] != ROUTE_ANY && !before && !after;
+  double sum = 0;
+  for (int64_t zone = 0; zone < zones; zone++) {
+    if (!state->n_in_zone[caller * zones + zone]) continue;
+    ZoneCalls calls = calls_from_zone(state, end.edge, zone);
+    int has_own_replicas = calls.called && problem->has_zone_label[zone] && has_zone_hints;
+    if (zone != zone_from && zone != zone_to && (zone_from == zone_to || has_own_replicas)) continue;
+    if (zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(state, end.edge, zone, zone_from, zone_to);
+    calls.called += (zone == zone_to) - (zone == zone_from);
+    calls.same_host_calls += (zone == zone_from ? lost : 0) + (zone == zone_to ? gained : 0);
+    calls.n_unzoned = after;
+    sum += cost_from_zone(state, end.edge, zone, &calls) - state->zone_cost[end.edge * zones + zone];
+  }
+  return sum;
+}
+
+/* Change of the cost of calls if a replica of a workload moves. */
+double calls_delta(const State *state, int64_t workload, int32_t from, int32_t to) {
+  double sum = 0;
+  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = state->edge_end[entry];
+    sum += end.is_callee ? delta_as_callee(state, end, from, to) : delta_as_caller(state, end, from, to);
+  }
+  return sum;
+}
+
+/* Updates same_host_calls and cost_to_all for a move. The counts of replicas must still be those before the move. */
+void calls_update_counts(State *state, int64_t workload, int32_t from, int32_t to) {
+  const Problem *problem = state->problem;
+  int64_t zones = problem->zones, zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
+  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = state->edge_end[entry];
+    if (from >= 0) state->same_host_calls[end.edge * zones + zone_from] += same_host_delta(state, end, from, -1);
+    if (to >= 0) state->same_host_calls[end.edge * zones + zone_to] += same_host_delta(state, end, to, 1);
+    if (end.is_callee && zone_from != zone_to)
+      for (int64_t zone = 0; zone < zones; zone++)
+        state->cost_to_all[end.edge * zones + zone] += cost_to_all_delta(state, end.edge, zone, zone_from, zone_to);
+  }
+}
+
+/* Updates zone_cost after a move between two zones; all counts must be those after the move. */
+void calls_update_costs(State *state, int64_t workload, int64_t zone_from, int64_t zone_to) {
+  int64_t zones = state->problem->zones;
+  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = state->edge_end[entry];
+    int affects_all_zones = end.is_callee && zone_from != zone_to;
+    for (int64_t zone = 0; zone < zones; zone++)
+      if (affects_all_zones || zone == zone_from || zone == zone_to)
+        state->zone_cost[end.edge * zones + zone] = current_cost_from_zone(state, end.edge, zone);
+  }
+}
