@@ -51,6 +51,14 @@ def parse_int(text: str | int) -> int:
     return _to_int64(parse(text), text)
 
 
+def parse_int_or_none(text: str | int | None) -> int | None:
+    """Parse a quantity as `parse_int` does; None for an absent or malformed one."""
+    try:
+        return parse_int(text) if text is not None else None
+    except QuantityError:
+        return None
+
+
 def parse_milli(text: str | int) -> int:
     """Parse a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
 

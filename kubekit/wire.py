@@ -283,3 +283,11 @@ def parse_time(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no offset from UTC")
     return moment.timestamp()
+
+
+def parse_time_or_none(text: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None for an absent or malformed one."""
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        return None

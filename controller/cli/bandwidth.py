@@ -12,7 +12,7 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_coloured_percent, format_short_rate, make_table
 from controller.diagnosis.bandwidth import build_bandwidth
-from controller.diagnosis.model import BandwidthView, NodeBandwidthView, PodBandwidthView
+from controller.diagnosis.cluster_views import BandwidthView, NodeBandwidthView, PodBandwidthView
 
 
 class BandwidthCommand(Command):

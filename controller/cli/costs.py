@@ -13,7 +13,7 @@ from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_number, make_table
 from controller.cluster.crds import NETWORK_TOPOLOGIES
-from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
+from controller.diagnosis.cluster_views import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network, by_pair
 
 _SIGN_BY_BASIS = {"stale": "~", "inferred": "*", "unreachable": "x"}

@@ -13,10 +13,10 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_age
-from controller.diagnosis.findings import CLUSTER_WIDE, Finding
-from controller.diagnosis.pods import PodDiagnosis
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.facts import build_facts
+from controller.diagnosis.findings import CLUSTER_WIDE_CODES, Finding
+from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from kubekit.errors import ConfigError
 from kubekit.text import join_first
 
@@ -51,12 +51,12 @@ class DiagnoseCommand(Command):
         if options.kind and not options.name:
             raise ConfigError("pod", "has no name", "give the pod's: diagnose pod NAME")
         pod = await session.read_pod(options.name) if options.name else None
-        facts = read_facts(await session.read_snapshot(everything=True, all_namespaces=True), pod)
+        facts = build_facts(await session.read_snapshot(everything=True, all_namespaces=True), pod)
         findings = diagnose(facts)
         if pod is None:
-            return Diagnosis(facts.now, findings)
-        findings_of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or pod.metadata.key in f.affects)
-        return Diagnosis(facts.now, findings_of_pod, diagnose_listed_pod(pod, facts, findings))
+            return Diagnosis(facts.now_s, findings)
+        findings_of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE_CODES or pod.metadata.key in f.affects)
+        return Diagnosis(facts.now_s, findings_of_pod, diagnose_listed_pod(pod, facts, findings))
 
     def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:
         """The pod, then the findings."""

@@ -14,9 +14,9 @@ from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
 from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
-from controller.diagnosis.pods import PodDiagnosis
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.facts import build_facts
+from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
 from kubekit.text import pluralize
 
@@ -53,7 +53,7 @@ class ExplainCommand(Command):
         listed_pod = next((other for other in snapshot.pods if other.metadata.key == key), None)
         state.on_pod_change(key, listed_pod, None)
         inputs.node_cache.drop(lambda info: info.key == key)
-        explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
+        explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), build_facts(snapshot, pod)
         return ExplainView(explanation, diagnose_listed_pod(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:

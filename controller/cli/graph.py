@@ -23,8 +23,8 @@ from controller.cli.style import (
 )
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
+from controller.views.group_views import EdgeView, GroupView, PodView
 from controller.views.groups import build_groups
-from controller.views.model import EdgeView, GroupView, PodView
 from kubekit.text import join_first
 
 MAX_STOPS = 5

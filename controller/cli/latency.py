@@ -12,7 +12,7 @@ from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, make_table
-from controller.diagnosis.model import PairBasis, PairView, View
+from controller.diagnosis.cluster_views import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
 _UNMEASURED_BASES: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")

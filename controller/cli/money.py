@@ -58,7 +58,7 @@ class MoneyCommand(Command):
             )
             graph = TrafficGraph(tuple(dependencies), graph.omitted)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
-        bill = compute_bill(graph, traffic.workloads, prices, map_workloads_to_groups(snapshot.membership))
+        bill = compute_bill(graph, traffic.workloads, prices, map_workloads_to_groups(snapshot.build_membership()))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:

@@ -99,7 +99,7 @@ def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, d
     refusals = [
         f"AppGroup {key} gets no pods of {', '.join(names)}: the namespace gives no consent"
         for key in inputs.state.groups
-        if (names := snapshot.membership.refusing_namespaces(key))
+        if (names := snapshot.build_membership().refusing_namespaces(key))
     ]
     return inputs, members, [*cluster.problems, *refusals]
 

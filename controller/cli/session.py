@@ -29,8 +29,8 @@ from controller.cluster.pods import Pod, PodSpec
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration, parse_config
-from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.control_plane import ControlPlaneStatus, read_control_plane
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.topology.results import ObjectName, result_names
 from kubekit.client import Client
@@ -180,7 +180,7 @@ class Session:
             services=tuple(services),
             policy=config.topology.policy(),
             scheduler=config.scheduler,
-            verdicts=verdicts,
+            verdicts_by_pod=verdicts,
             prices=config.traffic.prices.resolve(),
             control_plane=await self._read_control_plane() if everything else None,
         )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
 from controller.cluster.pods import Pod
+from controller.diagnosis.cluster_views import NetworkView
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader
-from controller.diagnosis.model import NetworkView
-from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
+from controller.diagnosis.pod_diagnosis import PodDiagnosis, diagnose_pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Object

@@ -25,7 +25,7 @@ from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Pod
 from controller.convert.spellings import convert
-from controller.diagnosis.model import View
+from controller.diagnosis.cluster_views import View
 from controller.scheduler.default_scheduler import simulate_scheduling
 from controller.scheduler.gating.group_plans import MAX_PODS
 from controller.scheduler.placement.inputs import PlanInputs

@@ -15,8 +15,8 @@ from controller.cli.diagnose import render_findings
 from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import GOOD, STRONG, format_age, format_percent, format_rate
-from controller.diagnosis.model import NetworkView, NodeBandwidthView
-from controller.views.model import GroupView, Overview
+from controller.diagnosis.cluster_views import NetworkView, NodeBandwidthView
+from controller.views.group_views import GroupView, Overview
 from controller.views.overview import build_overview
 
 

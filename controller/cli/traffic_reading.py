@@ -87,6 +87,6 @@ async def read_traffic(session: Session, source_name: str, requested_s: int) -> 
     if window_s < requested_s:
         session.notes.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
     session.notes.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
-    costs = snapshot.costs().for_namespace(session.namespace or session.netaware_namespace).table
+    costs = snapshot.build_cost_index().for_namespace(session.namespace or session.netaware_namespace).table
     graph = build_traffic_graph(resolved_flows, session.netaware_namespace)
     return Traffic(graph, workloads, source, window_s, costs, snapshot)

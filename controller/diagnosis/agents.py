@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from controller.cluster.zones import agent_pods_by_node, build_zone_map, to_probe_node
-from controller.diagnosis.model import AgentState, AgentView
+from controller.diagnosis.cluster_views import AgentState, AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
@@ -16,15 +16,15 @@ from netperf.results import decode_results
 
 
 def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
-    """One entry per node, sorted by zone and name; nodes without a zone come last."""
+    """The agents of all nodes, sorted by zone and name; nodes without a zone come last."""
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
-    probes = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
-    newest = _newest_samples(snapshot)
-    agents = [_agent(node, to_probe_node(node, agent_pods), probes, newest) for node in snapshot.nodes]
-    return tuple(sorted(agents, key=lambda a: (not a.zone, a.zone, a.node)))
+    probe_counts = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
+    newest = _find_newest_samples(snapshot)
+    agents = [_build_agent(node, to_probe_node(node, agent_pods), probe_counts, newest) for node in snapshot.nodes]
+    return tuple(sorted(agents, key=lambda agent: (not agent.zone, agent.zone, agent.node)))
 
 
-def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
+def _find_newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Time of the newest sample of each node, as origin or destination, by name of the node."""
     locations = build_zone_map(snapshot.nodes).locations
     newest: dict[str, float] = {}
@@ -36,9 +36,9 @@ def _newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
     return newest
 
 
-def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict[str, float]) -> AgentView:
+def _build_agent(node: Node, probe_node: ProbeNode, probe_counts: Counter[str], newest: dict[str, float]) -> AgentView:
     announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    state, reason = _agent_state(probe_node, announcement)
+    state, reason = _find_state(probe_node, announcement)
     return AgentView(
         node=probe_node.name,
         zone=probe_node.zone,
@@ -46,12 +46,12 @@ def _agent(node: Node, probe_node: ProbeNode, probes: Counter[str], newest: dict
         reason=reason,
         version=announcement.version if announcement is not None else "",
         prober=announcement.prober if announcement is not None else "",
-        probes=probes[probe_node.name],
+        probes=probe_counts[probe_node.name],
         newest_at=newest.get(probe_node.name),
     )
 
 
-def _agent_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
+def _find_state(node: ProbeNode, announcement: Announcement | None) -> tuple[AgentState, str]:
     """The agent's state, and why it is not ``up``; for an agent that is ``up``, the problem that it reports."""
     reported = announcement.problem if announcement is not None else ""
     checks: Sequence[tuple[bool, AgentState, str]] = (

@@ -1,20 +1,18 @@
-"""Bandwidth requested, allocated and enforced, per node and per pod, and findings about it.
+"""Bandwidth requested, allocated and enforced, per node and per pod.
 
-Requests and allocations come from the API's objects, agents' verdicts from Prometheus; without it verdicts are empty.
+Requests and allocations come from objects of the API, the agents' verdicts from Prometheus; without it, verdicts are empty.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from controller.cluster.pod_info import PodInfo
-from controller.diagnosis.findings import MAX_AFFECTED, MAX_CAUSES, Finding, PodFinding
-from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidthView, PodBandwidthView
+from controller.diagnosis.cluster_views import BandwidthView, NodeBandwidthView, PodBandwidthView
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.diagnosis.zones import rate_of
+from kubekit import quantity
 from kubekit.errors import QuantityError
-from kubekit.text import pluralize
 from kubekit.wire import Node
 from netperf.bandwidth_limits import UnreasonableLimitError, parse_limit
 from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
@@ -22,43 +20,17 @@ from netperf.contract import BANDWIDTH_RESOURCE, ZONE_LABEL
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """All nodes, and all unfinished pods that request bandwidth or have a limit."""
-    pods = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and has_bandwidth_spec(pod)]
-    views = sorted((_pod(pod, snapshot.verdicts.get(pod.key, {})) for pod in pods), key=lambda p: (p.namespace, p.name))
-    requested: dict[str, list[int]] = defaultdict(list)
-    for view in views:
-        if view.node and view.requested_bps:
-            requested[view.node].append(view.requested_bps)
-    nodes = sorted(snapshot.nodes, key=lambda n: n.metadata.name)
+    specified = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and has_bandwidth_spec(pod)]
+    pods = [_build_pod(pod, snapshot.verdicts_by_pod.get(pod.key, {})) for pod in specified]
+    requests_by_node: dict[str, list[int]] = defaultdict(list)
+    for pod in pods:
+        if pod.node and pod.requested_bps:
+            requests_by_node[pod.node].append(pod.requested_bps)
+    nodes = sorted(snapshot.nodes, key=lambda node: node.metadata.name)
     return BandwidthView(
-        nodes=tuple(_node(node, requested.get(node.metadata.name, [])) for node in nodes),
-        pods=tuple(views),
+        nodes=tuple(_build_node(node, requests_by_node.get(node.metadata.name, [])) for node in nodes),
+        pods=tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name))),
     )
-
-
-def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
-    """Findings about overcommitted bandwidth, and about limits that agents report as not enforced."""
-    overcommitted = [node.node for node in bandwidth.nodes if node.is_overcommitted]
-    overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.is_overcommitted]
-    if overcommitted:
-        summary = "pods request more bandwidth than there is"
-        fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
-        alert = "NetawareBandwidthOvercommitted"
-        yield Finding(
-            "bandwidth-overcommitted", "warning", summary, (), None, tuple(overcommitted[:MAX_AFFECTED]), fix, alert
-        )
-    unenforced = [pod for pod in bandwidth.pods if pod.unenforced_verdicts]
-    if unenforced:
-        summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
-        cause = tuple(
-            f"{pod.namespace}/{pod.name}: {direction} {verdict}"
-            for pod in unenforced[:MAX_CAUSES]
-            for direction, verdict in pod.unenforced_verdicts.items()
-        )
-        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])
-        fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
-        yield PodFinding(
-            "limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced"
-        )
 
 
 def has_bandwidth_spec(pod: PodInfo) -> bool:
@@ -66,26 +38,26 @@ def has_bandwidth_spec(pod: PodInfo) -> bool:
     return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH_RESOURCE, 0) > 0
 
 
-def _pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
+def _build_pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
     ingress, egress = pod.ingress, pod.egress
-    requested = pod.requests.get(BANDWIDTH_RESOURCE, 0)
+    requested_bps = pod.requests.get(BANDWIDTH_RESOURCE, 0)
     return PodBandwidthView(
         namespace=pod.namespace,
         name=pod.name,
         node=pod.node,
-        requested_bps=requested,
+        requested_bps=requested_bps,
         ingress_limit=ingress,
         egress_limit=egress,
-        ingress_limit_bps=rate_of(ingress),
-        egress_limit_bps=rate_of(egress),
+        ingress_limit_bps=quantity.parse_int_or_none(ingress),
+        egress_limit_bps=quantity.parse_int_or_none(egress),
         ingress_verdict=verdicts.get("ingress"),
         egress_verdict=verdicts.get("egress"),
-        problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.host_network),
+        problem=_find_problem(requested_bps, {"ingress": ingress, "egress": egress}, pod.host_network),
     )
 
 
-def _problem(requested: int, limits: dict[str, str | None], host_network: bool) -> str:
-    """The first inconsistency of a pod's request and limits; empty without one."""
+def _find_problem(requested_bps: int, limits: dict[str, str | None], host_network: bool) -> str:
+    """The first inconsistency of a pod's request and limits (by direction); empty without one."""
     for direction, text in limits.items():
         try:
             if text is not None:
@@ -96,18 +68,18 @@ def _problem(requested: int, limits: dict[str, str | None], host_network: bool) 
             return f"{direction} {text!r} is not a quantity"
     if host_network and any(limits.values()):
         return "limits do not apply to hostNetwork pods"
-    egress_bps = rate_of(limits["egress"])
-    if requested and egress_bps and requested != egress_bps:
-        return f"requests {requested / 1e6:g} Mbit/s but is limited to {egress_bps / 1e6:g} Mbit/s"
+    egress_bps = quantity.parse_int_or_none(limits["egress"])
+    if requested_bps and egress_bps and requested_bps != egress_bps:
+        return f"requests {requested_bps / 1e6:g} Mbit/s but is limited to {egress_bps / 1e6:g} Mbit/s"
     return ""
 
 
-def _node(node: Node, requested: list[int]) -> NodeBandwidthView:
+def _build_node(node: Node, requests_bps: list[int]) -> NodeBandwidthView:
     return NodeBandwidthView(
         node=node.metadata.name,
         zone=node.metadata.label(ZONE_LABEL),
-        capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH_RESOURCE)),
-        allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH_RESOURCE)),
-        allocated_bps=sum(requested),
-        pods=len(requested),
+        capacity_bps=quantity.parse_int_or_none((node.status.capacity or {}).get(BANDWIDTH_RESOURCE)),
+        allocatable_bps=quantity.parse_int_or_none((node.status.allocatable or {}).get(BANDWIDTH_RESOURCE)),
+        allocated_bps=sum(requests_bps),
+        pods=len(requests_bps),
     )

@@ -1,4 +1,4 @@
-"""The input of a diagnosis, as plain data."""
+"""The input of `diagnose`: plain data, built from a snapshot."""
 
 from __future__ import annotations
 
@@ -8,40 +8,57 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.cluster.crds import AppGroup
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Pod
-from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
-from controller.diagnosis.snapshot import ControlPlaneStatus
+from controller.cluster.eligibility import blocking_taints
+from controller.cluster.membership import Membership
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Placement, Pod, placement_of, target_of
+from controller.diagnosis.agents import build_agents
+from controller.diagnosis.bandwidth import build_bandwidth
+from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView
+from controller.diagnosis.control_plane import ControlPlaneStatus
+from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.diagnosis.zones import build_network
 from kubekit.owners import owner_of
-from kubekit.wire import Condition, Taint, parse_time
+from kubekit.wire import Condition, Taint, parse_time_or_none
 from netperf.contract import NETAWARE_NAMESPACE
+from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
 
 class PodFact(Pod, frozen=True):
-    """A pod that is pending or has the label of an AppGroup, with what follows from other objects.
+    """A pod that is pending or has the label of an AppGroup.
 
     Attributes:
         group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
-        has_placement: whether node affinity on the pod places it, so that its scheduler need not call our extender.
+        is_placed_by_affinity: whether netaware places it by node affinity, so that its scheduler need not call the extender.
     """
 
     group_key: str = ""
-    has_placement: bool = False
+    is_placed_by_affinity: bool = False
 
     @property
-    def scheduler(self) -> str:
-        """Name of the scheduler that places it."""
-        # The API server accepts any text here, and it becomes part of commands.
+    def scheduler_name(self) -> str:
+        """Name of the scheduler that places it, with ``?`` for characters that are unsafe in a command line."""
         return re.sub(r"[^A-Za-z0-9._/-]", "?", self.spec.scheduler_name) or DEFAULT_SCHEDULER
 
     @property
-    def scheduled(self) -> Condition | None:
+    def scheduled_condition(self) -> Condition | None:
         """Its condition PodScheduled; None before a scheduler has tried it."""
         return self.condition("PodScheduled")
 
     @property
+    def scheduler_message(self) -> str:
+        """Message of that condition; empty for none."""
+        return self.scheduled_condition.message if self.scheduled_condition is not None else ""
+
+    @property
+    def scheduled_changed_s(self) -> float | None:
+        """Time of the last change of that condition, unix seconds; None if unknown."""
+        condition = self.scheduled_condition
+        return parse_time_or_none(condition.last_transition_time) if condition is not None else None
+
+    @property
     def created_s(self) -> float | None:
         """Time of its creation, unix seconds; None if unknown."""
-        return unix_seconds(self.metadata.creation_timestamp)
+        return parse_time_or_none(self.metadata.creation_timestamp)
 
     @property
     def owner(self) -> tuple[str, str] | None:
@@ -55,7 +72,13 @@ class PodFact(Pod, frozen=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node, with the taints that keep pods away, such as that of a cordon."""
+    """A node.
+
+    Attributes:
+        labels: of the node.
+        taints: those with an effect other than PreferNoSchedule, and that of a cordon.
+        zone: empty without one.
+    """
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -66,15 +89,21 @@ class Facts(msgspec.Struct, frozen=True):
     """The cluster at one time.
 
     Attributes:
-        now: unix seconds.
+        now_s: wall clock, unix seconds.
+        control_plane: the state of netaware's programs.
         network: zones and pairs of the NetworkTopology that the scheduler uses.
-        topologies: the conditions of each NetworkTopology, by ``namespace/name``.
-        unreachable: pairs of zones (origin, destination) that the leader has published as unreachable.
-        max_wait_s: longest time that a pod stays gated, seconds.
-        our_schedulers: names of schedulers that call our extender; empty for all.
+        agents, bandwidth: of all nodes.
+        groups: all AppGroups.
+        pods: pods that are pending or belong to an AppGroup.
+        nodes: all nodes by name.
+        topology_conditions: the conditions of each NetworkTopology, by ``namespace/name``.
+        unreachable_pairs: pairs of zones (origin, destination) that the leader has published as unreachable.
+        max_gate_wait_s: longest time that a pod stays gated, seconds.
+        scheduler_names: schedulers that call netaware's extender; empty for all.
+        netaware_namespace: where netaware is installed.
     """
 
-    now: float
+    now_s: float
     control_plane: ControlPlaneStatus = ControlPlaneStatus()
     network: NetworkView = NetworkView()
     agents: tuple[AgentView, ...] = ()
@@ -82,21 +111,59 @@ class Facts(msgspec.Struct, frozen=True):
     groups: tuple[AppGroup, ...] = ()
     pods: tuple[PodFact, ...] = ()
     nodes: Mapping[str, NodeFact] = {}
-    topologies: Mapping[str, tuple[Condition, ...]] = {}
-    unreachable: tuple[tuple[str, str], ...] = ()
-    max_wait_s: float = 120.0
-    our_schedulers: tuple[str, ...] = (OUR_SCHEDULER,)
+    topology_conditions: Mapping[str, tuple[Condition, ...]] = {}
+    unreachable_pairs: tuple[tuple[str, str], ...] = ()
+    max_gate_wait_s: float = 120.0
+    scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
     netaware_namespace: str = NETAWARE_NAMESPACE
 
     @property
     def interval_s(self) -> float:
-        """Length of a round of probes; 0 without a plan."""
+        """Length of a probing round; 0 without a probe plan."""
         return self.network.interval_s or 0.0
 
 
-def unix_seconds(text: str | None) -> float | None:
-    """A time of the API as unix seconds; None for an absent or malformed one."""
-    try:
-        return parse_time(text) if text else None
-    except ValueError:
-        return None
+def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
+    """The facts of a snapshot, and of ``pod`` if that is not in the snapshot."""
+    membership, default_placement = snapshot.build_membership(), snapshot.scheduler.placement
+    placements = snapshot.placement_by_namespace
+    agents = build_agents(snapshot)
+    zone_by_node = {agent.node: agent.zone for agent in agents}
+    latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
+    is_missing = pod is not None and all(pod.metadata.key != other.metadata.key for other in snapshot.pods)
+    return Facts(
+        now_s=snapshot.now_s,
+        control_plane=snapshot.control_plane or ControlPlaneStatus(),
+        network=build_network(snapshot),
+        agents=agents,
+        bandwidth=build_bandwidth(snapshot),
+        groups=snapshot.groups,
+        pods=tuple(
+            build_pod_fact(p, membership, placements.get(p.metadata.namespace, default_placement))
+            for p in (*snapshot.pods, *((pod,) if is_missing else ()))
+        ),
+        nodes={
+            node.metadata.name: NodeFact(
+                node.metadata.labels or {}, blocking_taints(node), zone_by_node[node.metadata.name]
+            )
+            for node in snapshot.nodes
+        },
+        topology_conditions={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
+        unreachable_pairs=tuple(sorted({pair for published in latencies for pair in published.unreachable})),
+        max_gate_wait_s=snapshot.scheduler.gates.max_wait_s,
+        scheduler_names=snapshot.scheduler.scheduler_names,
+        netaware_namespace=snapshot.netaware_namespace,
+    )
+
+
+def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: Placement) -> PodFact:
+    """The facts of a pod; ``namespace_placement`` is the placement mode of pods without a label."""
+    return PodFact(
+        metadata=pod.metadata,
+        spec=pod.spec,
+        status=pod.status,
+        group_key=membership.group_key_of(pod.metadata.namespace, pod.group),
+        is_placed_by_affinity=(
+            target_of(pod) is not None or placement_of(pod.metadata.labels, namespace_placement) != "extender"
+        ),
+    )

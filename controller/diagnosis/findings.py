@@ -11,24 +11,30 @@ from kubekit.text import cut_bytes, make_printable
 
 Severity = Literal["critical", "warning", "info"]
 EventScope = Literal["pod", "appgroup", "node", "zones", "cluster", "condition"]
-"""Objects with an event about a finding: the affected pods, AppGroups or nodes; the NetworkTopology, with an event for each tuple of
-affected zones or one for the cluster; no object, if the finding repeats a condition, whose change has an event."""
+"""Objects that get an event about a finding:
+
+- ``pod``, ``appgroup``, ``node``: the affected objects;
+- ``zones``: the NetworkTopology, one event for each set of affected zones;
+- ``cluster``: the NetworkTopology, one event;
+- ``condition``: none, because the change of the condition has an event.
+"""
 NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})
-"""Codes of findings from which follows that no controller leads."""
+"""Codes of findings that imply that no controller leads."""
 _PROGRAM_CODES = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
-CLUSTER_WIDE = _PROGRAM_CODES | {"not-installed", "no-agents", "no-plan", "no-topology"}
+CLUSTER_WIDE_CODES = _PROGRAM_CODES | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Codes of findings that affect all pods, groups, zones and nodes."""
+# `manifests/overlays` would replace the images by names without registry and tag.
 APPLY_AGAIN = (
-    "let Helm do it instead, if Helm installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
+    "use Helm instead, if it installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
     "kubectl apply --server-side --force-conflicts -k dist/overlay",
 )
-"""Not `manifests/overlays`, which would replace the images by names without registry and tag."""
+"""The fix that restores netaware's objects."""
 MAX_AFFECTED = 20
-"""At most this many affected objects are named."""
+"""At most this many affected objects are listed in a finding."""
 MAX_CAUSES = 3
-"""At most this many objects are named in a cause."""
+"""At most this many objects are listed as causes of a finding."""
 MAX_TEXT_BYTES = 1024
-"""Longest summary, cause or name."""
+"""Longest summary, cause, or name of an affected object, in UTF-8."""
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -37,13 +43,13 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable, for programs.
-        severity: critical (netaware does not work), warning (netaware works less well), info.
+        severity: ``critical`` (netaware does not work), ``warning`` (netaware works less well) or ``info``.
         summary: the problem in one sentence.
-        cause: the chain of causes, root cause last.
-        since: unix seconds; None if unknown.
+        cause: the causes, in sentences; if one causes another, the root cause is last.
+        since: start of the problem, unix seconds; None if unknown.
         affects: affected objects, as ``namespace/name`` or names of nodes and zones.
-        fix: commands or instructions, the last of which fixes it. Words in capitals (``ZONE``) are placeholders.
-        alert: the alert of the same state, which is also a section of the runbook; empty without one.
+        fix: commands or instructions, the last of which fixes the problem. Words in capitals (``ZONE``) are placeholders.
+        alert: name of the alert about the same problem, which is also a section of the runbook; empty without an alert.
     """
 
     event_scope: ClassVar[EventScope] = "cluster"
@@ -89,31 +95,27 @@ class ConditionFinding(Finding, frozen=True):
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, worst first; then those about our programs, then those that affect most objects."""
-    return tuple(
-        sorted(
-            map(_sanitized, findings),
-            key=lambda f: (
-                SEVERITY_ORDER[f.severity],
-                f.code not in _PROGRAM_CODES,
-                -len(f.affects),
-                f.code,
-                f.summary,
-            ),
-        )
-    )
+    """Sorted by severity, worst first; then those about netaware's programs, then those that affect most objects."""
+
+    def sort_key(finding: Finding) -> tuple[int, bool, int, str, str]:
+        is_about_program = finding.code in _PROGRAM_CODES
+        severity = SEVERITY_ORDER[finding.severity]
+        return severity, not is_about_program, -len(finding.affects), finding.code, finding.summary
+
+    return tuple(sorted(findings, key=sort_key))
 
 
 def has_leader(findings: Iterable[Finding]) -> bool:
-    """Whether a controller leads, by the findings of `rules.diagnose`."""
+    """Whether a controller leads, by the findings of `diagnose`."""
     return not any(finding.code in NO_LEADER_CODES for finding in findings)
 
 
-def _sanitized(finding: Finding) -> Finding:
-    """The finding with masked control characters and cut texts; commands are not cut."""
-    cause, affects = (
-        tuple(cut_bytes(make_printable(text), MAX_TEXT_BYTES) for text in texts)
-        for texts in (finding.cause, finding.affects)
-    )
-    summary, fix = cut_bytes(make_printable(finding.summary), MAX_TEXT_BYTES), tuple(map(make_printable, finding.fix))
+def sanitize(finding: Finding) -> Finding:
+    """The finding with control characters replaced and long texts cut; commands are not cut."""
+
+    def cut_all(texts: Iterable[str]) -> tuple[str, ...]:
+        return tuple(cut_bytes(make_printable(text), MAX_TEXT_BYTES) for text in texts)
+
+    (summary,), fix = cut_all((finding.summary,)), tuple(map(make_printable, finding.fix))
+    cause, affects = cut_all(finding.cause), cut_all(finding.affects)
     return msgspec.structs.replace(finding, summary=summary, cause=cause, fix=fix, affects=affects)

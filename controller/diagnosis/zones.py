@@ -10,13 +10,12 @@ import msgspec
 from controller.cluster.costs import choose_topology, choose_weight, cost_entries_of
 from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
-from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
+from controller.diagnosis.cluster_views import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.results import result_names
 from controller.topology.status import group_pairs
 from kubekit import quantity
-from kubekit.errors import QuantityError
 from netperf.contract import ZONE_LABEL
 from netperf.cost_state import CostState, find_node_pair, representative_node_pair
 from netperf.costs import ZoneCost
@@ -177,8 +176,12 @@ def _pair_view(
         destination=pair[1],
         cost=None if written_cost is None else written_cost.network_cost,
         basis=basis,
-        bandwidth_capacity_bps=rate_of(written_cost.bandwidth_capacity) if written_cost is not None else None,
-        bandwidth_allocated_bps=rate_of(written_cost.bandwidth_allocated) if written_cost is not None else None,
+        bandwidth_capacity_bps=quantity.parse_int_or_none(written_cost.bandwidth_capacity)
+        if written_cost is not None
+        else None,
+        bandwidth_allocated_bps=quantity.parse_int_or_none(written_cost.bandwidth_allocated)
+        if written_cost is not None
+        else None,
     )
     if sample is None:
         return view
@@ -196,16 +199,6 @@ def _pair_view(
         origin_node=sample.origin.node,
         destination_node=sample.destination.node,
     )
-
-
-def rate_of(value: str | int | None) -> int | None:
-    """A quantity in bits per second; None for an absent or malformed one."""
-    if value is None:
-        return None
-    try:
-        return quantity.parse_int(value)
-    except QuantityError:
-        return None
 
 
 def by_pair(pairs: Iterable[PairView]) -> dict[ZonePair, PairView]:

@@ -19,7 +19,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, security_headers, security_policy
-from controller.page.model import encode_overview
+from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.views.overview import build_overview
 from kubekit import logs

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.cluster.cluster_cache import ClusterCache
-from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.control_plane import ControlPlaneStatus, read_control_plane
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import result_names
 from kubekit.client import Client

@@ -10,23 +10,23 @@ from controller.cluster.costs import NO_LOCATION, Location, count_by_location, l
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.pods import Pod
 from controller.cluster.services import ServiceIndex
-from controller.diagnosis.model import NetworkView, PairView
+from controller.diagnosis.cluster_views import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair
-from controller.views.model import EdgeView, GroupView, PodView, WorkloadView, ZoneLoss
+from controller.views.group_views import EdgeView, GroupView, PodView, WorkloadView, ZoneLoss
 from netperf.latencies import ZonePair
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
     """Views of all groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
     pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
-    membership = snapshot.membership
+    membership = snapshot.build_membership()
     members: dict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
         if name and not pod.is_finished:
             members[membership.group_key_of(pod.metadata.namespace, name)].append(pod)
-    costs = snapshot.costs()
+    costs = snapshot.build_cost_index()
     services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
@@ -88,7 +88,7 @@ def _build_workloads(
     by_selector: dict[str, list[Pod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The status has the order in use; the state have the order of the next status.
+    # The status has the order in use; the state has the order of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.facts import build_facts
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.views.group_views import Overview
 from controller.views.groups import build_groups
-from controller.views.model import Overview
 
 
 def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
@@ -16,7 +16,7 @@ def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> O
         snapshot: the cluster.
         namespace: limits AppGroups, and findings that only affect AppGroups; None for all namespaces.
     """
-    facts = read_facts(snapshot)
+    facts = build_facts(snapshot)
     groups = build_groups(snapshot, facts.network)
     hidden_groups = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}
     findings = () if snapshot.control_plane is None else diagnose(facts)

@@ -3,7 +3,7 @@
 // and the colour scale.
 
 const state = {
-  page: null,        // the newest overview, as controller/page/model.py encodes it
+  page: null,        // the newest overview, as controller/page/encoding.py encodes it
   names: [],         // zone names in order
   positions: new Map(),  // zone name -> position in names
   measure: "cost",   // shown in the matrix, a key of MEASURES

@@ -18,7 +18,7 @@ import pytest
 
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.cluster.volumes import VOLUMES
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.diagnose import diagnose
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import ControlPlane
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 SCHEDULER = "netaware-scheduler"
 CHANGES = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
-PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let) ")
+PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let|use) ")
 """What somebody has to decide or to do elsewhere is said in words."""
 ONLY_KUBELETS_KNOW = re.compile(
     r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"

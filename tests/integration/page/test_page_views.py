@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod
+from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, ProgramPod
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import document, security_policy
-from controller.page.model import encode_overview
-from controller.views.model import Overview
+from controller.page.encoding import encode_overview
+from controller.views.group_views import Overview
 from controller.views.overview import build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
@@ -23,7 +24,7 @@ from tests.unit.controller.made_up import NOW_S, make_snapshot
 VIEWS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
 WELL = ControlPlaneStatus(
-    programs=tuple(
+    pods=tuple(
         ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True)
         for program in ("controller", "scheduler", "extender")
     ),
@@ -41,8 +42,8 @@ def broken() -> ClusterSnapshot:
     status = msgspec.structs.replace(
         WELL,
         lease=LeaseFact("controller-0", NOW_S - 90),
-        programs=(
-            *(WELL.programs or ())[:1],
+        pods=(
+            *(WELL.pods or ())[:1],
             ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff"),
         ),
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.diagnose import diagnose
 from tests.unit.controller.situations import SITUATIONS
 
 FOLDER = Path(__file__).parents[3] / "manifests" / "prometheus"

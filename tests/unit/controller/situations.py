@@ -14,9 +14,9 @@ import msgspec
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.eligibility import UNSCHEDULABLE
 from controller.cluster.pods import TARGET_ANNOTATION, PodSpec, PodStatus, Toleration
+from controller.diagnosis.cluster_views import AgentView, NetworkView, PairBasis, PairView
+from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, Program, ProgramPod
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
-from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
-from controller.diagnosis.snapshot import ControlPlaneStatus, LeaseFact, Program, ProgramPod
 from kubekit.wire import Condition, ObjectMeta, OwnerReference, SchedulingGate, Taint, format_time
 from tests.support.bodies import appgroup_spec
 
@@ -26,7 +26,7 @@ NO_CONSTRAINTS = PodSpec()
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
-STATUS = ControlPlaneStatus(programs=READY, lease=LeaseFact("a", NOW_S - 2))
+STATUS = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def pod(
     phase: str = "",
     scheduled: Condition | None = None,
     is_terminating: bool = False,
-    has_placement: bool = False,
+    is_placed_by_affinity: bool = False,
 ) -> PodFact:
     metadata = ObjectMeta(
         name=name,
@@ -80,7 +80,9 @@ def pod(
     spec = msgspec.structs.replace(spec, scheduler_name=scheduler, node_name=node, scheduling_gates=scheduling_gates)
     pod_status = PodStatus(phase=phase, conditions=[scheduled] if scheduled else None)
     key = ("web/shop" if group == "shop" else "") if group_key is None else group_key
-    return PodFact(metadata=metadata, spec=spec, status=pod_status, group_key=key, has_placement=has_placement)
+    return PodFact(
+        metadata=metadata, spec=spec, status=pod_status, group_key=key, is_placed_by_affinity=is_placed_by_affinity
+    )
 
 
 def unscheduled(message: str) -> Condition:
@@ -108,13 +110,13 @@ def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]])
 
 def facts(**fields: Any) -> Facts:
     known = {
-        "now": NOW_S,
+        "now_s": NOW_S,
         "control_plane": STATUS,
         "groups": (group(),),
         "agents": agents(),
         "network": network(),
         "nodes": {f"n{i}": NodeFact({"zone": f"z{i % 2}"}, (), f"z{i % 2}") for i in range(4)},
-        "topologies": {"netaware-system/nt-default": ()},
+        "topology_conditions": {"netaware-system/nt-default": ()},
     }
     return Facts(**{**known, **fields})
 
@@ -126,11 +128,11 @@ def status(**fields: Any) -> ControlPlaneStatus:
 def without(program: Program, **fields: Any) -> ControlPlaneStatus:
     known = {"node": "n1", "phase": "Running", **fields}
     dead = ProgramPod(program, f"{program}-0", **known)
-    return status(programs=(*(p for p in READY if p.program != program), dead))
+    return status(pods=(*(p for p in READY if p.program != program), dead))
 
 
 def no_pods(*programs: Program) -> ControlPlaneStatus:
-    return status(programs=tuple(p for p in READY if p.program not in programs))
+    return status(pods=tuple(p for p in READY if p.program not in programs))
 
 
 def waiting(**fields: Any) -> tuple[PodFact, ...]:
@@ -144,7 +146,7 @@ def no_node(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields:
 
 def topology(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
     found = msgspec.convert(condition_of(type_, status, reason, message), Condition)
-    return facts(topologies={"netaware-system/nt-default": (found,)}, **fields)
+    return facts(topology_conditions={"netaware-system/nt-default": (found,)}, **fields)
 
 
 DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
@@ -263,7 +265,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the path between two zones is cut",
         "zones-unreachable",
         "12865",
-        facts(unreachable=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
+        facts(unreachable_pairs=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
     ),
     Situation(
         "a pair was never measured",
@@ -281,7 +283,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the NetworkTopology was deleted",
         "no-topology",
         "bootstrap.networkTopology",
-        facts(topologies={}, network=network(absent=(("z0", "z1"),))),
+        facts(topology_conditions={}, network=network(absent=(("z0", "z1"),))),
     ),
     Situation(
         "nodes without a zone label",

@@ -32,8 +32,9 @@ from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import format_rate
-from controller.diagnosis.model import PairBasis, PairView, ZoneView
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.cluster_views import PairBasis, PairView, ZoneView
+from controller.diagnosis.control_plane import ControlPlaneStatus
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
 from controller.scheduler.explain import CandidateLine, Explanation
 from kubekit.client import Client
@@ -90,7 +91,7 @@ def healthy() -> ClusterSnapshot:
     ]
     good = {"ingress": "enforced", "egress": "enforced"}
     verdicts = {"default/frontend-1": good, "default/frontend-2": {**good, "egress": "no-limit"}}
-    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), verdicts=verdicts)
+    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), verdicts_by_pod=verdicts)
 
 
 def unhealthy() -> ClusterSnapshot:

@@ -12,7 +12,7 @@ from controller.cli.session import Session
 from controller.cli.shared import build_state
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.diagnosis.reading import read_facts
+from controller.diagnosis.facts import build_facts
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.proposals import Proposal, propose
@@ -53,11 +53,11 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     session = session_of(CUSTOM_CONFIG, *NODES)
     snapshot = await session.read_snapshot()
     assert session.unreadable == {}
-    facts = read_facts(await session.read_snapshot(everything=True))
+    facts = build_facts(await session.read_snapshot(everything=True))
     scheduler_args = snapshot.network_overhead_args
     assert (scheduler_args.weights_name, scheduler_args.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
-    assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
+    assert (facts.max_gate_wait_s, facts.scheduler_names) == (300, ("mine",))
 
 
 @pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])

@@ -20,10 +20,10 @@ from controller.cluster.pods import GATE, Pod
 from controller.cluster.services import Service
 from controller.cluster.status_writing import delay_after_failed_write
 from controller.cluster.volumes import Volumes
-from controller.diagnosis.facts import Facts
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.control_plane import ControlPlaneStatus
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.facts import Facts, build_facts
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.placement.planner import plan_group
@@ -184,7 +184,7 @@ def gated_pod(workload: str, **where: str) -> dict[str, Any]:
 
 
 def facts_with_leader(snapshot: ClusterSnapshot) -> Facts:
-    return read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(can_read_lease=False)))
+    return build_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(can_read_lease=False)))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ async def test_a_namespace_without_consent_is_one_finding_and_its_pods_are_none(
 async def test_findings_of_a_group_affect_its_pods_of_other_namespaces() -> None:
     components = Components(*NODES, group("default"), *(gated_pod(name) for name in ("a", "b")))
     facts = facts_with_leader(await components.page_snapshot())
-    created = format_time(facts.now - 1000)
+    created = format_time(facts.now_s - 1000)
     metadata = [msgspec.structs.replace(fact.metadata, creation_timestamp=created) for fact in facts.pods]
     old = tuple(msgspec.structs.replace(f, metadata=m) for f, m in zip(facts.pods, metadata, strict=True))
     late = diagnose(msgspec.structs.replace(facts, pods=old))

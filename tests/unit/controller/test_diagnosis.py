@@ -15,13 +15,13 @@ import yaml
 from agent.probing.results import GATHER_S
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
-from controller.diagnosis.facts import Facts, NodeFact
+from controller.diagnosis.cluster_views import AgentView
+from controller.diagnosis.control_plane import LeaseFact, ProgramPod, ProgramPodObject, build_program_pods
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.facts import Facts, NodeFact, build_facts
 from controller.diagnosis.findings import NO_LEADER_CODES, has_leader
-from controller.diagnosis.model import AgentView
-from controller.diagnosis.pods import diagnose_pod
-from controller.diagnosis.reading import ProgramPodObject, read_facts, read_programs
-from controller.diagnosis.rules import diagnose
-from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, ProgramPod
+from controller.diagnosis.pod_diagnosis import diagnose_pod
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import SchedulerConfig
 from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
@@ -56,7 +56,7 @@ from tests.unit.controller.situations import (
 ROOT = Path(__file__).parents[3]
 LOOK = {"get", "describe", "logs", "netaware", "status"}
 CHANGE = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
-BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let"}
+BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let", "use"}
 """What is left to somebody, in the imperative."""
 
 
@@ -76,14 +76,14 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
 def test_a_rollout_undo_names_its_revision() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template_hash="bad")
     fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template_hash="good")
-    both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
+    both = diagnose(facts(control_plane=status(pods=(*READY[:2], fresh, crashing))))[0].fix
     (undo,) = [line for line in both if " rollout undo " in line]
     assert "--to-revision=$(" in undo
     assert "pod-template-hash notin (bad)" in undo
     unready = ProgramPod("scheduler", "c", "n2", "Running", template_hash="bad")
-    unready_first = diagnose(facts(control_plane=status(programs=(*READY[:2], unready, crashing))))[0].fix
+    unready_first = diagnose(facts(control_plane=status(pods=(*READY[:2], unready, crashing))))[0].fix
     assert undo in unready_first
-    alone = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh))))[0].fix
+    alone = diagnose(facts(control_plane=status(pods=(*READY[:2], fresh))))[0].fix
     assert [line for line in alone if " undo " in line or " restart " in line] == []
     assert "rollout status deployment/netaware-scheduler" in alone[1]
 
@@ -96,8 +96,8 @@ def test_a_container_that_has_just_ended_is_a_crash() -> None:
         "spec": {"nodeName": "n1"},
         "status": {"phase": "Running", "containerStatuses": [ended]},
     }
-    programs = read_programs([msgspec.convert(body, ProgramPodObject)])
-    found = diagnose(facts(control_plane=status(programs=(*READY[:1], *(programs or ())))))[0]
+    programs = build_program_pods([msgspec.convert(body, ProgramPodObject)])
+    found = diagnose(facts(control_plane=status(pods=(*READY[:1], *(programs or ())))))[0]
     assert (found.code, "Error" in found.cause[0]) == ("scheduler-down", True)
     assert any("rollout undo" in line for line in found.fix)
 
@@ -186,7 +186,7 @@ REFUSED = unscheduled(
     [
         ({"gates": (GATE,), "nodes": TAINTED}, "gated", "tolerates the taints of none of 4 nodes"),
         ({"gates": (GATE,), "nodes": TAINTED, "spec": BORNE}, "gated", "waits for the plan of AppGroup shop"),
-        ({"scheduler": "default-scheduler", "our_schedulers": ()}, "waiting", "has not answered yet"),
+        ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
         (
             {"node": "n1", "workload": "wrong"},
@@ -205,18 +205,18 @@ REFUSED = unscheduled(
         (
             {"gates": (GATE,), "target": "n0", "spec": PodSpec(node_selector={"zone": "z1"})},
             "planned",
-            "nodeSelector zone=z1 leaves 2 nodes of z1",
+            "nodeSelector zone=z1 allows 2 nodes of z1",
         ),
-        ({"scheduled": UNSCHEDULABLE}, "unschedulable", "nodes are full (0/4 nodes are available"),
+        ({"scheduled": UNSCHEDULABLE}, "unschedulable", "the nodes are full (0/4 nodes are available"),
         ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
         ({"scheduler": "default-scheduler"}, "other-scheduler", "does not call netaware's extender"),
-        ({"scheduler": "default-scheduler", "has_placement": True}, "waiting", "has not answered yet"),
-        ({}, "waiting", "has not answered yet"),
-        ({"scheduled": GATED}, "waiting", "has not answered yet"),
+        ({"scheduler": "default-scheduler", "is_placed_by_affinity": True}, "waiting", "has not tried to place it yet"),
+        ({}, "waiting", "has not tried to place it yet"),
+        ({"scheduled": GATED}, "waiting", "has not tried to place it yet"),
     ],
 )
 def test_the_diagnosis_of_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
-    around = {name: fields[name] for name in ("nodes", "our_schedulers") if name in fields}
+    around = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
     found = diagnose_pod(pod(**{name: fields[name] for name in fields.keys() - around}), facts(**around))
     assert (found.kind, words in found.summary) == (kind, True), found.summary
 
@@ -254,13 +254,13 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
         namespaces=(namespace,),
         scheduler=SchedulerConfig(placement=placement),
     )
-    (fact,) = read_facts(snapshot).pods
-    assert fact.has_placement is told
+    (fact,) = build_facts(snapshot).pods
+    assert fact.is_placed_by_affinity is told
 
 
 ABOVE = condition_of("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
 VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
-TOLD = pod("front-2", scheduler="default-scheduler", node="n2", has_placement=True)
+TOLD = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
 
 
 QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
@@ -270,7 +270,7 @@ def outlier(ago_s: float) -> Facts:
     odd = msgspec.convert(
         condition_of("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition
     )
-    return facts(topologies={"netaware-system/nt-default": (odd,)})
+    return facts(topology_conditions={"netaware-system/nt-default": (odd,)})
 
 
 def without_a_node(message: str) -> Facts:
@@ -282,7 +282,7 @@ def without_a_node(message: str) -> Facts:
     [
         (facts(pods=(pod(node="n1", phase="Running"), pod("new", created_s=NOW_S - 2))), []),
         (
-            facts(control_plane=status(programs=None, lease=None, can_read_lease=False)),
+            facts(control_plane=status(pods=None, lease=None, can_read_lease=False)),
             [],
         ),  # What may not be read is not absent.
         (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
@@ -297,7 +297,7 @@ def without_a_node(message: str) -> Facts:
         (outlier(490.0), ["topology-NodesContradicted"]),
         # Pods that wait behind one without a node are hurt by it.
         (facts(pods=(pod(scheduled=UNSCHEDULABLE), *waiting(workload="cart"))), ["no-node-capacity"]),
-        (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), our_schedulers=()), ["no-scheduler"]),
+        (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()), ["no-scheduler"]),
         # Whoever may write a pod's status chooses the number.
         (without_a_node(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
         (facts(pods=(pod(created_s=NOW_S - 19),)), []),
@@ -362,7 +362,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
         ),
         (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
         (facts(control_plane=status(failed_checks=("a: store of nodes is 90 s old (403)",))), " -k dist/overlay"),
-        (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "a proxy blocks it"),
+        (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "to the API server"),
     ],
 )
 def test_the_last_command_of_a_fix_names_what_to_change(now: Facts, line: str) -> None:
@@ -371,6 +371,6 @@ def test_the_last_command_of_a_fix_names_what_to_change(now: Facts, line: str) -
 
 def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
     gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
-    led = diagnose_pod(gated, facts(max_wait_s=300.0))
+    led = diagnose_pod(gated, facts(max_gate_wait_s=300.0))
     assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
     assert diagnose_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None

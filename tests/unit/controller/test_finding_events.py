@@ -7,10 +7,10 @@ import re
 import pytest
 
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.events import MAX_EVENTS_AT_ONCE, FindingEvent, FindingEventFilter
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
-from controller.diagnosis.rules import diagnose
 from kubekit.events import MAX_NOTE_BYTES
 from kubekit.wire import NODES, PODS
 from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node
@@ -21,7 +21,7 @@ STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
 
 def events_after(*moments: Facts) -> list[list[FindingEvent]]:
     events = FindingEventFilter()
-    return [events.update(diagnose(moment), moment) for moment in moments]
+    return [events.select_events(diagnose(moment), moment) for moment in moments]
 
 
 def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
@@ -31,7 +31,7 @@ def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
 
 def test_the_event_is_on_the_pod_and_ends_with_the_fix() -> None:
     first = events_after(STUCK, STUCK)[1][0]
-    assert (first.about, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
+    assert (first.object_key, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
     assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
 
@@ -44,8 +44,8 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
         paths = [ZoneFinding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
         return [*paths, PodFinding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    now, events = facts(topologies={"netaware-system/nt-default": ()}), FindingEventFilter()
-    batches = [events.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
+    now, events = facts(topology_conditions={"netaware-system/nt-default": ()}), FindingEventFilter()
+    batches = [events.select_events(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
     assert [len(batch) for batch in batches] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
     assert batches[2][-1].reason == "UnknownWorkload"
 
@@ -56,8 +56,8 @@ def test_a_command_is_never_cut() -> None:
     for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
         finding = PodFinding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
         events = FindingEventFilter()
-        events.update([finding], now)
-        (event,) = events.update([finding], now)
+        events.select_events([finding], now)
+        (event,) = events.select_events([finding], now)
         assert len(event.note.encode()) <= MAX_NOTE_BYTES
         assert event.note.endswith(f"Fix: {last}") == (len(last) < 100)
         assert "Fix:" not in event.note or event.note.endswith(last)
@@ -75,7 +75,9 @@ def test_info_findings_and_those_of_conditions_have_no_event() -> None:
 def test_each_event_is_about_an_existing_object(situation: Situation) -> None:
     now = situation.facts
     there = {(PODS, pod.metadata.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
-    there |= {(NODES, agent.node) for agent in now.agents} | {(NETWORK_TOPOLOGIES, key) for key in now.topologies}
+    there |= {(NODES, agent.node) for agent in now.agents} | {
+        (NETWORK_TOPOLOGIES, key) for key in now.topology_conditions
+    }
     for event in events_after(now, now)[1]:
-        assert event.about in there
+        assert event.object_key in there
         assert re.fullmatch(r"([A-Z][a-z]*)+", event.reason), event.reason

@@ -21,11 +21,10 @@ from controller.cli.output import Screen
 from controller.cli.parser import FORMATS
 from controller.cli.run import run
 from controller.cluster.costs import locations_of
+from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.events import FindingEventFilter
-from controller.diagnosis.facts import Facts
-from controller.diagnosis.pods import diagnose_pod
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
+from controller.diagnosis.facts import Facts, build_facts
+from controller.diagnosis.pod_diagnosis import diagnose_pod
 from controller.page.server import _compute_page_data
 from kubekit import logs
 from kubekit.errors import KubekitError
@@ -162,14 +161,14 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
     snapshot = cluster.snapshot
     assert_harmless(gzip.decompress(_compute_page_data(snapshot).body).decode())
-    reported, facts_ = FindingEventFilter(), read_facts(snapshot)
+    reported, facts_ = FindingEventFilter(), build_facts(snapshot)
     found_ = diagnose(facts_)
-    reported.update(found_, facts_)
-    notes = [event.note for event in reported.update(found_, facts_)]
-    costs, locations = snapshot.costs().for_namespace("").table, locations_of(snapshot.nodes)
+    reported.select_events(found_, facts_)
+    notes = [event.note for event in reported.select_events(found_, facts_)]
+    costs, locations = snapshot.build_cost_index().for_namespace("").table, locations_of(snapshot.nodes)
     for group_ in snapshot.groups:
-        facts = compute_group_state(group_, (), locations, costs, snapshot.membership)
-        refused = admission_condition(group_, snapshot.membership.refusing_namespaces(group_.metadata.key))
+        facts = compute_group_state(group_, (), locations, costs, snapshot.build_membership())
+        refused = admission_condition(group_, snapshot.build_membership().refusing_namespaces(group_.metadata.key))
         found = plan_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
         notes += [condition.message for condition in found.conditions or ()]
     assert len(notes) > 500

@@ -21,10 +21,10 @@ from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
-from controller.page.model import encode_overview
+from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
-from controller.views.model import Overview
+from controller.views.group_views import Overview
 from controller.views.overview import build_overview
 from kubekit.client import Client
 from kubekit.errors import UnreachableError

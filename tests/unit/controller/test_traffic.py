@@ -90,7 +90,7 @@ def compared(
         workloads.region_by_zone.update({"z1": "r1", "z2": "r1"})
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
-    membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).membership
+    membership = ClusterSnapshot(now_s=0, groups=groups, namespaces=namespaces).build_membership()
     return compare_groups(flows, workloads, groups, prices, membership=membership, netaware_namespace="netaware-system")
 
 

@@ -8,8 +8,9 @@ import pytest
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.zones import to_probe_node
+from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
@@ -199,5 +200,5 @@ def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     limited = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(bandwidth_pod(make_pod(name, node="n1", annotations=limited)) for name in "ab")
-    found = diagnosed(msgspec.structs.replace(make_snapshot(2), verdicts=verdicts, bandwidth_pods=pods))
+    found = diagnosed(msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods))
     assert found["limits-not-enforced"].affects == ("default/a",)

@@ -6,8 +6,8 @@ Names are camelCase on the wire and have units. An unknown value is null, never 
 from __future__ import annotations
 
 from controller.appgroups.status import DependencyVerdict
+from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView, View
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
 from kubekit.wire import Condition
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from controller.diagnosis.model import PairView
-from controller.views.model import Overview
+from controller.diagnosis.cluster_views import PairView
+from controller.views.group_views import Overview
 
 COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "cost": lambda p: p.cost,

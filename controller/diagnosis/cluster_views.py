@@ -41,7 +41,7 @@ class PairView(View, frozen=True):
         cost: cost in the weight that `NetworkView.weights` names; null if that has none.
         basis: see `PairBasis`.
         p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of the pair's representative sample, as they count for costs.
-        measured_at: time of that sample, unix seconds by our clock.
+        measured_at: time of that sample, unix seconds by this machine's clock.
         quality_flags: why the newest sample is not trusted; empty if it is.
         prober: source of the round trips: ``netperf``, ``datagrams`` or ``external``.
         bandwidth_capacity_bps, bandwidth_allocated_bps: as the NetworkTopology has them.
@@ -63,6 +63,11 @@ class PairView(View, frozen=True):
     destination_node: str | None = None
     bandwidth_capacity_bps: int | None = None
     bandwidth_allocated_bps: int | None = None
+
+    @property
+    def zones(self) -> tuple[str, str]:
+        """Origin and destination."""
+        return self.origin, self.destination
 
     @property
     def is_overcommitted(self) -> bool:

@@ -1,0 +1,112 @@
+"""Findings about agents that do not work or report a problem."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from controller.diagnosis.cluster_views import AgentView
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import MAX_AFFECTED, MAX_CAUSES, Finding, NodeFinding, ZoneFinding
+from kubekit.text import format_command, pluralize
+from netperf.contract import AGENT, AGENT_POD_SELECTOR
+from netperf.results import refresh_interval_s
+
+WRITE_DELAY_S = 10.0
+"""An agent writes its samples within this time after a probe."""
+MISSED_ROUNDS = 2.0
+"""One round in which an agent repeats unchanged samples, and one that a busy node may miss."""
+MAX_SINGLE_RESTARTS = 3
+"""Up to this many agents are restarted by a command each, more by a restart of the DaemonSet."""
+_AGENT_POD = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+DELETE_AGENT_POD = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
+"""Command that restarts the agent of a node, with placeholders."""
+
+
+class _AgentFailure(NamedTuple):
+    """A node whose agent does not work, and the reason."""
+
+    node: str
+    reason: str
+
+
+def find_agent_findings(facts: Facts) -> Iterator[Finding]:
+    """Findings about agents that do not work, one per zone or one for all, and about agents that report a problem."""
+    failures_by_zone: dict[str, list[_AgentFailure]] = defaultdict(list)
+    working_by_zone: dict[str, int] = defaultdict(int)
+    for agent in facts.agents:
+        reason = _find_failure_reason(agent, facts)
+        if reason:
+            failures_by_zone[agent.zone].append(_AgentFailure(agent.node, reason))
+        elif agent.state != "excluded":
+            working_by_zone[agent.zone] += 1
+    if failures_by_zone and not working_by_zone:
+        yield _report_no_agents(facts, failures_by_zone)
+        return
+    for zone, failures in sorted(failures_by_zone.items()):
+        yield _report_zone(facts, zone, failures, working_by_zone[zone])
+    impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
+    if impaired:
+        summary = f"agents on {pluralize(len(impaired), 'node')} report a problem"
+        cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:MAX_CAUSES])
+        nodes = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
+        yield NodeFinding("agents-impaired", "warning", summary, cause, None, nodes, _format_restarts(facts, nodes))
+
+
+def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
+    """Why an agent that should work does not; empty if it works, or its node is excluded."""
+    if agent.state == "down":
+        return agent.reason
+    max_age_s = refresh_interval_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
+    # Only nodes of the probe plan have samples.
+    if (
+        agent.state == "up"
+        and agent.probes
+        and agent.newest_at is not None
+        and facts.now_s - agent.newest_at > max_age_s
+    ):
+        return f"its newest sample is {facts.now_s - agent.newest_at:.0f} s old"
+    return ""
+
+
+def _report_no_agents(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
+    zones = tuple(sorted(failures_by_zone))
+    failures = [failure for zone in zones for failure in failures_by_zone[zone]]
+    summary = f"no agent works on any of {len(failures)} nodes: nothing is measured"
+    fix = (
+        format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.netaware_namespace),
+        format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.netaware_namespace),
+        _format_restart_of_all(facts),
+    )
+    affects = zones[:MAX_AFFECTED]
+    return Finding("no-agents", "critical", summary, _format_causes(failures), None, affects, fix, "NetawareAgentDown")
+
+
+def _report_zone(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
+    cause, nodes, alert = _format_causes(failures), tuple(failure.node for failure in failures), "NetawareAgentDown"
+    fix = _format_restarts(facts, nodes)
+    if working_count:
+        summary = f"{len(nodes)} of {len(nodes) + working_count} agents of zone {zone} do not work"
+        return NodeFinding("agents-down", "warning", summary, cause, None, nodes[:MAX_AFFECTED], fix, alert)
+    summary = f"no agent of zone {zone} works ({pluralize(len(nodes), 'node')}): its latencies are old or inferred"
+    return ZoneFinding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, alert)
+
+
+def _format_causes(failures: Sequence[_AgentFailure]) -> tuple[str, ...]:
+    return tuple(f"{failure.node}: {failure.reason}" for failure in failures[:MAX_CAUSES])
+
+
+def _format_restarts(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Commands that inspect the agent of the first node, and restart the agents of all nodes."""
+    namespace, get_pod = facts.netaware_namespace, f"kubectl -n {{netaware_namespace}} get {_AGENT_POD}"
+    lines = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
+    inspections = tuple(format_command(line, netaware_namespace=namespace, node=nodes[0]) for line in lines)
+    if len(nodes) > MAX_SINGLE_RESTARTS:
+        return *inspections, _format_restart_of_all(facts)
+    restarts = (format_command(DELETE_AGENT_POD, netaware_namespace=namespace, node=node) for node in nodes)
+    return *inspections, *restarts
+
+
+def _format_restart_of_all(facts: Facts) -> str:
+    return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.netaware_namespace)

@@ -1,0 +1,169 @@
+"""The state of netaware's own programs, read from the API server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from kubekit.client import Client
+from kubekit.conditions import find_condition
+from kubekit.errors import ApiError, KubekitError
+from kubekit.lease import Lease
+from kubekit.owners import TEMPLATE_HASH_LABEL
+from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time_or_none
+from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
+
+Program = Literal["controller", "extender", "scheduler"]
+PROGRAMS_BY_DEPLOYMENT: dict[str, Sequence[Program]] = {
+    CONTROLLER: ("controller",),
+    # The extender is a container in the scheduler's pods.
+    SCHEDULER: ("scheduler", "extender"),
+}
+PROGRAM_SELECTOR = f"{NAME_LABEL} in ({', '.join(PROGRAMS_BY_DEPLOYMENT)})"
+
+
+class ProgramPod(msgspec.Struct, frozen=True):
+    """A pod of one of netaware's programs.
+
+    Attributes:
+        program: the one of its containers that the other fields describe.
+        name, node, phase: of the pod; ``node`` is empty before the pod has one.
+        is_ready: whether the program's containers are ready, and the pod is not being deleted.
+        reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
+            node; empty otherwise.
+        since: time of the last change of its readiness, unix seconds.
+        template_hash: hash of its pod template; empty if unknown.
+    """
+
+    program: Program
+    name: str
+    node: str = ""
+    phase: str = ""
+    is_ready: bool = False
+    reason: str = ""
+    since: float | None = None
+    template_hash: str = ""
+
+
+class LeaseFact(msgspec.Struct, frozen=True):
+    """The leader's Lease.
+
+    Attributes:
+        holder: identity of the leader; empty if released.
+        renewed_s: time of the last renewal, unix seconds; None without one.
+        duration_s: time from a renewal to the expiry.
+    """
+
+    holder: str = ""
+    renewed_s: float | None = None
+    duration_s: float = 10.0
+
+
+class ControlPlaneStatus(msgspec.Struct, frozen=True):
+    """The state of netaware's own programs.
+
+    Attributes:
+        is_installed: whether the cluster has netaware's CustomResourceDefinitions.
+        can_list_topologies: whether NetworkTopologies could be listed.
+        pods: pods of the programs; None if they cannot be listed, or the programs do not run as pods.
+        lease: the leader's Lease; None without one.
+        can_read_lease: whether the Lease could be read.
+        failed_checks: failed checks of /readyz of the controller's replicas, a line each.
+    """
+
+    is_installed: bool = True
+    can_list_topologies: bool = True
+    pods: tuple[ProgramPod, ...] | None = None
+    lease: LeaseFact | None = None
+    can_read_lease: bool = True
+    failed_checks: tuple[str, ...] = ()
+
+
+class _Reason(Wire, frozen=True):
+    reason: str = ""
+
+
+class _State(Wire, frozen=True):
+    waiting: _Reason | None = None
+    terminated: _Reason | None = None
+
+
+class _Container(Wire, frozen=True):
+    name: str = ""
+    ready: bool = False
+    state: _State = _State()
+
+
+class _Status(Wire, frozen=True):
+    phase: str = ""
+    conditions: list[Condition] | None = None
+    container_statuses: list[_Container] | None = None
+
+
+class _Spec(Wire, frozen=True):
+    node_name: str = ""
+
+
+class ProgramPodObject(Object, frozen=True):
+    """A pod of netaware's own programs, with the states of its containers."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+async def read_control_plane(
+    client: Client,
+    netaware_namespace: str,
+    *,
+    is_installed: bool,
+    can_list_topologies: bool = True,
+    failed_checks: Iterable[str] = (),
+) -> ControlPlaneStatus:
+    """The state of netaware's programs in ``netaware_namespace``; ``lease`` or ``pods`` are None if they cannot be read."""
+    lease, pods = None, None
+    try:
+        spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=netaware_namespace)).spec
+        duration_s = float(spec.lease_duration_seconds or 10)
+        lease = LeaseFact(spec.holder_identity or "", parse_time_or_none(spec.renew_time), duration_s)
+        can_read_lease = True
+    except KubekitError as error:
+        can_read_lease = isinstance(error, ApiError) and error.is_not_found
+    with contextlib.suppress(KubekitError):
+        pods = build_program_pods(
+            await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=PROGRAM_SELECTOR)
+        )
+    return ControlPlaneStatus(is_installed, can_list_topologies, pods, lease, can_read_lease, tuple(failed_checks))
+
+
+def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
+    """An entry per pod and program; None without pods, because the programs need not run as pods."""
+    program_pods = tuple(
+        _build_program_pod(pod, program)
+        for pod in pods
+        for program in PROGRAMS_BY_DEPLOYMENT.get(pod.metadata.label(NAME_LABEL), ())
+    )
+    return program_pods or None
+
+
+def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
+    all_containers = pod.status.container_statuses or []
+    containers = [c for c in all_containers if program in c.name] or all_containers
+    states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
+    reason = next((state.reason for state in states), "")
+    scheduled = find_condition(pod.status.conditions, "PodScheduled")
+    if not reason and not pod.spec.node_name and scheduled is not None:
+        reason = scheduled.message
+    ready = find_condition(pod.status.conditions, "Ready")
+    return ProgramPod(
+        program=program,
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        phase=pod.status.phase,
+        is_ready=bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None,
+        reason=reason,
+        since=parse_time_or_none(ready.last_transition_time) if ready is not None else None,
+        template_hash=pod.metadata.label(TEMPLATE_HASH_LABEL),
+    )

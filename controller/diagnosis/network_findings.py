@@ -1,0 +1,190 @@
+"""Findings about probes between zones, NetworkTopologies, and costs without a recent measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from controller.diagnosis.agent_findings import DELETE_AGENT_POD
+from controller.diagnosis.cluster_views import PairBasis, PairView
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, ConditionFinding, Finding, Severity, ZoneFinding
+from kubekit.text import format_command, pluralize
+from kubekit.wire import Condition, parse_time_or_none, split_key
+from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
+from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
+
+OUTLIER_ROUNDS = 8.0
+"""Rounds before an outlier is reported, because its pair is probed again after at most six."""
+_OPEN_PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
+_DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
+
+
+class _ReasonFinding(NamedTuple):
+    """The finding for a reason of a NetworkTopology's condition; its ``fix`` has placeholders, see `_report_condition`."""
+
+    severity: Severity
+    summary: str
+    fix: tuple[str, ...]
+    alert: str = ""
+
+
+_FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
+    "BadCostPolicy": _ReasonFinding(
+        "warning", "its costPolicy is invalid",
+        (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {reset_patch}")),
+    "NodesWithoutZone": _ReasonFinding(
+        "warning", "some nodes have no zone label and are not measured",
+        (f"kubectl get nodes -L {ZONE_LABEL}", f"kubectl label node {{nodes}} {ZONE_LABEL}=ZONE"), "NetawareNodesLeftOut"),
+    "ConflictingRegions": _ReasonFinding(
+        "warning",
+        "nodes of one zone have different region labels; costs are written for the most frequent region only",
+        (f"kubectl get nodes -L {REGION_LABEL},{ZONE_LABEL}", f"kubectl label --overwrite node NODE {REGION_LABEL}=REGION")),
+    "UnplannedResults": _ReasonFinding(
+        "warning", "agents wrote results for pairs that are in no probe plan",
+        (f"kubectl -n {{netaware_namespace}} logs daemonset/{AGENT} --tail=50", DELETE_AGENT_POD), "NetawareResultsRefused"),
+    "NodesContradicted": _ReasonFinding(
+        "info", "measurements of some nodes are ignored as outliers",
+        ("kubectl describe node {node}", "look for load, a full uplink or a wrong route on the node")),
+    "NetperfFails": _ReasonFinding(
+        "warning", "netperf fails repeatedly between some zones",
+        ("kubectl netaware costs --percentile p90", f"{_OPEN_PORTS} between nodes"), "NetawareProbesFailing"),
+}  # fmt: skip
+_NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
+_RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
+"""Field that a message names -> fields to remove together, because either may be the wrong one."""
+_FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
+"""Type and status of the conditions that become findings."""
+
+
+def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
+    """Findings about paths between zones, and about costs.
+
+    Args:
+        facts: facts of the cluster.
+        silent_zones: zones without a working agent, which another finding reports; pairs with them are left out.
+    """
+    if not facts.topology_conditions and facts.control_plane.can_list_topologies:
+        yield _report_no_topology(facts)
+        return
+    pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(silent_zones)]
+    unreachable = {pair.zones for pair in pairs if pair.basis == "unreachable"}
+    unreachable |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(silent_zones)}
+    dead_paths = {(min(zones), max(zones)) for zones in unreachable}
+    yield from (_report_unreachable(*path) for path in sorted(dead_paths))
+    working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
+    if facts.network.interval_s is None and len(working_zones) > 1:
+        yield _report_no_plan(facts, tuple(sorted(working_zones)))
+        return
+    yield from _find_failed_conditions(facts)
+    yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
+    # Costs of other pairs may be inferred over these paths, and are then old too.
+    if not silent_zones and not dead_paths:
+        yield from _find_stale(facts, pairs)
+
+
+def _report_no_topology(facts: Facts) -> Finding:
+    summary = "there is no NetworkTopology, so no costs can be written"
+    logs = f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology"
+    cause = ("the leader creates a NetworkTopology within a minute, but only if `bootstrap.networkTopology` names one",)
+    fix = (
+        format_command(logs, facts.netaware_namespace),
+        "set bootstrap.networkTopology: nt-default in the configuration, or create a NetworkTopology yourself",
+    )
+    return Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
+
+
+def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
+    """Sorted names of the pairs whose cost has one of these sources."""
+    return tuple(sorted({f"{pair.origin} to {pair.destination}" for pair in pairs if pair.basis in bases}))
+
+
+def _report_unreachable(zone: str, other_zone: str) -> Finding:
+    summary, alert = f"zones {zone} and {other_zone} cannot reach each other", "NetawareZonePairUnreachable"
+    cause = ("probes between them fail from more than one node",)
+    show_latency = format_command("kubectl netaware latency {} {}", zone, other_zone)
+    fix = (show_latency, f"{_OPEN_PORTS} between their nodes, or correct the route")
+    return ZoneFinding("zones-unreachable", "critical", summary, cause, None, (zone, other_zone), fix, alert)
+
+
+def _report_no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
+    summary = "there is no probe plan, so agents measure nothing"
+    logs = f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan"
+    fix = (format_command(logs, facts.netaware_namespace), *APPLY_AGAIN)
+    return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
+
+
+def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
+    names = _pair_names(pairs, "absent", "inferred")
+    if names:
+        summary = f"there is no measurement for {pluralize(len(names), 'pair')} of zones"
+        fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between their nodes")
+        alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
+        yield ZoneFinding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
+
+
+def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
+    """A finding about costs from old measurements, by the leader's condition or by the samples."""
+    conditions_by_topology = sorted(facts.topology_conditions.items())
+    conditions = [c for _, conditions in conditions_by_topology for c in conditions if c.reason == "MeasurementsOld"]
+    names = _pair_names(pairs, "stale")
+    if names or conditions:
+        summary, alert = "costs between some zones are based on old measurements", "NetawareMeasurementsStale"
+        cause = tuple(condition.message for condition in conditions)
+        times = (parse_time_or_none(condition.last_transition_time) for condition in conditions)
+        since = min((time for time in times if time is not None), default=None)
+        fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between nodes, if probes time out")
+        affects = names[:MAX_AFFECTED] or tuple(key for key, _ in conditions_by_topology)
+        yield ConditionFinding("pairs-stale", "warning", summary, cause, since, affects, fix, alert)
+
+
+def _find_failed_conditions(facts: Facts) -> Iterator[Finding]:
+    """Findings from conditions of NetworkTopologies."""
+    for key, conditions in sorted(facts.topology_conditions.items()):
+        for condition in conditions:
+            if (condition.type, condition.status) in _FAILED_CONDITIONS and not _may_clear_soon(condition, facts):
+                yield _report_condition(key, condition, facts)
+
+
+def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
+    """Whether the condition is about outliers, and the next probes of their pairs may end it."""
+    finding = _FINDINGS_BY_REASON.get(condition.reason)
+    if condition.type != "OutlierNodes" or (finding is not None and finding.severity != "info"):
+        return False
+    since = parse_time_or_none(condition.last_transition_time)
+    return since is not None and facts.now_s - since < OUTLIER_ROUNDS * facts.interval_s
+
+
+def _report_condition(topology_key: str, condition: Condition, facts: Facts) -> Finding:
+    default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
+    unknown = _ReasonFinding(default, condition.reason, (_DESCRIBE_TOPOLOGY,))
+    severity, summary, fix, alert = _FINDINGS_BY_REASON.get(condition.reason, unknown)
+    nodes = [word for word in _NODE_NAME.findall(condition.message) if word in facts.nodes] or ["NODE"]
+    namespace, name = split_key(topology_key)
+    placeholders = {
+        "namespace": namespace,
+        "name": name,
+        "netaware_namespace": facts.netaware_namespace,
+        "reset_patch": _reset_patch(condition.message),
+        "node": nodes[0],
+        "nodes": nodes,
+    }
+    return ConditionFinding(
+        f"topology-{condition.reason}",
+        severity,
+        f"NetworkTopology {topology_key}: {summary}",
+        (condition.message,),
+        parse_time_or_none(condition.last_transition_time),
+        (topology_key,),
+        tuple(format_command(line, **placeholders) for line in fix),
+        alert,
+    )
+
+
+def _reset_patch(message: str) -> dict[str, object]:
+    """A merge patch that removes the field of costPolicy that a message names; all fields if it names none."""
+    match = _POLICY_FIELD.search(message)
+    fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None
+    return {"spec": {"costPolicy": fields}}

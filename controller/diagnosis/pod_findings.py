@@ -1,0 +1,188 @@
+"""Findings about pods that no scheduler places, that wait too long, or whose labels are wrong."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from controller.appgroups.status import ADMITTED
+from controller.diagnosis.facts import Facts, PodFact
+from controller.diagnosis.findings import MAX_AFFECTED, PodFinding
+from controller.diagnosis.pod_diagnosis import (
+    NO_EXTENDER,
+    find_label_problem,
+    fix_labels,
+    format_group_command,
+    format_scheduler_fix,
+    groups_by_key,
+    list_restrictions,
+    uses_netaware,
+)
+from controller.diagnosis.unschedulable import NodeSurveys, find_reason, parse_message
+from kubekit.conditions import find_condition
+from kubekit.text import format_command
+from netperf.contract import SCHEDULER
+
+ATTEMPT_TIMEOUT_S = 20.0
+"""A healthy scheduler tries a new pod within this time."""
+GATED_ATTEMPT_TIMEOUT_S = 60.0
+"""A healthy scheduler tries a pod within this time after its gate has opened."""
+LONG_WAIT_S = 600.0
+"""Longer than pods wait in a scheduler's queue, or at a gate by any configuration."""
+_NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so their dependencies have no effect"
+_REMOVE_GATES = [{"op": "remove", "path": "/spec/schedulingGates"}]
+
+
+def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about pods, one for all pods with the same cause."""
+    yield from _find_unknown_workloads(facts)
+    yield from _find_other_schedulers(facts)
+    unschedulable = list(_find_unschedulable(facts))
+    yield from unschedulable
+    yield from _find_untried(facts)
+    explained_keys = {key for finding in unschedulable for key in finding.affects}
+    yield from _find_gated_too_long(facts, explained_keys)
+
+
+def _affected_keys(pods: Iterable[PodFact]) -> tuple[str, ...]:
+    return tuple(pod.metadata.key for pod in pods)[:MAX_AFFECTED]
+
+
+def _first_created_s(pods: Iterable[PodFact]) -> float | None:
+    return min((pod.created_s for pod in pods if pod.created_s is not None), default=None)
+
+
+def _format_pods(pods: list[PodFact]) -> str:
+    return f"pod {pods[0].metadata.key}" if len(pods) == 1 else f"{len(pods)} pods such as {pods[0].metadata.key}"
+
+
+def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about pods whose labels name no workload, one for each namespace and problem."""
+    groups, refusals = groups_by_key(facts), set(_find_refusals(facts))
+    mislabeled: list[tuple[PodFact, str]] = []
+    for pod in facts.pods:
+        needs_group = pod.is_active and (pod.group or (pod.is_waiting and pod.is_gated))
+        problem = find_label_problem(pod, groups) if needs_group else ""
+        # The finding namespace-not-admitted covers pods of a namespace that refuses the group.
+        is_refused = not pod.group_key and (pod.metadata.namespace, pod.group) in refusals
+        if problem and not is_refused:
+            mislabeled.append((pod, problem))
+    newest_by_owner = _newest_by_owner(facts) if mislabeled else {}
+    pods_by_problem: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    for pod, problem in mislabeled:
+        # If the newest pod of the owner is right, a running rollout replaces this one.
+        if find_label_problem(newest_by_owner.get((pod.metadata.namespace, pod.owner), pod), groups):
+            pods_by_problem[pod.metadata.namespace, problem].append(pod)
+    for (_, problem), pods in sorted(pods_by_problem.items()):
+        cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
+        summary, affects = f"{_format_pods(pods)}: {problem}", _affected_keys(pods)
+        fix = fix_labels(pods[0])
+        yield PodFinding("unknown-workload", "warning", summary, cause, _first_created_s(pods), affects, fix)
+
+
+def _find_refusals(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Namespaces of workloads whose group is not admitted, each with the group's name."""
+    for group in facts.groups:
+        admitted = find_condition(group.status.conditions, ADMITTED)
+        if admitted is not None and admitted.status == "False":
+            for item in group.spec.workloads or ():
+                yield item.workload.namespace, group.metadata.name
+
+
+def _newest_by_owner(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
+    """The newest active pod of each owner, by namespace and owner."""
+    owned = [pod for pod in reversed(facts.pods) if pod.owner is not None and pod.is_active]
+    return {(pod.metadata.namespace, pod.owner): pod for pod in sorted(owned, key=lambda pod: pod.created_s or 0)}
+
+
+def _find_other_schedulers(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about AppGroups of which netaware places only some pods."""
+    pods_by_group: dict[str, list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        if pod.group_key and pod.metadata.deletion_timestamp is None:
+            pods_by_group[pod.group_key].append(pod)
+    for group_key, pods in sorted(pods_by_group.items()):
+        others = [pod for pod in pods if not uses_netaware(pod, facts)]
+        if others and len(others) < len(pods):
+            names = ", ".join(sorted({pod.scheduler_name for pod in others}))
+            summary = f"{_format_pods(others)} of AppGroup {group_key}: schedulerName {names} {NO_EXTENDER}"
+            affects, fix = _affected_keys(others), (format_scheduler_fix(facts),)
+            yield PodFinding("other-scheduler", "warning", summary, affects=affects, fix=fix)
+
+
+def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about pods without a node, by namespace, group and reason; gated pods of the same group are affected too."""
+    pods_by_reason: dict[tuple[str, str, str], list[PodFact]] = defaultdict(list)
+    gated_by_group: dict[str, list[PodFact]] = defaultdict(list)
+    surveys = NodeSurveys(facts.nodes)
+    for pod in facts.pods:
+        if pod.is_unschedulable:
+            code = parse_message(pod.scheduler_message).code
+            pods_by_reason[pod.metadata.namespace, pod.group_key, code].append(pod)
+        elif pod.group_key and pod.is_gated:
+            gated_by_group[pod.group_key].append(pod)
+    for (_, group_key, code), pods in sorted(pods_by_reason.items()):
+        first, reason = pods[0], find_reason(pods[0], surveys)
+        summary = f"{_format_pods(pods)}: {first.scheduler_name} finds no node: {reason.meaning}"
+        cause = (*((first.scheduler_message,) if first.scheduler_message else ()), *list_restrictions(first, surveys))
+        times = (pod.scheduled_changed_s for pod in pods)
+        since = min((time for time in times if time is not None), default=_first_created_s(pods))
+        affects = _affected_keys((*pods, *gated_by_group[group_key]))
+        yield PodFinding(f"no-node-{code}", "warning", summary, cause, since, affects, reason.fix)
+
+
+def _find_untried(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about pods that no scheduler has tried, by schedulerName: the name is wrong, or the scheduler hangs."""
+    pods_by_scheduler: dict[str, list[PodFact]] = defaultdict(list)
+    active_schedulers = _active_schedulers(facts)
+    for pod in facts.pods:
+        if not pod.is_waiting or pod.spec.scheduling_gates or pod.is_unschedulable:
+            continue
+        # A pod that was gated has the condition, and the time when its gate opened is unknown.
+        timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled_condition is None else GATED_ATTEMPT_TIMEOUT_S
+        # An active scheduler may have a long queue.
+        timeout_s = LONG_WAIT_S if pod.scheduler_name in active_schedulers else timeout_s
+        if pod.created_s is not None and facts.now_s - pod.created_s > timeout_s:
+            pods_by_scheduler[pod.scheduler_name].append(pod)
+    for name, pods in sorted(pods_by_scheduler.items()):
+        summary, affects = f"{_format_pods(pods)}: no scheduler named {name} responds", _affected_keys(pods)
+        if name in facts.scheduler_names:
+            alert, namespace = "NetawareSchedulerDown", facts.netaware_namespace
+            logs = f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50"
+            restart = f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}"
+            fix: tuple[str, ...] = (format_command(logs, namespace), format_command(restart, namespace))
+        else:
+            alert, fix = "", (f"{format_scheduler_fix(facts)}, if you run no scheduler of that name",)
+        yield PodFinding("no-scheduler", "warning", summary, (), _first_created_s(pods), affects, fix, alert)
+
+
+def _active_schedulers(facts: Facts) -> set[str]:
+    """Names of schedulers that tried a pod within the last minute."""
+    names: set[str] = set()
+    for pod in facts.pods:
+        tried_s = pod.scheduled_changed_s if pod.spec.node_name or pod.is_unschedulable else None
+        if tried_s is not None and facts.now_s - tried_s < GATED_ATTEMPT_TIMEOUT_S:
+            names.add(pod.scheduler_name)
+    return names
+
+
+def _find_gated_too_long(facts: Facts, explained_keys: set[str]) -> Iterator[PodFinding]:
+    """Findings about pods that wait at netaware's gate for too long, except those that another finding explains."""
+    groups = groups_by_key(facts)
+    pods_by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        if not pod.is_waiting or not pod.is_gated or pod.other_gates or pod.metadata.key in explained_keys:
+            continue
+        is_overdue = pod.created_s is not None and facts.now_s - pod.created_s > LONG_WAIT_S
+        if is_overdue and not find_label_problem(pod, groups):
+            pods_by_group[pod.metadata.namespace, pod.group_key].append(pod)
+    for (namespace, group_key), pods in sorted(pods_by_group.items()):
+        names = [pod.metadata.name for pod in pods[:MAX_AFFECTED]]
+        fix = (
+            format_group_command("describe", group_key),
+            format_command("kubectl netaware explain pod {} -n {}", pods[0].metadata.name, namespace),
+            format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
+        )
+        summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {LONG_WAIT_S / 60:.0f} min"
+        since, affects = _first_created_s(pods), _affected_keys(pods)
+        yield PodFinding("gated-too-long", "warning", summary, (), since, affects, fix, "NetawarePodsGatedTooLong")
