@@ -18,9 +18,9 @@ from kubekit import logs
 from kubekit.runtime import run_program
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget
+from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber, find_binary
 from netperf.probers.netserver import Netserver
-from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-Link = tuple[str, str]
+ZoneLink = tuple[str, str]
 """Two zones in bytewise order."""
 
 CONTRADICTION_RATIO, CONTRADICTION_US = 0.12, 300.0
@@ -28,7 +28,7 @@ TRIANGLE_SHARE, TRIANGLE_US = 0.5, 2000.0
 """See `triangle_minimum_us`."""
 
 
-def link_of(a: str, b: str) -> Link:
+def link_between(a: str, b: str) -> ZoneLink:
     """The link between two zones."""
     return (a, b) if a <= b else (b, a)
 
@@ -38,7 +38,7 @@ class NodePairLatency(msgspec.Struct, frozen=True):
 
     origin: str
     destination: str
-    link: Link
+    link: ZoneLink
     latency_us: float
 
 
@@ -46,33 +46,35 @@ class Consensus(msgspec.Struct, frozen=True):
     """The agreed latencies, outlier nodes and disputed links.
 
     Attributes:
-        latencies_us: by link, the agreed latency: the median over reporters, without the ignored latencies.
-        spread_us: by link, the median absolute deviation from it; None for a single pair of nodes.
-        disputed: links whose two reporters contradict each other, or whose only reporter contradicts earlier latencies.
-        outliers_us: outlier nodes, with the median error of their latencies.
-        ignored: origin and destination of the ignored latencies.
+        latency_us_by_link: the agreed latency: the median over reporters, without the ignored latencies.
+        spread_us_by_link: the median absolute deviation from that latency; None for a single pair of nodes.
+        disputed_links: links whose two reporters contradict each other, or whose only reporter contradicts earlier latencies.
+        error_us_by_outlier: the median error of the latencies of each outlier node.
+        ignored_pairs: origin and destination of the ignored latencies.
     """
 
-    latencies_us: dict[Link, float]
-    spread_us: dict[Link, float | None]
-    disputed: frozenset[Link]
-    outliers_us: dict[str, float]
-    ignored: frozenset[tuple[str, str]]
+    latency_us_by_link: dict[ZoneLink, float]
+    spread_us_by_link: dict[ZoneLink, float | None]
+    disputed_links: frozenset[ZoneLink]
+    error_us_by_outlier: dict[str, float]
+    ignored_pairs: frozenset[tuple[str, str]]
 
 
 def find_consensus(
-    latencies: Iterable[NodePairLatency], agreed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
+    latencies: Iterable[NodePairLatency],
+    agreed_us_by_link: Mapping[ZoneLink, float],
+    disputed_before: Collection[ZoneLink] = (),
 ) -> Consensus:
     """Find the latency of each link that most reporters agree on, and the outliers.
 
     Args:
         latencies: latencies that are not stale, at most one per directed pair of nodes.
-        agreed_us: the last agreed latencies by link, if known.
+        agreed_us_by_link: the last agreed latencies, if known.
         disputed_before: links that were disputed at the last call.
     """
     # The outcome must not depend on the order of ``latencies``.
     ordered = sorted(latencies, key=lambda latency: (latency.link, latency.origin, latency.destination))
-    by_link: dict[Link, list[NodePairLatency]] = defaultdict(list)
+    by_link: dict[ZoneLink, list[NodePairLatency]] = defaultdict(list)
     for latency in ordered:
         by_link[latency.link].append(latency)
     ignored: set[NodePairLatency] = set()
@@ -83,14 +85,16 @@ def find_consensus(
         for latency in suspects:
             by_link[latency.link].remove(latency)
             ignored.add(latency)
-    disputed = _resolve_disputes(by_link, ignored, agreed_us, disputed_before)
-    latencies_us = {link: _median_us(counted) for link, counted in by_link.items() if counted}
+    disputed_links = _resolve_disputes(by_link, ignored, agreed_us_by_link, disputed_before)
+    latency_us_by_link = {link: _median_us(counted) for link, counted in by_link.items() if counted}
     return Consensus(
-        latencies_us=latencies_us,
-        spread_us={link: _spread_us(by_link[link], latency_us) for link, latency_us in latencies_us.items()},
-        disputed=disputed,
-        outliers_us=_find_outliers(ordered, ignored, latencies_us),
-        ignored=frozenset((latency.origin, latency.destination) for latency in ignored),
+        latency_us_by_link=latency_us_by_link,
+        spread_us_by_link={
+            link: _spread_us(by_link[link], latency_us) for link, latency_us in latency_us_by_link.items()
+        },
+        disputed_links=disputed_links,
+        error_us_by_outlier=_find_outliers(ordered, ignored, latency_us_by_link),
+        ignored_pairs=frozenset((latency.origin, latency.destination) for latency in ignored),
     )
 
 
@@ -113,7 +117,7 @@ def contradicts(latency_us: float, other_us: float, *, share: float = 1.0) -> bo
 
 
 def _find_contradictions(
-    by_link: Mapping[Link, list[NodePairLatency]],
+    by_link: Mapping[ZoneLink, list[NodePairLatency]],
 ) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
     """The contradicted latencies of each node, and the number of each node's latencies that others can contradict."""
     contradicted: dict[str, list[NodePairLatency]] = defaultdict(list)
@@ -122,7 +126,7 @@ def _find_contradictions(
         if len(latencies) < 2:
             continue
         for latency in latencies:
-            others_us = _others_us(latency, latencies)
+            others_us = _median_of_others_us(latency, latencies)
             for node in (latency.origin, latency.destination):
                 count[node] += 1
                 if others_us is not None and contradicts(latency.latency_us, others_us):
@@ -130,7 +134,7 @@ def _find_contradictions(
     return contradicted, count
 
 
-def _others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -> float | None:
+def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -> float | None:
     """The median of a link's other reporters; None if there is none, or if the middle two contradict each other.
 
     If a reporter has several latencies, the nearest one counts, because the others may be of a slow destination.
@@ -146,7 +150,7 @@ def _others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
-def _find_suspects(by_link: Mapping[Link, list[NodePairLatency]]) -> list[NodePairLatency] | None:
+def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency] | None:
     """The latencies to ignore next; None if there are none.
 
     These are the contradicted latencies of the most contradicted node, if one node stands out; else those of a link that contradict the
@@ -179,44 +183,44 @@ def _find_suspects(by_link: Mapping[Link, list[NodePairLatency]]) -> list[NodePa
     return None
 
 
-def _is_one_against_one(suspects: Iterable[NodePairLatency], by_link: Mapping[Link, list[NodePairLatency]]) -> bool:
+def _is_one_against_one(suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> bool:
     """Whether only two reporters of one link contradict each other."""
     links = {latency.link for latency in suspects}
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
 
 def _resolve_disputes(
-    by_link: dict[Link, list[NodePairLatency]],
+    by_link: dict[ZoneLink, list[NodePairLatency]],
     ignored: set[NodePairLatency],
-    agreed_us: Mapping[Link, float],
-    disputed_before: Collection[Link],
-) -> frozenset[Link]:
+    agreed_us_by_link: Mapping[ZoneLink, float],
+    disputed_before: Collection[ZoneLink],
+) -> frozenset[ZoneLink]:
     """Ignore one of two reporters that contradict each other; returns the disputed links.
 
     A link with a single reporter is disputed if its latency contradicts the last agreed one, and also the triangle inequality or
     another latency of the same reporter.
     """
-    disputed: set[Link] = set()
+    disputed: set[ZoneLink] = set()
     for link, latencies in by_link.items():
         medians_us = [_median_us(report) for report in _by_reporter(latencies).values()]
         share = RESOLVED_SHARE if link in disputed_before else 1.0
         if len(medians_us) == 2 and contradicts(*medians_us, share=share):
             disputed.add(link)
-    undisputed_us = {
+    undisputed_us_by_link = {
         link: _median_us(latencies) for link, latencies in by_link.items() if latencies and link not in disputed
     }
     implausible = {
         link
-        for link, us in undisputed_us.items()
+        for link, us in undisputed_us_by_link.items()
         if len(_by_reporter(by_link[link])) == 1
-        and link in agreed_us
-        and contradicts(us, agreed_us[link])
-        and (us < triangle_minimum_us(link, undisputed_us) or _contradict_each_other(by_link[link]))
+        and link in agreed_us_by_link
+        and contradicts(us, agreed_us_by_link[link])
+        and (us < triangle_minimum_us(link, undisputed_us_by_link) or _contradict_each_other(by_link[link]))
     }
     for link in sorted(disputed | implausible):
         rejected = latencies = by_link[link]
         if link in disputed:
-            rejected = _choose_rejected(link, latencies, agreed_us.get(link), undisputed_us)
+            rejected = _choose_rejected(link, latencies, agreed_us_by_link.get(link), undisputed_us_by_link)
         by_link[link] = [latency for latency in latencies if latency not in rejected]
         ignored.update(rejected)
     return frozenset(disputed | implausible)
@@ -228,7 +232,10 @@ def _contradict_each_other(latencies: Collection[NodePairLatency]) -> bool:
 
 
 def _choose_rejected(
-    link: Link, latencies: Iterable[NodePairLatency], agreed_us: float | None, undisputed_us: Mapping[Link, float]
+    link: ZoneLink,
+    latencies: Iterable[NodePairLatency],
+    agreed_us: float | None,
+    undisputed_us_by_link: Mapping[ZoneLink, float],
 ) -> list[NodePairLatency]:
     """The latencies of the reporter to ignore: the one farther from the last agreed latency, else the one that breaks the triangle."""
     low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
@@ -236,14 +243,14 @@ def _choose_rejected(
         return max(
             (low, high), key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us)
         )
-    if _median_us(low) < triangle_minimum_us(link, undisputed_us):
+    if _median_us(low) < triangle_minimum_us(link, undisputed_us_by_link):
         return low
     # A slow node raises a latency, so the higher one is rejected. If both pairs share a node, this node may have forged the lower one.
     low_nodes, high_nodes = ({node for n in report for node in (n.origin, n.destination)} for report in (low, high))
     return low if low_nodes & high_nodes else high
 
 
-def triangle_minimum_us(link: Link, latencies_us: Mapping[Link, float]) -> float:
+def triangle_minimum_us(link: ZoneLink, latencies_us: Mapping[ZoneLink, float]) -> float:
     """The lowest plausible latency of a link, from the median difference of third zones' latencies to its ends; 0 if unknown.
 
     Paths on the internet break the triangle inequality, hence only `TRIANGLE_SHARE` of the difference, minus `TRIANGLE_US`.
@@ -253,7 +260,7 @@ def triangle_minimum_us(link: Link, latencies_us: Mapping[Link, float]) -> float
     differences_us = [
         abs(latencies_us[to_a] - latencies_us[to_b])
         for zone in third_zones
-        if (to_a := link_of(a, zone)) in latencies_us and (to_b := link_of(b, zone)) in latencies_us
+        if (to_a := link_between(a, zone)) in latencies_us and (to_b := link_between(b, zone)) in latencies_us
     ]
     if len(differences_us) < 2:
         return 0.0
@@ -267,7 +274,7 @@ def _spread_us(latencies: list[NodePairLatency], latency_us: float) -> float | N
 
 
 def _find_outliers(
-    latencies: Collection[NodePairLatency], ignored: set[NodePairLatency], latencies_us: Mapping[Link, float]
+    latencies: Collection[NodePairLatency], ignored: set[NodePairLatency], latencies_us: Mapping[ZoneLink, float]
 ) -> dict[str, float]:
     """Outlier nodes with the median error of their ignored latencies, microseconds.
 

@@ -16,7 +16,7 @@ from netperf.policy import MIN_ZONE_COST, CostPolicy
 from netperf.sample import Failure, NodeLocation, ProberName, Sample, Sighting, Test, update_sighting
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
-INFERRED_ERROR = 0.5
+INFERRED_ERROR_RATIO = 0.5
 """Error bar of an inferred latency, as a share of it; after a restart it distinguishes inferred from measured latencies."""
 
 
@@ -78,7 +78,7 @@ CostState = dict[ZonePair, ZonePairState]
 
 
 def restore_state(
-    written: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
+    written_costs: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
     """The state from the written costs, after a restart.
 
@@ -86,11 +86,11 @@ def restore_state(
     """
     latencies = latencies or Latencies()
     state: CostState = {}
-    for pair, cost in written.items():
+    for pair, cost in written_costs.items():
         if cost < MIN_ZONE_COST:
             continue
-        latency_us, error_us = latencies.latency_us(*pair), latencies.errors_us.get(pair, 0)
-        is_inferred = latency_us is not None and error_us >= INFERRED_ERROR * latency_us
+        latency_us, error_us = latencies.latency_us(*pair), latencies.error_us_by_pair.get(pair, 0)
+        is_inferred = latency_us is not None and error_us >= INFERRED_ERROR_RATIO * latency_us
         restored = ZonePairState(
             cost=cost,
             last_good_us=cost * policy.unit_us if latency_us is None else latency_us,
@@ -101,7 +101,7 @@ def restore_state(
             has_full_window=not is_inferred,
         )
         # A reachable pair may cost as much as an unreachable one, but then it has a latency.
-        if pair in latencies.unreachable or (cost >= policy.unreachable_cost and latency_us is None):
+        if pair in latencies.unreachable_pairs or (cost >= policy.unreachable_cost and latency_us is None):
             restored = msgspec.structs.replace(restored, cost=None, last_good_us=None, is_unreachable=True)
         state[pair] = restored
     return state
@@ -233,7 +233,7 @@ def prober_rank(node_pair: NodePairState) -> int:
     return 2 if node_pair.prober == "external" else int(node_pair.test == "UDP_RR")
 
 
-def representative_node_pair(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
+def choose_representative(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
     """The pair of nodes to show for two zones: the median of those with the best `prober_rank`."""
     ranked = sorted(node_pairs, key=lambda p: (prober_rank(p), p.smoothed.latency_us, p.origin, p.destination))
     best = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]

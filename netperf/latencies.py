@@ -16,7 +16,7 @@ import msgspec
 from kubekit.wire import DECODE_ERRORS
 
 LATENCY_ANNOTATION = "netaware.io/latency-us"
-LIMIT_BYTES = 200 * 1024
+MAX_TEXT_BYTES = 200 * 1024
 """The API server takes 256 KiB of annotations per object, the user's included."""
 HYSTERESIS_RATIO, HYSTERESIS_US = 0.03, 15.0
 """A written latency stays while the new one differs from it by at most this share, or at most this time."""
@@ -49,24 +49,24 @@ class Latencies:
     """Latencies by directed pair of zones.
 
     Attributes:
-        us: directed pair -> round trip in microseconds, above 0.
-        errors_us: directed pair -> error bar of the latency, microseconds.
-        unreachable: directed pairs that cannot be reached; they have no latency.
+        latency_us_by_pair: round trip of each directed pair, in microseconds, above 0.
+        error_us_by_pair: error bar of each latency, in microseconds.
+        unreachable_pairs: directed pairs that cannot be reached; they have no latency.
         problem: why the annotation is invalid; empty if it is valid.
     """
 
-    us: Mapping[ZonePair, int] = field(default_factory=dict)
-    errors_us: Mapping[ZonePair, int] = field(default_factory=dict)
-    unreachable: frozenset[ZonePair] = frozenset()
+    latency_us_by_pair: Mapping[ZonePair, int] = field(default_factory=dict)
+    error_us_by_pair: Mapping[ZonePair, int] = field(default_factory=dict)
+    unreachable_pairs: frozenset[ZonePair] = frozenset()
     problem: str = ""
 
     def latency_us(self, origin: str, destination: str) -> int | None:
         """Latency between two zones; None if unknown or unreachable."""
-        return self.us.get((origin, destination))
+        return self.latency_us_by_pair.get((origin, destination))
 
     def __bool__(self) -> bool:
         """Whether there is a latency or an unreachable pair."""
-        return bool(self.us or self.unreachable)
+        return bool(self.latency_us_by_pair or self.unreachable_pairs)
 
 
 def decode_latencies(text: str | None) -> Latencies:
@@ -104,14 +104,14 @@ def encode_latencies(latencies: Latencies) -> str:
 
     A text that is too long for an annotation (above about 180 zones) is encoded without error bars; if still too long, it is empty.
     """
-    pairs = {*latencies.us, *latencies.unreachable}
+    pairs = {*latencies.latency_us_by_pair, *latencies.unreachable_pairs}
     zones = sorted({zone for pair in pairs for zone in pair})
-    us = _pairs_to_matrix(zones, latencies.us)
-    errors = _pairs_to_matrix(zones, latencies.errors_us) if latencies.errors_us else []
-    unreachable = sorted(latencies.unreachable)
+    us = _pairs_to_matrix(zones, latencies.latency_us_by_pair)
+    errors = _pairs_to_matrix(zones, latencies.error_us_by_pair) if latencies.error_us_by_pair else []
+    unreachable = sorted(latencies.unreachable_pairs)
     for error_us in (errors, []):
         text = msgspec.json.encode(_Annotation(zones, us, error_us, unreachable)).decode()
-        if len(text) <= LIMIT_BYTES:
+        if len(text) <= MAX_TEXT_BYTES:
             return text
     return ""
 
@@ -126,12 +126,22 @@ def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
     Then every latency that changed by more than half of the hysteresis is written too, because each of them would soon cause another
     write. Changed error bars alone do not cause a write.
     """
-    has_same_pairs = written.us.keys() == fresh.us.keys() and written.unreachable == fresh.unreachable
-    if has_same_pairs and not any(_differs(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
+    has_same_pairs = (
+        written.latency_us_by_pair.keys() == fresh.latency_us_by_pair.keys()
+        and written.unreachable_pairs == fresh.unreachable_pairs
+    )
+    if has_same_pairs and not any(
+        _differs(written.latency_us_by_pair[pair], us, 1.0) for pair, us in fresh.latency_us_by_pair.items()
+    ):
         return written
-    is_kept = {pair: pair in written.us and not _differs(written.us[pair], us, 0.5) for pair, us in fresh.us.items()}
-    us = {pair: written.us[pair] if is_kept[pair] else us for pair, us in fresh.us.items()}
-    return Latencies(us, fresh.errors_us, fresh.unreachable)
+    is_kept = {
+        pair: pair in written.latency_us_by_pair and not _differs(written.latency_us_by_pair[pair], us, 0.5)
+        for pair, us in fresh.latency_us_by_pair.items()
+    }
+    us = {
+        pair: written.latency_us_by_pair[pair] if is_kept[pair] else us for pair, us in fresh.latency_us_by_pair.items()
+    }
+    return Latencies(us, fresh.error_us_by_pair, fresh.unreachable_pairs)
 
 
 def _differs(written_us: float, new_us: float, share: float) -> bool:

@@ -27,15 +27,15 @@ class ScheduledRun(msgspec.Struct, frozen=True):
 
     probe: Probe
     starts_at_s: float
-    round: int
+    round_number: int
     test: Test
 
 
-def next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
+def find_next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
     """The node's first run at or after ``now_s`` (wall clock, s); None if the plan has no probe of it. Missed runs are not repeated."""
     current_round = math.floor(now_s / plan.interval_s)
     runs = (
-        ScheduledRun(probe, start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
+        ScheduledRun(probe, probe_start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
         for round_ in (current_round, current_round + 1)
         for probe in plan.probes_from(node)
         if probe.pair_index == 0  # datagrams alone measure the others
@@ -61,7 +61,7 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
     return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
 
 
-def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
+def probe_start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     """Start of a probe in a round, wall clock in seconds: its slot, plus jitter.
 
     Jitter differs from round to round, so that a probe does not coincide with a periodic job of its node every time.
@@ -80,11 +80,11 @@ class StreamRun(NamedTuple):
     sent_bytes: float
 
 
-def recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, ...]:
+def select_recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, ...]:
     """The runs inside the window."""
     return tuple(run for run in runs if now_s - run.ended_at_s < STREAM_WINDOW_S)
 
 
 def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
     """Whether another stream may start now, because the mean of the window is below ``max_bps``. The stream itself may exceed it."""
-    return 8 * sum(run.sent_bytes for run in recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S
+    return 8 * sum(run.sent_bytes for run in select_recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S

@@ -19,7 +19,7 @@ import msgspec
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
 from netperf.contract import RESULTS_NAME
-from netperf.errors import Refusal, refuse
+from netperf.errors import Refusal, make_refusal
 from netperf.plans import (
     DATA_PORT,
     DATAGRAM_PORT,
@@ -106,16 +106,16 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         zones: plan per origin zone; without probes if no probe starts in the zone.
-        left_out: nodes and zones that are not measured, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
+        refusals: nodes and zones that are not measured, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
-        links: number of unordered zone pairs that are measured.
+        link_count: number of unordered zone pairs that are measured.
         interval_s: length of a round.
         slots: number of slots in a round.
     """
 
     zones: dict[str, ZonePlan]
-    left_out: tuple[Refusal, ...]
-    links: int
+    refusals: tuple[Refusal, ...]
+    link_count: int
     interval_s: float
     slots: int
 
@@ -147,7 +147,7 @@ def plan_pairs(
         previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
-    usable, left_out = select_probe_nodes(nodes)
+    usable, refusals = select_probe_nodes(nodes)
     before = previous or {}
     zones = sorted(usable)
     keys = _pair_keys(usable, options)
@@ -176,8 +176,8 @@ def plan_pairs(
     ]
     return PairPlan(
         zones={plan.zone: _with_epoch(plan, before.get(plan.zone), now_s) for plan in plans},
-        left_out=left_out,
-        links=sum(key.pair_index == 0 for key in keys),
+        refusals=refusals,
+        link_count=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
         slots=slots,
     )
@@ -194,8 +194,8 @@ def _drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
 def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
     """The nodes that can be measured, by zone and name, and the nodes and zones that cannot."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
-    left_out: list[Refusal] = []
-    problems = {node: _find_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
+    refusals: list[Refusal] = []
+    problems = {node: _find_node_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
     announced = Counter(node.address for node, problem in problems.items() if problem is None)
     for node, problem in problems.items():
         if problem is None and announced[node.address] > 1:
@@ -203,13 +203,13 @@ def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, 
         if problem is None:
             usable[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
         else:
-            left_out.append(refuse(node.name, *problem))
+            refusals.append(make_refusal(node.name, *problem))
     zones = {node.zone for node in problems}
-    left_out += [refuse(zone, "zone-without-probers") for zone in sorted(zones - usable.keys()) if zone]
-    return dict(usable), tuple(left_out)
+    refusals += [make_refusal(zone, "zone-without-probers") for zone in sorted(zones - usable.keys()) if zone]
+    return dict(usable), tuple(refusals)
 
 
-def _find_problem(node: ProbeNode) -> tuple[str, str] | None:
+def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
     """Reason and detail if a node cannot be measured."""
     problems = (
         (

@@ -14,8 +14,9 @@ import msgspec
 
 from kubekit.addresses import parse_address
 from kubekit.wire import DECODE_ERRORS
+from netperf.configmap_size import check_size
 from netperf.contract import PLAN_NAME_PREFIX
-from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
+from netperf.errors import PlanRefusedError, Refusal, make_refusal
 from netperf.sample import Count, Label, NodeLocation, NodeName, Test
 
 PLAN_KEY = "plan.json"
@@ -160,7 +161,9 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
     refusals: list[Refusal] = []
     for index, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
         if max(origin, destination) >= len(peers):
-            refusals.append(refuse(f"probes[{index}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
+            refusals.append(
+                make_refusal(f"probes[{index}]", "unknown-node", f"there are {len(peers)} nodes in the plan")
+            )
             continue
         probes.append(
             Probe(
@@ -188,7 +191,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        TooLargeError: the plan is too large; that of 100 zones has about 20 kB.
+        ConfigMapTooLargeError: the plan is too large; that of 100 zones has about 20 kB.
     """
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
@@ -230,15 +233,15 @@ def decode_plan(
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, the current one")
     valid: list[Probe] = []
     for index, probe in enumerate(plan.probes):
-        problem = _find_problem(probe, plan)
+        problem = _find_probe_problem(probe, plan)
         if problem is None:
             valid.append(probe)
         else:
-            refusals.append(refuse(f"probes[{index}]", *problem))
+            refusals.append(make_refusal(f"probes[{index}]", *problem))
     return DecodedPlan(msgspec.structs.replace(plan, probes=tuple(valid)), tuple(refusals))
 
 
-def _find_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
+def _find_probe_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
     """Reason and detail if a probe is invalid."""
     if probe.slot >= plan.slots:
         return "bad-slot", f"slot {probe.slot} of {plan.slots}"

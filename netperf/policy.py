@@ -1,7 +1,8 @@
-"""The cost policy, which converts latencies to costs."""
+"""The cost policy, and the conversion of latencies to costs by it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -58,3 +59,25 @@ def parse_policy(fields: Mapping[str, Any] | None, defaults: CostPolicy | None =
     policy = convert({**base, **(fields or {})}, CostPolicy, "costPolicy")
     policy.validate("costPolicy")
     return policy
+
+
+def latency_to_cost(latency_us: float, policy: CostPolicy) -> int:
+    """The latency in units of the policy, rounded up, from `MIN_ZONE_COST` to `MAX_NETWORK_COST`."""
+    units = math.ceil(latency_us / policy.unit_us - 1e-9)  # 5000.000001 us is 5 ms, not 6
+    return min(max(units, MIN_ZONE_COST), MAX_NETWORK_COST)
+
+
+def cost_with_hysteresis(current_cost: int | None, latency_us: float, mad_us: float, policy: CostPolicy) -> int:
+    """The current cost while the latency stays near the range of that cost, else `latency_to_cost` the latency.
+
+    The range of cost c is ((c - 1) * unit, c * unit]. It is widened at both ends by the larger of `hysteresis` times its upper end, and
+    twice the noise (at most half of its upper end).
+    """
+    cost = latency_to_cost(latency_us, policy)
+    if current_cost is None or current_cost == cost:
+        return cost
+    upper_us = current_cost * policy.unit_us
+    margin_us = max(policy.hysteresis * upper_us, min(2 * mad_us, upper_us / 2))
+    low_us = -math.inf if current_cost <= MIN_ZONE_COST else upper_us - policy.unit_us - margin_us
+    high_us = math.inf if current_cost >= MAX_NETWORK_COST else upper_us + margin_us
+    return current_cost if low_us < latency_us <= high_us else cost

@@ -18,7 +18,8 @@ import msgspec
 
 from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
-from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size, measure_size
+from netperf.errors import Refusal, make_refusal
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
 from netperf.upstream_keys import KEY_LIMIT, NodePair, UpstreamValues, add_value, to_sample, upstream_key
@@ -28,7 +29,7 @@ _parse_failure = msgspec.json.Decoder(Failure).decode
 
 KEY_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
-SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
+SIZE_WARNING_BYTES = MAX_CONFIGMAP_BYTES * 3 // 4
 """Size from which the controller warns; only keys of other components can make the object so large."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
 """See `refresh_interval_s`."""
@@ -52,14 +53,14 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         samples: samples by key; upstream's keys of one node pair are one sample of prober ``external``, under the last of these keys.
         failures: failures by key, without those that are older than a sample of the same pair.
         refusals: the first `SHOWN_REFUSALS` refused keys.
-        refused: number of refused keys by reason.
+        refusal_counts: number of refused keys by reason.
         size_bytes: size of all keys and values.
     """
 
     samples: dict[str, Sample]
     failures: dict[str, Failure] = {}
     refusals: tuple[Refusal, ...] = ()
-    refused: dict[str, int] = {}
+    refusal_counts: dict[str, int] = {}
     size_bytes: int = 0
 
 
@@ -96,7 +97,7 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
     return {str(key): msgspec.json.encode(value).decode()}
 
 
-def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
+def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
     """The highest plausible sequence of a node's entries in a results ConfigMap; 0 without any. Never raises.
 
     Args:
@@ -143,36 +144,36 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
     return data
 
 
-def merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
+def build_merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
     """A JSON merge patch (RFC 7386) of a ConfigMap that sets these keys; a value of None removes the key."""
     return {"data": dict(data)}
 
 
-def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
+def list_planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
     """Keys of samples and failures that agents should write -> probe."""
     return {
         key + suffix: probe
         for plan in plans
         for probe in plan.probes
-        for key in keys_of(plan, probe)
+        for key in list_sample_keys(plan, probe)
         for suffix in ("", FAILED_SUFFIX)
     }
 
 
-def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
+def list_sample_keys(plan: ZonePlan, probe: Probe) -> list[str]:
     """The keys of a probe's samples, one per test; a pair that only datagrams measure has one key, of the usual test."""
     tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
     return [sample_key(probe.origin.location, probe.destination.location, test) for test in tests]
 
 
-def keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
+def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
     """Keys that the controller removes: keys of our format that no plan contains, or whose value is refused.
 
     Upstream's keys of an unplanned pair are removed too if the pair has a key of our format, because then we wrote them.
 
     Args:
         data: data of one results ConfigMap.
-        planned: `planned_keys` of all current plans.
+        planned: `list_planned_keys` of all current plans.
     """
     removed: set[str] = set()
     for key, value in data.items():
@@ -220,7 +221,7 @@ def decode_results(
         data: keys and values, by any writer.
         locations: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
             (``moved-node``) are refused.
-        planned: `planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
+        planned: `list_planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
             that agents measure. None if the plan is unknown.
         now_s: wall clock, seconds since 1970; an implausibly high sequence is read as 0, so that no sample is older.
     """
@@ -233,7 +234,7 @@ def decode_results(
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif outcome is not None:
-            # A year more than in `last_sequence`, because the writer's clock may be ahead and its sequence grows.
+            # A year more than in `find_last_sequence`, because the writer's clock may be ahead and its sequence grows.
             if outcome.sequence > _max_sequence(now_s) + YEAR_S:
                 outcome = msgspec.structs.replace(outcome, sequence=0)
             if isinstance(outcome, Sample):
@@ -254,8 +255,8 @@ def decode_results(
             if newest.get((failure.origin.node, failure.destination.node), -1) <= failure.sequence
         },
         refusals=tuple(refusals[:SHOWN_REFUSALS]),
-        refused=dict(Counter(refusal.reason for refusal in refusals)),
-        size_bytes=size_bytes(data),
+        refusal_counts=dict(Counter(refusal.reason for refusal in refusals)),
+        size_bytes=measure_size(data),
     )
 
 
@@ -268,7 +269,7 @@ def _decode_key(
 ) -> Sample | Failure | Refusal | None:
     """Decode a key of any format; numbers in upstream's format are added to ``external``."""
     if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
-        return refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
+        return make_refusal(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
     if key.startswith(KEY_PREFIX):
         return _decode_our_key(key, value, locations, planned)
     return add_value(key, value, locations, external)
@@ -290,7 +291,7 @@ def _add_external(
     for (origin, destination), values in external.items():
         if (origin, destination) in unplanned:
             detail = f"node {origin} was not asked to measure {destination}"
-            refusals += [refuse(key, "unplanned", detail, origin) for key, *_ in values.values()]
+            refusals += [make_refusal(key, "unplanned", detail, origin) for key, *_ in values.values()]
         elif (origin, destination) not in newest:
             key, sample = to_sample(locations[origin], locations[destination], values)
             samples[key] = sample
@@ -303,18 +304,20 @@ def _decode_our_key(
     """Decode one of our keys, if it is planned and its nodes exist."""
     result_key = parse_key(key)
     if result_key is None:
-        return refuse(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
+        return make_refusal(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
     source = result_key.origin
     if planned is not None and key not in planned:
-        return refuse(key, "unplanned", f"node {source} was not asked to measure {result_key.destination}", source)
+        return make_refusal(
+            key, "unplanned", f"node {source} was not asked to measure {result_key.destination}", source
+        )
     result = _decode_value(key, result_key, value)
     for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
         current = locations.get(location.node)
         if current is None:
-            return refuse(key, "unknown-node", f"there is no node {location.node!r}", source)
+            return make_refusal(key, "unknown-node", f"there is no node {location.node!r}", source)
         if current.zone != location.zone:
             detail = f"{location.node} was in zone {location.zone!r} and is in {current.zone!r}"
-            return refuse(key, "moved-node", detail, source)
+            return make_refusal(key, "moved-node", detail, source)
     return result
 
 
@@ -322,25 +325,25 @@ def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failu
     """Decode a value; it is refused if it is not of the pair that the key names."""
     source = result_key.origin
     if len(value) > VALUE_LIMIT_BYTES:
-        return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", source)
+        return make_refusal(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", source)
     result: Sample | Failure
     try:
         result = _parse_failure(value) if result_key.is_failure else _parse_sample(value)
         canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
-        return refuse(key, "bad-field", str(error), source)
+        return make_refusal(key, "bad-field", str(error), source)
     except DECODE_ERRORS as error:
-        return refuse(key, "half-written", str(error), source)
+        return make_refusal(key, "half-written", str(error), source)
     if canonical != value:
         # Parsers differ in which of two equal members they use, so the admission policy might read another one.
-        return refuse(key, "not-canonical", "duplicate members, blanks or escapes", source)
+        return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", source)
     if (result.origin.node, result.destination.node) != result_key[:2]:
-        return refuse(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", source)
-    problem = _find_problem(result, result_key.test) if isinstance(result, Sample) else None
-    return result if problem is None else refuse(key, *problem, source)
+        return make_refusal(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", source)
+    problem = _find_sample_problem(result, result_key.test) if isinstance(result, Sample) else None
+    return result if problem is None else make_refusal(key, *problem, source)
 
 
-def _find_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
+def _find_sample_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
     """Reason and detail if the values of a well-formed sample contradict each other or its key."""
     measurement = sample.measurement
     if measurement.test != test:
@@ -375,11 +378,11 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
     filled the object.
 
     Raises:
-        TooLargeError: the patch adds keys, and the object would be larger than the limit.
+        ConfigMapTooLargeError: the patch adds keys, and the object would be larger than the limit.
     """
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
     if after.keys() <= current.keys():
-        return size_bytes(after)
+        return measure_size(after)
     return check_size(name, after, "remove keys of other components, or unset --upstream-keys")
 
 

@@ -17,7 +17,7 @@ Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
 QualityFlag = Literal["throttled", "too-few-samples", "run-queue", "loss", "stalled", "starved-peer"]
 
-Instrument = Literal["measurement", "datagrams"]
+CostSource = Literal["measurement", "datagrams"]
 
 PERCENTILES: tuple[Percentile, ...] = get_args(Percentile)
 TESTS: tuple[Test, ...] = get_args(Test)
@@ -57,7 +57,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=63)]
 FailureText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-"""A name of `netperf.probers.prober.FailureName`."""
+"""A name of `netperf.probers.failure.FailureName`."""
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
@@ -134,7 +134,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: reasons not to trust `cost_measurement`.
         datagrams: the measurement by datagrams since the previous run, if netperf ran as well.
-        cost_source: the measurement that is used for the cost, see `choose_instrument`.
+        cost_source: the measurement that is used for the cost, see `choose_cost_source`.
         run_failure: name of netperf's failure, if the datagrams replace its run.
         failed_runs: number of such runs in a row.
     """
@@ -146,12 +146,12 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     taken_at: Amount = 0.0
     quality_flags: tuple[QualityFlag, ...] = ()
     datagrams: Measurement | None = None
-    cost_source: Instrument = "measurement"
+    cost_source: CostSource = "measurement"
     run_failure: FailureText | None = None
     failed_runs: Count = 0
 
     @property
-    def runs_fail(self) -> bool:
+    def has_persistent_failure(self) -> bool:
         """Whether netperf failed at least `MIN_FAILED_RUNS` times in a row while datagrams passed."""
         return self.run_failure is not None and self.failed_runs >= MIN_FAILED_RUNS
 
@@ -171,13 +171,13 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.measurement.percentile_us(percentile)
 
     @property
-    def instruments_disagree(self) -> bool:
+    def has_disagreement(self) -> bool:
         """Whether netperf and the datagrams measured different latencies, although neither is flagged."""
         quality_flags = find_quality_flags(self.measurement, self.datagrams)
         if self.datagrams is None or quality_flags or find_quality_flags(self.datagrams):
             return False
         is_usable = _has_enough_datagrams(self.datagrams)
-        return is_usable and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
+        return is_usable and choose_cost_source(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
     def zones(self) -> tuple[str, str]:
@@ -191,9 +191,9 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     Attributes:
         origin: the node that measured.
         destination: the other node.
-        failure: a name of `netperf.probers.prober.FailureName`.
-        in_a_row: number of failures since the last success.
-        alive: whether the other host's kernel answered, so that the path works.
+        failure: a name of `netperf.probers.failure.FailureName`.
+        failures_in_a_row: number of failures since the last success.
+        has_answered: whether the other host's kernel answered, so that the path works.
         sequence: number of the run, as in `Sample`; of a sample and a failure of a pair, the higher one is newer.
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
     """
@@ -201,8 +201,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     origin: NodeLocation
     destination: NodeLocation
     failure: FailureText
-    in_a_row: Count = 1
-    alive: bool = False
+    failures_in_a_row: Count = 1
+    has_answered: bool = False
     sequence: Count = 0
     taken_at: Amount = 0.0
 
@@ -226,9 +226,9 @@ def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> floa
     return (MIN_RTO_US + rtt_us) * 2.0 ** (losses - 1) if losses else 0.0
 
 
-def choose_instrument(
+def choose_cost_source(
     measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
-) -> Instrument:
+) -> CostSource:
     """Choose the measurement that is used for the cost: netperf's or the datagrams'.
 
     netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with

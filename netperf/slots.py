@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from netperf.consensus import Link
+from netperf.consensus import ZoneLink
 
 
 def rounds_by_pair(zones: Sequence[str]) -> dict[tuple[str, str], int]:
@@ -25,7 +25,7 @@ def rounds_by_pair(zones: Sequence[str]) -> dict[tuple[str, str], int]:
     return rounds
 
 
-def assign_slots(pairs: Sequence[Link], previous_slots: Mapping[Link, int]) -> tuple[dict[Link, int], int]:
+def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
     """Assign a slot to every pair; pairs that had one keep it.
 
     Args:
@@ -43,12 +43,12 @@ def assign_slots(pairs: Sequence[Link], previous_slots: Mapping[Link, int]) -> t
     return (kept, kept_count) if kept_count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
 
 
-def _first_fit(pairs: Sequence[Link], previous_slots: Mapping[Link, int]) -> tuple[dict[Link, int], int]:
+def _first_fit(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
     used: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
-    slots: dict[Link, int] = {}
-    unassigned: list[Link] = []
+    slots: dict[ZoneLink, int] = {}
+    unassigned: list[ZoneLink] = []
 
-    def assign(pair: Link, slot: int) -> None:
+    def assign(pair: ZoneLink, slot: int) -> None:
         slots[pair] = slot
         for zone in pair:
             used[zone] |= 1 << slot

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from netperf.errors import Refusal, refuse
+from netperf.errors import Refusal, make_refusal
 from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
 
 KEY_LIMIT = 253
@@ -48,16 +48,16 @@ def add_value(
         return None
     pairs = _split_nodes(match["nodes"])
     if not pairs:
-        return refuse(key, "bad-key", "has no .destination. between two names")
+        return make_refusal(key, "bad-key", "has no .destination. between two names")
     existing_pairs = [(a, b) for a, b in pairs if a in locations and b in locations]
     if len(existing_pairs) != 1:
-        return refuse(key, "ambiguous-key" if existing_pairs else "unknown-node", f"nodes {match['nodes']!r}")
+        return make_refusal(key, "ambiguous-key" if existing_pairs else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
     if not _NUMBER.fullmatch(number) or float(number) <= 0:
-        return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
+        return make_refusal(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
     value_us = float(number) * _UNIT_US[match["unit"]]
     if value_us > MAX_LATENCY_US:
-        return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
+        return make_refusal(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
     pair_values = values.setdefault(existing_pairs[0], {})
     previous = pair_values.get(percentile)

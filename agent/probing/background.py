@@ -12,8 +12,8 @@ from kubekit.waiting import Backoff
 from netperf.histogram import Histogram
 from netperf.plans import Probe
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
+from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import tcp_ping
-from netperf.probers.prober import ProbeFailedError
 from netperf.sample import MIN_DATAGRAMS, Measurement
 
 log = logs.get("agent.probing")
@@ -59,7 +59,7 @@ class BackgroundProber:
         """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
 
         Raises:
-            ProbeFailedError: none came back; ``alive`` says whether the host answers a TCP connection, since UDP may be filtered.
+            ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
         window, plan = self._window_of(probe), self._plans.plan
         if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
@@ -67,7 +67,7 @@ class BackgroundProber:
         if window.returned:
             return True
         await tcp_ping(probe.destination.address, plan.settings.port)
-        raise ProbeFailedError("timeout", "no datagram came back, but the host answers", alive=True)
+        raise ProbeFailedError("timeout", "no datagram came back, but the host answers", has_answered=True)
 
     def apply_plan(self) -> None:
         """Send to the destinations of the current plan."""

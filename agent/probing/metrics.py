@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Peer
-from netperf.probers.prober import FailureName
+from netperf.probers.failure import FailureName
 from netperf.sample import PERCENTILES, NodeLocation, QualityFlag, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")

@@ -23,15 +23,15 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.waiting import Backoff
 from kubekit.wire import CONFIGMAPS, ConfigMap
-from netperf.errors import TooLargeError
+from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.results import (
     FAILED_SUFFIX,
+    build_merge_patch,
     check_growth,
     encode_failure,
     encode_samples,
-    keys_of,
-    last_sequence,
-    merge_patch,
+    find_last_sequence,
+    list_sample_keys,
 )
 from netperf.sample import Percentile
 
@@ -104,7 +104,11 @@ class ResultsWriter:
         if name != self._target.name:
             self._target = _Target(name)
             self._queue.forget_written()
-        keys = {key for probe in self._plans.own_probes for key in keys_of(plan, probe)} if plan is not None else set()
+        keys = (
+            {key for probe in self._plans.own_probes for key in list_sample_keys(plan, probe)}
+            if plan is not None
+            else set()
+        )
         if keys:  # The planner leaves out a node whose results are refused. If the node forgot that, it would be planned again.
             self._refused = {key: refusal for key, refusal in self._refused.items() if key in keys}
         self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
@@ -159,7 +163,7 @@ class ResultsWriter:
                 self._record_refusal(part[0], error)
                 if refused_count > MAX_REFUSED_KEYS:
                     raise
-            except TooLargeError as error:
+            except ConfigMapTooLargeError as error:
                 is_too_large = True
                 without_new_keys = [entry for entry in part if not self._adds_keys(target, entry)]
                 for entry in part:
@@ -194,7 +198,12 @@ class ResultsWriter:
         data = self._encode(target, entries)
         check_growth(target.name, target.data, data)
         after = await self._client.patch(
-            CONFIGMAPS, target.name, merge_patch(data), ConfigMap, patch_type=MERGE_PATCH, namespace=self._namespace
+            CONFIGMAPS,
+            target.name,
+            build_merge_patch(data),
+            ConfigMap,
+            patch_type=MERGE_PATCH,
+            namespace=self._namespace,
         )
         target.data, target.has_our_sequences = after.data or {}, True
         self._queue.mark_written(entries)
@@ -246,5 +255,5 @@ class _Target:
         """Continue the sequences of an earlier run of this agent."""
         new = [item for entry in entries for item in (entry.sample, entry.failure) if item is not None]
         if new and self.data and not self.has_our_sequences:
-            last = last_sequence(self.data, new[0].origin.node, wall_s)
+            last = find_last_sequence(self.data, new[0].origin.node, wall_s)
             self.sequence_offset = max(self.sequence_offset, last + 1 - min(item.sequence for item in new))

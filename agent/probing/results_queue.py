@@ -28,7 +28,7 @@ MAX_LOSS_DIFFERENCE = 0.005
 def is_equivalent(new: Sample, old: Sample) -> bool:
     """Whether a reader would conclude the same: equal flags and instrument, and values that differ by at most the limits above."""
     after, before = new.cost_measurement, old.cost_measurement
-    equal_fields = ("quality_flags", "cost_source", "run_failure", "runs_fail")
+    equal_fields = ("quality_flags", "cost_source", "run_failure", "has_persistent_failure")
     return (
         all(getattr(new, name) == getattr(old, name) for name in equal_fields)
         and after.prober == before.prober
@@ -144,7 +144,7 @@ class ResultsQueue:
         """Queue a failure; repeated ones are written as rarely as equivalent samples."""
         pair = self._pair_of(failure.origin, failure.destination, test)
         age_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
-        if failure.in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):
+        if failure.failures_in_a_row <= MAX_URGENT_FAILURES or age_s >= refresh_interval_s(self._interval_s):
             pair.sample, pair.is_urgent, pair.failure, pair.failure_is_over = None, False, failure, False
             self._wake()
 

@@ -25,14 +25,14 @@ from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ScheduledRun,
     StreamRun,
+    find_next_run,
     may_stream,
-    next_run,
-    recent_streams,
+    select_recent_streams,
     slot_width_s,
 )
 from netperf.plans import Probe, ZonePlan
+from netperf.probers.failure import FailureName, ProbeFailedError
 from netperf.probers.netperf import NetperfProber
-from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import (
     MIN_DATAGRAMS,
     Failure,
@@ -41,14 +41,14 @@ from netperf.sample import (
     QualityFlag,
     Sample,
     Test,
-    choose_instrument,
+    choose_cost_source,
     find_quality_flags,
 )
 
 log = logs.get("agent.probing")
 
 AFTER_START_S = 1e-3
-"""Added to the start of a run, so that `next_run` returns the following run."""
+"""Added to the start of a run, so that `find_next_run` returns the following run."""
 MAX_SLEEP_S = 30.0
 """The wall clock may be adjusted, so the time until a run is computed again after this time."""
 
@@ -131,7 +131,7 @@ class ProbeScheduler:
             changed, plan, prober = self._changed, self._plans.plan, self._prober
             scheduled = None
             if plan is not None and prober is not None:
-                scheduled = next_run(plan, self._plans.node, self._earliest_start_s(plan))
+                scheduled = find_next_run(plan, self._plans.node, self._earliest_start_s(plan))
             if scheduled is None or plan is None or prober is None:
                 await changed.wait()
             elif await self._wait_for_start(scheduled, changed):
@@ -196,18 +196,18 @@ class ProbeScheduler:
                 run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
             if run.throughput_bps:
                 sent = StreamRun(self._wall_clock(), run.throughput_bps * (run.duration_s or 0.0) / 8)
-                self._streams = (*recent_streams(self._streams, now_s), sent)
+                self._streams = (*select_recent_streams(self._streams, now_s), sent)
         except ProbeFailedError as failure:
             run = failure
         except TimeoutError:
-            run = ProbeFailedError("timeout", "the run did not end before the next run", alive=True)
+            run = ProbeFailedError("timeout", "the run did not end before the next run", has_answered=True)
         finally:
             self._background.set_paused(is_paused=False)
         return self._conclude(probe, test, run)
 
     def _timeout_s(self, scheduled: ScheduledRun, plan: ZonePlan) -> float:
         """Time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
-        following = next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
+        following = find_next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:
             return plan.interval_s + minimum_s
@@ -230,7 +230,7 @@ class ProbeScheduler:
     ) -> ProbeOutcome:
         self._consecutive_failed_runs.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
-        cost_source = choose_instrument(run, datagrams, run_flags)
+        cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
         sample = self._make_sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
         return _make_outcome(probe, test, "ok", sample=sample, run_flags=run_flags, peer_answered=True)
@@ -265,7 +265,9 @@ class ProbeScheduler:
 
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         count = self._consecutive_failures[probe.nodes] = self._consecutive_failures.get(probe.nodes, 0) + 1
-        return Failure(failure=error.name, in_a_row=count, alive=error.alive, **self._next_stamp(probe))
+        return Failure(
+            failure=error.name, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
+        )
 
     def _make_sample(
         self, probe: Probe, measurement: Measurement, quality_flags: tuple[QualityFlag, ...], **fields: Any

@@ -149,7 +149,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
             for node in snapshot.nodes
         },
         topology_conditions={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
-        unreachable_pairs=tuple(sorted({pair for published in latencies for pair in published.unreachable})),
+        unreachable_pairs=tuple(sorted({pair for published in latencies for pair in published.unreachable_pairs})),
         max_gate_wait_s=snapshot.scheduler.gates.max_wait_s,
         scheduler_names=snapshot.scheduler.scheduler_names,
         netaware_namespace=snapshot.netaware_namespace,

@@ -17,7 +17,7 @@ from controller.topology.results import result_names
 from controller.topology.status import group_pairs
 from kubekit import quantity
 from netperf.contract import ZONE_LABEL
-from netperf.cost_state import CostState, find_node_pair, representative_node_pair
+from netperf.cost_state import CostState, choose_representative, find_node_pair
 from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
 from netperf.pairs import PlanOptions
@@ -135,7 +135,7 @@ def _pair_views(
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         written_cost = entries.get(pair)
-        basis = _basis(written_cost is not None, weight_name, pair in stale, decision.table.zones.get(pair))
+        basis = _basis(written_cost is not None, weight_name, pair in stale, decision.table.by_zone_pair.get(pair))
         pairs.append(
             _pair_view(
                 pair, written_cost, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s
@@ -157,7 +157,7 @@ def _basis(is_written: bool, weight_name: str | None, is_stale: bool, computed_c
 
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: of the node pair that its cost comes from, else the newest."""
-    node_pairs = {pair: representative_node_pair(pair_state.node_pairs) for pair, pair_state in state.items()}
+    node_pairs = {pair: choose_representative(pair_state.node_pairs) for pair, pair_state in state.items()}
     samples_shown: dict[ZonePair, Sample] = {}
     for sample in sorted(samples, key=lambda s: s.taken_at):
         if sample.measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:

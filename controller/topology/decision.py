@@ -12,9 +12,9 @@ from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, zone_costs_in
 from kubekit.errors import ConfigError
+from netperf.configmap_size import measure_size
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs
-from netperf.errors import size_bytes
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, apply_hysteresis, decode_latencies
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
@@ -120,16 +120,16 @@ def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) -> status.InputFaults:
     samples = results.samples.values()
-    sizes = {name: size_bytes(data) for name, data in snapshot.results.items()}
+    sizes = {name: measure_size(data) for name, data in snapshot.results.items()}
     return status.InputFaults(
         policy=policy_fault,
         missing=snapshot.missing,
         large={name: size for name, size in sizes.items() if size > SIZE_WARNING_BYTES},
-        refused=results.refused,
+        refusal_counts=results.refusal_counts,
         writers=_writers(results),
         failing={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
-        netperf_failing={s.zones: s.run_failure or "" for s in samples if s.runs_fail},
-        disagreeing=tuple(sorted({s.zones for s in samples if s.instruments_disagree})),
+        netperf_failing={s.zones: s.run_failure or "" for s in samples if s.has_persistent_failure},
+        disagreeing=tuple(sorted({s.zones for s in samples if s.has_disagreement})),
         zone_map=snapshot.zone_map,
     )
 
@@ -151,6 +151,6 @@ def _writers(results: Results) -> dict[str, tuple[str, ...]]:
     """Reason -> nodes whose keys were refused for it, sorted."""
     writers: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
-        if refusal.source:
-            writers[refusal.reason].add(refusal.source)
+        if refusal.writer:
+            writers[refusal.reason].add(refusal.writer)
     return {reason: tuple(sorted(nodes)) for reason, nodes in writers.items()}

@@ -22,17 +22,17 @@ Values = Iterator[tuple[tuple[str, ...], float]]
 
 
 def _costs(decision: TopologyDecision) -> Values:
-    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.table.zones.items())
-    yield from ((("region", *pair), cost) for pair, cost in decision.table.regions.items())
+    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.table.by_zone_pair.items())
+    yield from ((("region", *pair), cost) for pair, cost in decision.table.cost_by_region_pair.items())
 
 
 def _latencies(decision: TopologyDecision) -> Values:
-    reached = ((pair, entry) for pair, entry in decision.table.zones.items() if entry.basis != "unreachable")
+    reached = ((pair, entry) for pair, entry in decision.table.by_zone_pair.items() if entry.basis != "unreachable")
     return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
 
 
 def _ages(decision: TopologyDecision) -> Values:
-    return ((pair, entry.age_s) for pair, entry in decision.table.zones.items() if entry.basis != "inferred")
+    return ((pair, entry.age_s) for pair, entry in decision.table.by_zone_pair.items() if entry.basis != "inferred")
 
 
 def _pairs(decision: TopologyDecision) -> Values:
@@ -40,7 +40,7 @@ def _pairs(decision: TopologyDecision) -> Values:
 
 
 def _refused(decision: TopologyDecision) -> Values:
-    return (((reason,), count) for reason, count in decision.results.refused.items())
+    return (((reason,), count) for reason, count in decision.results.refusal_counts.items())
 
 
 def _capacities(decision: TopologyDecision) -> Values:

@@ -18,11 +18,12 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
+from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.contract import PART_OF_LABELS, PLAN_LABEL, ZONE_LABEL
-from netperf.errors import PlanRefusedError, TooLargeError
+from netperf.errors import PlanRefusedError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import keys_to_remove, merge_patch, planned_keys
+from netperf.results import build_merge_patch, find_keys_to_remove, list_planned_keys
 
 log = logs.get("controller.topology.planner")
 
@@ -113,7 +114,7 @@ class ProbePlanner:
                 continue
             try:
                 await self._write(name, zone_plan, objects.get(name))
-            except TooLargeError as error:  # Plans of other zones are still written.
+            except ConfigMapTooLargeError as error:  # Plans of other zones are still written.
                 self._writes.labels("plan-too-large").inc()
                 log.log_change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
         for name in sorted(objects.keys() - plans.keys()):
@@ -147,7 +148,7 @@ class ProbePlanner:
         probe_nodes = [to_probe_node(node, agents) for node in nodes]
         plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
         # Another leader may have made the previous plan, so its keys may not be expected yet.
-        keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
+        keys = list_planned_keys((*previous.values(), *plan.zones.values())).keys()
         return previous, plan, keys, len({node.zone for node in probe_nodes} - {""})
 
     def _expect_keys(self, keys: Collection[str]) -> None:
@@ -173,13 +174,13 @@ class ProbePlanner:
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 
     def _report_plan(self, plan: PairPlan) -> None:
-        self._zone_pairs.set(plan.links)
+        self._zone_pairs.set(plan.link_count)
         self._interval.set(plan.interval_s)
-        reasons = [refusal.reason for refusal in plan.left_out]
+        reasons = [refusal.reason for refusal in plan.refusals]
         self._left_out.clear()
         for reason in sorted(set(reasons)):
             self._left_out.labels(reason).set(reasons.count(reason))
-        shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.left_out[:SHOWN_NODES])
+        shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:SHOWN_NODES])
         log.log_change(
             "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), some=shown
         )
@@ -187,19 +188,19 @@ class ProbePlanner:
     async def _remove_obsolete_results(self) -> None:
         """Remove unreadable keys and keys of pairs that are no longer planned, so that objects do not grow without limit."""
         plans = tuple(self._plans.values())
-        planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
+        planned = await asyncio.to_thread(lambda: list_planned_keys(plans).keys())
         for name in self.result_objects():
             results = self._cache.results.get(str(name))
             if results is None:
                 continue
-            obsolete = await asyncio.to_thread(keys_to_remove, results.data or {}, planned)
+            obsolete = await asyncio.to_thread(find_keys_to_remove, results.data or {}, planned)
             if not obsolete:
                 continue
             try:
                 await self._client.patch(
                     CONFIGMAPS,
                     name.name,
-                    merge_patch(dict.fromkeys(sorted(obsolete))),
+                    build_merge_patch(dict.fromkeys(sorted(obsolete))),
                     Object,
                     patch_type=MERGE_PATCH,
                     namespace=name.namespace,

@@ -254,7 +254,12 @@ class TopologyController:
             )
             self._unwritten_change.add(key)
             self._metrics.writes.labels("weights").inc()
-            log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
+            log.info(
+                "costs written",
+                topology=key,
+                pairs=len(decision.table.by_zone_pair),
+                absent=len(decision.table.absent_pairs),
+            )
         self._metrics.decisions[key] = decision
         conditions = status.conditions_of(
             decision.counts, decision.table, decision.faults, topology.metadata.generation

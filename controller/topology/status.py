@@ -33,7 +33,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         policy: error of the object's costPolicy; empty if it is valid.
         missing: results ConfigMaps that do not exist.
         large: results ConfigMaps near the API server's limit -> size in bytes.
-        refused: reason -> number of refused keys.
+        refusal_counts: reason -> number of refused keys.
         writers: reason -> nodes that wrote refused keys.
         failing: pairs whose last run failed -> the failure.
         netperf_failing: pairs on which netperf keeps failing while datagrams pass -> the failure.
@@ -44,7 +44,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     policy: str = ""
     missing: tuple[str, ...] = ()
     large: Mapping[str, int] = {}
-    refused: Mapping[str, int] = {}
+    refusal_counts: Mapping[str, int] = {}
     writers: Mapping[str, tuple[str, ...]] = {}
     failing: Mapping[ZonePair, str] = {}
     netperf_failing: Mapping[ZonePair, str] = {}
@@ -66,15 +66,15 @@ def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> Pair
         "measured": [],
         "stale": [],
         "inferred": [],
-        "absent": [*table.absent],
+        "absent": [*table.absent_pairs],
         "unreachable": [],
     }
-    for pair, entry in table.zones.items():
+    for pair, entry in table.by_zone_pair.items():
         is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= limit_s)
         pairs["measured" if is_measured else entry.basis].append(pair)
-    pairs["stale"].sort(key=lambda p: (-table.zones[p].age_s, p))
+    pairs["stale"].sort(key=lambda p: (-table.by_zone_pair[p].age_s, p))
     for basis in ("measured", "inferred"):
-        pairs[basis].sort(key=lambda p: (-table.zones[p].cost, p))
+        pairs[basis].sort(key=lambda p: (-table.by_zone_pair[p].cost, p))
     return pairs | {basis: sorted(pairs[basis]) for basis in ("absent", "unreachable")}
 
 
@@ -112,7 +112,7 @@ def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _S
         )
         if pairs
     ]
-    costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts["measured"][:SHOWN_PAIRS])
+    costs = ", ".join(f"{_arrow(p)} {table.by_zone_pair[p].cost}" for p in counts["measured"][:SHOWN_PAIRS])
     holds, reason, message = _join_problems(problems, "AllPairsMeasured", f"highest costs: {costs}", bad=False)
     return holds, reason, f"{summary}; {message}"
 
@@ -125,7 +125,7 @@ def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) ->
     shown = f" ({', '.join(sorted(failures))})" if failures else ""
     message = (
         f"{len(pairs)} of {sum(map(len, counts.values()))} zone pairs cannot be reached by any pair of nodes{shown} and cost "
-        f"{table.zones[pairs[0]].cost}: {_join_pairs(pairs)}"
+        f"{table.by_zone_pair[pairs[0]].cost}: {_join_pairs(pairs)}"
     )
     return True, "PathsDead", message
 
@@ -135,8 +135,10 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
     unplanned = faults.writers.get("unplanned")
     if unplanned:
         problems.append(("UnplannedResults", f"results of pairs that no plan names come from {_join_names(unplanned)}"))
-    if table.outliers_us:
-        nodes = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.outliers_us.items()]
+    if table.error_us_by_outlier:
+        nodes = [
+            f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.error_us_by_outlier.items()
+        ]
         problems.append(("NodesContradicted", f"ignored, because other nodes contradict them: {_join_names(nodes)}"))
     if faults.netperf_failing:
         failures = ", ".join(sorted(set(faults.netperf_failing.values())))
@@ -145,9 +147,9 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
     if faults.disagreeing:
         message = "netperf and datagrams read different latencies, and netperf's counts"
         problems.append(("InstrumentsDisagree", f"{message}: {_join_pairs(faults.disagreeing)}"))
-    if table.disputed:
+    if table.disputed_links:
         problems.append(
-            ("PairsDisputed", f"two reporters contradict each other: {_join_pairs(sorted(table.disputed))}")
+            ("PairsDisputed", f"two reporters contradict each other: {_join_pairs(sorted(table.disputed_links))}")
         )
     return _join_problems(problems, "AllAgree", "all latencies agree", bad=True)
 
@@ -164,10 +166,10 @@ def _input_valid(faults: InputFaults) -> _Statement:
         problems.append(
             ("ResultsTooLarge", f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that are not ours")
         )
-    if faults.refused:
+    if faults.refusal_counts:
         reasons = ", ".join(
             f"{count} {reason}" + (f" of {_join_names(nodes)}" if (nodes := faults.writers.get(reason)) else "")
-            for reason, count in sorted(faults.refused.items())
+            for reason, count in sorted(faults.refusal_counts.items())
         )
         problems.append(("ResultsMalformed", f"keys refused: {reasons}"))
     if faults.zone_map.unzoned:
@@ -235,7 +237,7 @@ def is_bad(reported: Condition) -> bool:
 
 def count_bases(counts: PairsByBasis, table: ZoneCosts) -> dict[str, int]:
     """Number of pairs by basis, for metrics; ``mirrored`` is counted separately from ``measured``."""
-    mirrored = sum(table.zones[p].basis == "mirrored" for p in counts["measured"])
+    mirrored = sum(table.by_zone_pair[p].basis == "mirrored" for p in counts["measured"])
     totals = {basis: len(pairs) for basis, pairs in counts.items()}
     return totals | {"measured": totals["measured"] - mirrored, "mirrored": mirrored}
 

@@ -36,11 +36,11 @@ def build_weight(table: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
 
     Pairs without a cost have no entry, because schedulers have a default for unknown costs and would read 0 as the best cost.
     """
-    zone_costs = {pair: entry.cost for pair, entry in table.zones.items()}
+    zone_costs = {pair: entry.cost for pair, entry in table.by_zone_pair.items()}
     return WeightInfo(
         name=NETPERF_COSTS,
         topology_list=[
-            _level(REGION_LABEL, table.regions, bandwidths.region_capacity, bandwidths.region_allocated),
+            _level(REGION_LABEL, table.cost_by_region_pair, bandwidths.region_capacity, bandwidths.region_allocated),
             _level(ZONE_LABEL, zone_costs, bandwidths.zone_capacity, bandwidths.zone_allocated),
         ],
     )

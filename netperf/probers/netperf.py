@@ -22,8 +22,8 @@ import msgspec
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
+from netperf.probers.failure import FailureName, ProbeFailedError
 from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
-from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
 BINARY_VARIABLE = "NETAWARE_NETPERF"
@@ -62,12 +62,12 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
     return shutil.which(name, path=environ.get("PATH"))
 
 
-def keys_for(test: Test) -> tuple[str, ...]:
+def output_selectors(test: Test) -> tuple[str, ...]:
     """The output selectors of a test. Latencies of a stream are left out: they are of send calls, not of round trips."""
     return _STREAM_KEYS if test == "TCP_STREAM" else _CALL_KEYS
 
 
-def transactions_for(duration_s: float, rtt_s: float) -> int | None:
+def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:
     """Number of round trips to request on a slow path; None if the duration is enough for twice as many as a p90 needs.
 
     A run that ends after a number of round trips waits for every retransmission, so such runs are used on slow paths only.
@@ -75,7 +75,7 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
     return None if 2 * MIN_TRANSACTIONS_FOR_P90 * rtt_s <= duration_s else MIN_TRANSACTIONS_FOR_P90
 
 
-def command_line(
+def build_command(
     binary: str, address: str, settings: ProbeSettings, hourly_passphrase: str, transactions: int | None = None
 ) -> list[str]:
     """The command of a run, which ends by time or after ``transactions``. Do not log it: it contains the hourly passphrase."""
@@ -87,7 +87,7 @@ def command_line(
         command.append("-D")
     if settings.test == "UDP_RR":
         command += ["-e", str(UDP_LOSS_TIMEOUT_S)]  # without it a lost datagram blocks the run
-    return [*command, "-P", f",{settings.data_port}", "-k", ",".join(keys_for(settings.test))]
+    return [*command, "-P", f",{settings.data_port}", "-k", ",".join(output_selectors(settings.test))]
 
 
 def parse_output(text: str, test: Test) -> Measurement:
@@ -98,7 +98,7 @@ def parse_output(text: str, test: Test) -> Measurement:
             the throughput is invalid.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    missing = [key for key in keys_for(test) if key not in values]
+    missing = [key for key in output_selectors(test) if key not in values]
     if missing:
         raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
     duration_s = _number(values["ELAPSED_TIME"], minimum=0)
@@ -207,8 +207,8 @@ class NetperfProber:
         return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, neighbour), rtt_s)
 
     async def _run(self, address: str, settings: ProbeSettings, hourly_passphrase: str, rtt_s: float) -> Measurement:
-        transactions = transactions_for(settings.duration_s, rtt_s)
-        command = command_line(self._binary, address, settings, hourly_passphrase, transactions)
+        transactions = choose_transaction_count(settings.duration_s, rtt_s)
+        command = build_command(self._binary, address, settings, hourly_passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
         expected_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
@@ -216,7 +216,7 @@ class NetperfProber:
             completed = await child.run(command, expected_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:
             took_s = time.monotonic() - started
-            raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", alive=True) from None
+            raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", has_answered=True) from None
         except OSError as error:
             raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
         if completed.returncode != 0:

@@ -41,8 +41,8 @@ from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
 from netperf.plans import PLAN_KEY, decode_plan
 from netperf.policy import parse_policy
-from netperf.probers.netperf import keys_for, parse_output
-from netperf.probers.prober import ProbeFailedError
+from netperf.probers.failure import ProbeFailedError
+from netperf.probers.netperf import output_selectors, parse_output
 from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
 
@@ -76,7 +76,7 @@ CNI = json.dumps(
         "result": {"interfaces": [{"name": "eth0"}]},
     }
 )
-OUTPUT = "".join(f"{key}=42\n" for key in keys_for("TCP_RR"))
+OUTPUT = "".join(f"{key}=42\n" for key in output_selectors("TCP_RR"))
 PLAN = json.dumps(
     {
         "zone": "za",

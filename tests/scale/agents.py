@@ -18,11 +18,12 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.configmap_size import measure_size
 from netperf.contract import NETAWARE_NAMESPACE
-from netperf.errors import PlanRefusedError, size_bytes
-from netperf.pacing import start_s
+from netperf.errors import PlanRefusedError
+from netperf.pacing import probe_start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
-from netperf.results import encode_samples, merge_patch
+from netperf.results import build_merge_patch, encode_samples
 from netperf.sample import Measurement, Sample
 
 GATHER_S = 2.0
@@ -84,7 +85,7 @@ class ZoneAgents:
         self.plan = None
         if new is None:
             return
-        self.plan_bytes += size_bytes(new.data or {}) * self._agents
+        self.plan_bytes += measure_size(new.data or {}) * self._agents
         try:
             self.plan = decode_plan(new.data).plan
         except PlanRefusedError:
@@ -110,7 +111,7 @@ class ZoneAgents:
             if plan is not None and not self._dead(self.zone):
                 by_agent: dict[str, list[Probe]] = defaultdict(list)
                 for probe in plan.probes:
-                    if done_s < start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
+                    if done_s < probe_start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
                         by_agent[probe.origin.node].append(probe)
                 for probes in by_agent.values():
                     await self._write(plan, probes)
@@ -123,5 +124,9 @@ class ZoneAgents:
         # The API server is busy; the next turn writes what is newer.
         with suppress(KubekitError):
             await self._client.patch(
-                CONFIGMAPS, plan.results, merge_patch(encode_samples(samples)), ConfigMap, namespace=NETAWARE_NAMESPACE
+                CONFIGMAPS,
+                plan.results,
+                build_merge_patch(encode_samples(samples)),
+                ConfigMap,
+                namespace=NETAWARE_NAMESPACE,
             )

@@ -16,7 +16,14 @@ from netperf.latencies import Latencies, ZonePair, apply_hysteresis
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
-from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, refresh_interval_s, sample_key
+from netperf.results import (
+    decode_results,
+    encode_failure,
+    encode_samples,
+    list_planned_keys,
+    refresh_interval_s,
+    sample_key,
+)
 from netperf.sample import Failure, Measurement, NodeLocation, Sample
 
 Forge = Callable[[Probe, float], float]
@@ -64,7 +71,7 @@ class SimulatedNetwork:
         self.number = 0
         self._later_s = 0.0
         self.state: CostState = {}
-        self.table: ZoneCosts = ZoneCosts(zones={}, regions={}, absent=())
+        self.table: ZoneCosts = ZoneCosts(by_zone_pair={}, cost_by_region_pair={}, absent_pairs=())
         self.latencies = Latencies()
         self.costs: dict[ZonePair, int] = {}
         self.writes = 0
@@ -85,7 +92,7 @@ class SimulatedNetwork:
         for _ in range(count):
             self.number += 1
             self.plans = plan_pairs(self.facts, self._options, self.plans, self.now_s).zones
-            keys = planned_keys(self.plans.values())
+            keys = list_planned_keys(self.plans.values())
             self._data = {key: value for key, value in self._data.items() if key in keys}
             probes = [probe for plan in self.plans.values() for probe in plan.probes]
             origins = sorted({probe.origin.node for probe in probes})
@@ -103,7 +110,7 @@ class SimulatedNetwork:
         for plan in self.plans.values():
             for probe in plan.probes:
                 self._probe(probe, anew=True)
-        self._decide(planned_keys(self.plans.values()), self.now_s + self._later_s)
+        self._decide(list_planned_keys(self.plans.values()), self.now_s + self._later_s)
         self._later_s = 0.0 if self._later_s > 20.0 else self._later_s
 
     def latency_us(self, a: str, b: str) -> int | None:
@@ -116,7 +123,7 @@ class SimulatedNetwork:
         if origin.node in self.mute:
             return
         if zones in self.cut or destination.node in self.mute:
-            self._fail(probe, key, alive=destination.node in self.mute and zones not in self.cut)
+            self._fail(probe, key, has_answered=destination.node in self.mute and zones not in self.cut)
             return
         self._in_a_row.pop(key, None)
         us = self.rtt_us[zones] + self.offset_us.get(origin.node, 0.0) + self.offset_us.get(destination.node, 0.0)
@@ -148,14 +155,14 @@ class SimulatedNetwork:
         self._data.pop(f"{key}.failed", None)
         self._data |= {k: v for k, v in encode_samples([sample]).items() if v is not None}
 
-    def _fail(self, probe: Probe, key: str, *, alive: bool) -> None:
+    def _fail(self, probe: Probe, key: str, *, has_answered: bool) -> None:
         self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
         failure = Failure(
             origin=probe.origin.location,
             destination=probe.destination.location,
             failure="timeout",
-            in_a_row=self._in_a_row[key],
-            alive=alive,
+            failures_in_a_row=self._in_a_row[key],
+            has_answered=has_answered,
             sequence=self.number,
             taken_at=self.now_s,
         )
@@ -163,8 +170,8 @@ class SimulatedNetwork:
 
     def _decide(self, keys: Mapping[str, Probe], now_s: float) -> None:
         results = decode_results(self._data | self.extra_data, self.locations, keys)
-        self.refused = results.refused
-        self.named |= {refusal.source for refusal in results.refusals if refusal.source}
+        self.refused = results.refusal_counts
+        self.named |= {refusal.writer for refusal in results.refusals if refusal.writer}
         failures = results.failures.values()
         self.state = update_state(
             results.samples.values(),
@@ -177,10 +184,10 @@ class SimulatedNetwork:
         )
         regions = {fact.zone: fact.region for fact in self.facts}
         self.table, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
-        self.named |= set(self.table.outliers_us)
-        self.told_disputed |= bool(self.table.disputed)
+        self.named |= set(self.table.error_us_by_outlier)
+        self.told_disputed |= bool(self.table.disputed_links)
         held = apply_hysteresis(self.latencies, self.table.latencies())
-        costs = {pair: entry.cost for pair, entry in self.table.zones.items()}
+        costs = {pair: entry.cost for pair, entry in self.table.by_zone_pair.items()}
         if held is not self.latencies or costs != self.costs:
             self.writes += 1
         self.latencies, self.costs = held, costs

@@ -98,7 +98,7 @@ class Home:
             **{zone: NodeLocation(zone, zone) for zone in zones},
         }
         results = decode_results((found[0].data if found else None) or {}, locations)
-        assert results.refused == {}
+        assert results.refusal_counts == {}
         return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
 
     @asynccontextmanager

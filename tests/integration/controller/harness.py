@@ -26,7 +26,7 @@ from lab.controlplane import credentials_of, free_ports
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
-from netperf.results import encode_samples, merge_patch
+from netperf.results import build_merge_patch, encode_samples
 from netperf.sample import Measurement, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -172,7 +172,7 @@ class SimulatedAgents:
                     )
                 )
             count += len(samples)
-            await self._publish(plan.results, merge_patch(encode_samples(samples)))
+            await self._publish(plan.results, build_merge_patch(encode_samples(samples)))
         return count
 
     async def _publish(self, name: str, patch: dict[str, Any]) -> None:

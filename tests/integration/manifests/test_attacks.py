@@ -17,7 +17,7 @@ import pytest_asyncio
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from netperf.results import encode_samples, merge_patch, sample_key
+from netperf.results import build_merge_patch, encode_samples, sample_key
 from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, Schemas, changeable, dry_run
@@ -209,23 +209,23 @@ async def test_an_agent_writes_replaces_and_removes_the_results_of_its_own_probe
 ) -> None:
     agent = stolen["agent"]
     first = encode_samples([sample("node-a", "node-b")], ["p50", "p90", "p99"])
-    await written(agent, merge_patch(first))
+    await written(agent, build_merge_patch(first))
     second = encode_samples([sample("node-a", "node-b", sequence=1), sample("node-a", "node-c")])
-    assert set(first) | set(second) == set(await written(agent, merge_patch(second)))
-    assert set(await written(agent, merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
-    await written(agent, merge_patch(dict.fromkeys(second)))
+    assert set(first) | set(second) == set(await written(agent, build_merge_patch(second)))
+    assert set(await written(agent, build_merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
+    await written(agent, build_merge_patch(dict.fromkeys(second)))
     mine = encode_samples([sample("node-a", "node-b")], ["p90"])
     for squatted in ("{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""):
-        await written(admin, merge_patch(dict.fromkeys(mine, squatted)))
-        assert await written(agent, merge_patch(mine)) == mine
-        await written(agent, merge_patch(dict.fromkeys(mine)))
+        await written(admin, build_merge_patch(dict.fromkeys(mine, squatted)))
+        assert await written(agent, build_merge_patch(mine)) == mine
+        await written(agent, build_merge_patch(dict.fromkeys(mine)))
     # 990 pairs in both formats, the most a shard holds: the policy stays within the API server's cost limit.
     full: dict[str, str | None] = {}
     for index in range(990):
         full |= encode_samples([sample("node-b", f"node-{index}")], ["p50", "p90", "p99"])
-    await written(admin, merge_patch(full))
-    assert len(await written(agent, merge_patch(mine))) == len(full) + 2
-    await written(admin, merge_patch(dict.fromkeys([*full, *mine])))
+    await written(admin, build_merge_patch(full))
+    assert len(await written(agent, build_merge_patch(mine))) == len(full) + 2
+    await written(admin, build_merge_patch(dict.fromkeys([*full, *mine])))
 
 
 async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_values_say(
@@ -233,10 +233,10 @@ async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_val
 ) -> None:
     agent = stolen["agent"]
     others = encode_samples([sample("node-b", "node-a")], ["p90"])
-    await written(admin, merge_patch(others))
-    patches: list[Any] = [merge_patch(encode_samples([sample("node-b", "node-c")], ["p90"]))]
+    await written(admin, build_merge_patch(others))
+    patches: list[Any] = [build_merge_patch(encode_samples([sample("node-b", "node-c")], ["p90"]))]
     for key in others:
-        patches += [merge_patch(dict.fromkeys([key])), merge_patch({key: "7"})]
+        patches += [build_merge_patch(dict.fromkeys([key])), build_merge_patch({key: "7"})]
     for origin, value in (
         ("node-b", '{"origin":{"node":"node-a","node":"node-b","zone":"zone-b"}}'),
         ("node-b", '{"origin":{"node":"node-a","zone":"zone-a"}}'),
@@ -245,10 +245,10 @@ async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_val
         ("node-a", "x" * 5000),  # its own key, but no sample takes so much
     ):
         key = sample_key(NodeLocation(origin, "zone-b"), NodeLocation("node-a2", "zone-a"), "TCP_RR")
-        patches += [merge_patch({key: value}), merge_patch({f"{key}.failed": value})]
+        patches += [build_merge_patch({key: value}), build_merge_patch({f"{key}.failed": value})]
     refusals = [(await dry_run(agent, "PATCH", RESULTS, patch))[0] for patch in patches]
     assert [text for text in refusals if not re.search("^403 .*an agent on node-a", text)] == []
-    own = merge_patch(encode_samples([sample("node-a", "node-b")]))
+    own = build_merge_patch(encode_samples([sample("node-a", "node-b")]))
     assert set(others) < set(await written(agent, own)), "its own key beside the other's is fine"
 
 

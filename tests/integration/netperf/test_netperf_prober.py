@@ -20,10 +20,10 @@ import pytest
 from lab.netperf_install import Netperf
 from netperf.plans import ProbeSettings
 from netperf.probers import child
+from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber, parse_output
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
 from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
-from netperf.probers.prober import ProbeFailedError
 from netperf.sample import PERCENTILES, Test
 from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running
 

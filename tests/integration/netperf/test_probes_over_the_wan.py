@@ -26,11 +26,11 @@ from lab.wan.control import WanControl
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
+from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
-from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
-from netperf.sample import Measurement, NodeLocation, Sample, choose_instrument, find_quality_flags
+from netperf.sample import Measurement, NodeLocation, Sample, choose_cost_source, find_quality_flags
 from tests.integration.netperf.peers import PASSPHRASE, running
 from tests.support import pings
 from tests.support.emulated_wan import emulated_wan
@@ -156,7 +156,7 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
         destination=NodeLocation("w", "west"),
         measurement=run or datagrams,
         datagrams=datagrams,
-        cost_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
+        cost_source=choose_cost_source(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
     ).percentile_us("p90")
     assert cost_us is not None
     netperf_us = run.percentile_us("p90") if run else None

@@ -20,7 +20,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
-from netperf.errors import OBJECT_LIMIT_BYTES
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES
 from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Percentile, Sample
@@ -80,13 +80,13 @@ def written(*samples: Sample) -> dict[str, str]:
     return {key: value for key, value in encode_samples(samples).items() if value is not None}
 
 
-def failed(node: str, in_a_row: int) -> Failure:
+def failed(node: str, failures_in_a_row: int) -> Failure:
     return Failure(
         origin=LOCATIONS["here"],
         destination=LOCATIONS[node],
         failure="timeout",
-        in_a_row=in_a_row,
-        sequence=10 + in_a_row,
+        failures_in_a_row=failures_in_a_row,
+        sequence=10 + failures_in_a_row,
     )
 
 
@@ -205,11 +205,11 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
     async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 1))
         await asyncio.sleep(5)
-        for in_a_row in (1, 2):
-            queue.add_failure(failed("n1", in_a_row), "TCP_RR")
+        for failures_in_a_row in (1, 2):
+            queue.add_failure(failed("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
         found = decode_results(store.data, LOCATIONS)
-        assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
+        assert [(f.failure, f.failures_in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with writing(store) as (queue, _, _):
@@ -221,8 +221,8 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
 async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_answers() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
-        for in_a_row in range(1, 31):
-            queue.add_failure(failed("n1", in_a_row), "TCP_RR")
+        for failures_in_a_row in range(1, 31):
+            queue.add_failure(failed("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / REFRESH_S
         queue.clear_failure(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")
@@ -301,7 +301,7 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
     async with writing(store) as (queue, writer, registry):
         queue.add(sample("n1", 1))
         await asyncio.sleep(5)
-        store.data["theirs"] = "x" * OBJECT_LIMIT_BYTES
+        store.data["theirs"] = "x" * MAX_CONFIGMAP_BYTES
         queue.add(sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}

@@ -12,8 +12,8 @@ from agent.probing.background import BackgroundProber
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from netperf.plans import Probe, ProbeSettings
+from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
-from netperf.probers.prober import ProbeFailedError
 from netperf.sample import Measurement
 from tests.unit.agent.probing import THERE, measured, plan
 
@@ -150,7 +150,7 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
             prober.failure = failure
             await asyncio.sleep(60)
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
-    assert [(s.failed_runs, s.runs_fail) for s in samples] == [
+    assert [(s.failed_runs, s.has_persistent_failure) for s in samples] == [
         (1, False),
         (2, False),
         (3, True),
@@ -176,7 +176,7 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
         plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(181)
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("timeout", None)}
-        counts = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
+        counts = [(o.failure.failures_in_a_row, o.failure.has_answered) for o in outcomes if o.failure is not None]
         assert counts == [(1, False), (2, False), (3, False)]
         background.returned = 2
         await asyncio.sleep(60)
@@ -184,7 +184,7 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
         background.returned, prober.failure = 0, ProbeFailedError("refused")
         await asyncio.sleep(60)
         assert outcomes[-1].failure is not None
-        assert (outcomes[-1].failure.in_a_row, outcomes[-1].failure.alive) == (1, True)
+        assert (outcomes[-1].failure.failures_in_a_row, outcomes[-1].failure.has_answered) == (1, True)
 
 
 class Hanging(Steady):

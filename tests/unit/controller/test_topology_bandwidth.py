@@ -118,7 +118,7 @@ def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -
         )
         for pair in pairs
     }
-    table = ZoneCosts(zones=costs, regions={}, absent=())
+    table = ZoneCosts(by_zone_pair=costs, cost_by_region_pair={}, absent_pairs=())
     # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
     bandwidths = Bandwidths(
         zone_capacity={pair: f"{rng.randint(10, 99)}G" for pair in pairs},

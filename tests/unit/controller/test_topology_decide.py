@@ -221,7 +221,9 @@ def test_conditions_report_the_basis_of_costs(
 
 def test_a_steady_outlier_writes_no_status_again() -> None:
     def messages(offset_us: float) -> list[str]:
-        table = ZoneCosts(zones={}, regions={}, absent=(), outliers_us={"n2": offset_us})
+        table = ZoneCosts(
+            by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": offset_us}
+        )
         counts = status.group_pairs(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
-from netperf.costs import ZoneCosts, compute_costs, cost_of, cost_with_hysteresis, region_costs
+from netperf.costs import ZoneCosts, compute_costs, compute_region_costs
 from netperf.latencies import infer_latencies_us
-from netperf.policy import MAX_NETWORK_COST, CostPolicy, parse_policy
+from netperf.policy import MAX_NETWORK_COST, CostPolicy, cost_with_hysteresis, latency_to_cost, parse_policy
 from netperf.sample import Measurement, NodeLocation, Sample
 from netperf.smoothing import add_sample, replace_newest_sample
 
@@ -49,7 +49,7 @@ def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     agreeing = [between("a1", "b1", 2000.0), between("a2", "b2", 2000.0)]
     _, state = step([*agreeing, between("a3", "b3", 9000.0)])
     table, _ = step([*agreeing, between("a3", "b3", 9000.0, 2)], state, now_s=60.0)
-    entry = table.zones["a", "b"]
+    entry = table.by_zone_pair["a", "b"]
     assert (entry.latency_us, entry.node_pairs, entry.age_s) == (2000.0, 2, 60.0)
 
 
@@ -75,8 +75,8 @@ def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, floa
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
     victim = next(iter(measured))
     after, _ = step(run(pair[0], pair[1], us + slower_by_us * (pair == victim)) for pair, us in measured.items())
-    assert before.zones.keys() == after.zones.keys()
-    assert all(after.zones[pair].cost >= entry.cost for pair, entry in before.zones.items())
+    assert before.by_zone_pair.keys() == after.by_zone_pair.keys()
+    assert all(after.by_zone_pair[pair].cost >= entry.cost for pair, entry in before.by_zone_pair.items())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, floa
     ],
 )
 def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost: int) -> None:
-    assert cost_of(latency_us, CostPolicy(unit_us=unit_us)) == cost
+    assert latency_to_cost(latency_us, CostPolicy(unit_us=unit_us)) == cost
 
 
 @pytest.mark.parametrize(
@@ -101,35 +101,37 @@ def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost:
 )
 def test_a_round_trip_has_the_same_latency_in_both_directions(samples: list[Sample], cost: int, back: str) -> None:
     table, _ = step(samples)
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (cost, "measured")
-    assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (cost, back)
+    assert (table.by_zone_pair["a", "b"].cost, table.by_zone_pair["a", "b"].basis) == (cost, "measured")
+    assert (table.by_zone_pair["b", "a"].cost, table.by_zone_pair["b", "a"].basis) == (cost, back)
     assert (
-        table.zones["a", "b"].latency_us == table.zones["b", "a"].latency_us == (5000 if back == "mirrored" else 5200)
+        table.by_zone_pair["a", "b"].latency_us
+        == table.by_zone_pair["b", "a"].latency_us
+        == (5000 if back == "mirrored" else 5200)
     )
 
 
 def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
     table, _ = step([run("a", "b", 5000), run("b", "c", 7000), run("a", "d", 1000), run("d", "c", 30_000)])
-    assert (table.zones["a", "c"].cost, table.zones["a", "c"].basis) == (12, "inferred")
-    assert (table.zones["c", "a"].cost, table.zones["c", "a"].basis) == (12, "inferred")
-    assert table.absent == ()
+    assert (table.by_zone_pair["a", "c"].cost, table.by_zone_pair["a", "c"].basis) == (12, "inferred")
+    assert (table.by_zone_pair["c", "a"].cost, table.by_zone_pair["c", "a"].basis) == (12, "inferred")
+    assert table.absent_pairs == ()
     table, _ = step([run("a", "b", 5000)])
-    assert {("a", "c"), ("c", "d")} <= set(table.absent)
-    assert table.zones.keys() == {("a", "b"), ("b", "a")}
+    assert {("a", "c"), ("c", "d")} <= set(table.absent_pairs)
+    assert table.by_zone_pair.keys() == {("a", "b"), ("b", "a")}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(restarted: bool) -> None:
     known = [run("a", "b", 10_000), run("b", "c", 10_000)]
     before, state = step(known)
-    assert (before.zones["a", "c"].cost, before.zones["a", "c"].basis) == (20, "inferred")
+    assert (before.by_zone_pair["a", "c"].cost, before.by_zone_pair["a", "c"].basis) == (20, "inferred")
     if restarted:
-        state = restore_state({p: e.cost for p, e in before.zones.items()}, POLICY, 0.0, before.latencies())
+        state = restore_state({p: e.cost for p, e in before.by_zone_pair.items()}, POLICY, 0.0, before.latencies())
     after, state = step([*known, run("a", "c", 18_500)], state)
-    assert (after.zones["a", "c"].cost, after.zones["a", "c"].basis) == (19, "measured")
+    assert (after.by_zone_pair["a", "c"].cost, after.by_zone_pair["a", "c"].basis) == (19, "measured")
     # From then on it is held against the noise of measurements.
     again, _ = step([*known, run("a", "c", 18_500), run("a", "c", 19_300, sequence=2)], state)
-    assert again.zones["a", "c"].cost == 19
+    assert again.by_zone_pair["a", "c"].cost == 19
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), latencies))
@@ -149,32 +151,36 @@ def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[s
 def test_a_latency_becomes_stale_and_then_absent() -> None:
     samples = [run("a", "b", 5000)]
     table, state = step(samples, now_s=0)
-    assert table.zones["a", "b"].basis == "measured"
+    assert table.by_zone_pair["a", "b"].basis == "measured"
     table, state = step(samples, state, now_s=299)
-    assert table.zones["a", "b"].basis == "measured"
+    assert table.by_zone_pair["a", "b"].basis == "measured"
     table, state = step(samples, state, now_s=301)
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis, table.zones["a", "b"].age_s) == (5, "stale", 301)
-    assert table.zones["a", "b"].error_us == 500, "a tenth of the latency"
+    assert (
+        table.by_zone_pair["a", "b"].cost,
+        table.by_zone_pair["a", "b"].basis,
+        table.by_zone_pair["a", "b"].age_s,
+    ) == (5, "stale", 301)
+    assert table.by_zone_pair["a", "b"].error_us == 500, "a tenth of the latency"
     without_key, _ = step([], state, now_s=302)
-    assert (without_key.zones["a", "b"].cost, without_key.zones["a", "b"].basis) == (5, "stale")
+    assert (without_key.by_zone_pair["a", "b"].cost, without_key.by_zone_pair["a", "b"].basis) == (5, "stale")
     table, state = step(samples, state, now_s=3601)
-    assert ("a", "b") in table.absent
+    assert ("a", "b") in table.absent_pairs
 
 
 def test_nothing_is_stale_before_three_rounds() -> None:
     samples = [run("a", "b", 5000)]
     state = update_state(samples, {}, POLICY, 0.0, WALL_S)
     table, state = compute_costs(state, ZONES, POLICY, 1700.0, interval_s=594.0)
-    assert table.zones["a", "b"].basis == "measured"
+    assert table.by_zone_pair["a", "b"].basis == "measured"
     table, _ = compute_costs(state, ZONES, POLICY, 1800.0, interval_s=594.0)
-    assert table.zones["a", "b"].basis == "stale"
+    assert table.by_zone_pair["a", "b"].basis == "stale"
 
 
 def test_old_samples_after_a_restart_are_stale() -> None:
     state = restore_state({("a", "b"): 5}, POLICY, 0.0)
     state = update_state([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
     table, _ = compute_costs(state, ZONES, POLICY, 0.0)
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+    assert (table.by_zone_pair["a", "b"].cost, table.by_zone_pair["a", "b"].basis) == (5, "stale")
 
 
 def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
@@ -184,7 +190,7 @@ def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
     for now_s in range(1000, 8000, 1000):
         written = {("a", "b"): 5, ("b", "a"): 5}
         table, state = step([], resume_state(state, restore_state(written, POLICY, now_s)), now_s=now_s)
-        bases.append(table.zones["a", "b"].basis if ("a", "b") in table.zones else "absent")
+        bases.append(table.by_zone_pair["a", "b"].basis if ("a", "b") in table.by_zone_pair else "absent")
     assert bases[:3] == ["stale"] * 3
     assert set(bases[3:]) == {"absent"}
 
@@ -198,33 +204,33 @@ def test_a_new_leadership_uses_the_costs_written_meanwhile() -> None:
     assert resumed["a", "b"].node_pairs == state["a", "b"].node_pairs
     assert resumed["c", "d"] == restore_state({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
     table, _ = step(samples, resumed, now_s=100.0)
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
+    assert (table.by_zone_pair["a", "b"].cost, table.by_zone_pair["a", "b"].basis) == (5, "measured")
 
 
 def test_a_flagged_sample_changes_neither_cost_nor_age() -> None:
     _, state = step([run("a", "b", 5000)], now_s=0)
     table, state = step([run("a", "b", 50_000, 2, quality_flags=("throttled",))], state, now_s=200)
-    assert table.zones["a", "b"].cost == 5
+    assert table.by_zone_pair["a", "b"].cost == 5
     table, state = step([run("a", "b", 50_000, 3, quality_flags=("stalled",))], state, now_s=400)
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+    assert (table.by_zone_pair["a", "b"].cost, table.by_zone_pair["a", "b"].basis) == (5, "stale")
 
 
 def test_a_sample_with_loss_is_used_for_the_cost() -> None:
     table, _ = step([run("a", "b", 5000, quality_flags=("loss",), loss_ratio=0.05)])
-    assert table.zones["a", "b"].cost == 5
+    assert table.by_zone_pair["a", "b"].cost == 5
     table, _ = step([run("a", "b", 5000, prober="datagrams", quality_flags=("loss",), loss_ratio=0.19)])
-    assert table.zones["a", "b"].cost == pytest.approx(210, abs=5)
+    assert table.by_zone_pair["a", "b"].cost == pytest.approx(210, abs=5)
 
 
 def test_netperfs_percentile_replaces_one_of_too_few_datagrams() -> None:
     paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
     policy = CostPolicy(percentile="p99")
     netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, cost_source="datagrams")
-    assert step([netperf], policy=policy)[0].zones["a", "b"].cost == 7
+    assert step([netperf], policy=policy)[0].by_zone_pair["a", "b"].cost == 7
     throttled = msgspec.structs.replace(
         netperf, measurement=msgspec.structs.replace(netperf.measurement, duration_s=1.0, throttled_us=5e5)
     )
-    assert ("a", "b") in step([throttled], policy=policy)[0].absent
+    assert ("a", "b") in step([throttled], policy=policy)[0].absent_pairs
 
 
 @given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
@@ -241,52 +247,52 @@ def test_computing_costs_twice_changes_nothing(measured: dict[str, float]) -> No
 )
 def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], drift: float) -> None:
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
-    written = {pair: entry.cost for pair, entry in before.zones.items()}
+    written = {pair: entry.cost for pair, entry in before.by_zone_pair.items()}
     after, _ = step(
         [run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore_state(written, POLICY, 0.0)
     )
-    for pair, entry in after.zones.items():
-        if before.zones[pair].basis != "inferred" and before.zones[pair].latency_us < 1e7:
+    for pair, entry in after.by_zone_pair.items():
+        if before.by_zone_pair[pair].basis != "inferred" and before.by_zone_pair[pair].latency_us < 1e7:
             assert entry.cost == written[pair]
 
 
 def test_the_latency_of_zones_is_the_median_of_their_pairs_of_nodes() -> None:
     others, odd = [between("a2", "b1", 5200), between("b3", "a1", 5100)], between("a9", "b1", 40_000)
     table, _ = step([odd, *others, run("a", "b", 5000)])
-    assert table.zones["a", "b"].latency_us == 5100
+    assert table.by_zone_pair["a", "b"].latency_us == 5100
     table, _ = step([*others, run("a", "b", 5000)])
-    assert table.zones["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
+    assert table.by_zone_pair["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
 
 
 def test_the_error_bar_grows_with_the_noise_of_samples() -> None:
     _, state = step([run("a", "b", 5000)])
     table, _ = step([run("a", "b", 5400, sequence=2)], state, now_s=30)
-    assert table.zones["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
+    assert table.by_zone_pair["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
 
 
 def test_external_numbers_do_not_age_by_default_and_a_change_is_a_new_sample() -> None:
     external = run("a", "b", 3000, prober="external", sequence=0, taken_at=0.0, transactions=None)
     table, state = step([external], now_s=0)
     table, state = step([external], state, now_s=1e6)
-    assert table.zones["a", "b"].basis == "measured"
+    assert table.by_zone_pair["a", "b"].basis == "measured"
     changed = run("a", "b", 9000, prober="external", sequence=0, taken_at=0.0, transactions=None)
     table, state = step([changed], state, now_s=1e6 + 1)
-    assert table.zones["a", "b"].cost == 9
+    assert table.by_zone_pair["a", "b"].cost == 9
     strict = CostPolicy(external_stale_after_s=600)
     table, _ = step([changed], state, policy=strict, now_s=1e6 + 700)
-    assert table.zones["a", "b"].basis == "stale"
+    assert table.by_zone_pair["a", "b"].basis == "stale"
 
 
 def test_pairs_of_deleted_zones_are_forgotten() -> None:
     _, state = step([run("a", "b", 5000)])
     table, state = compute_costs(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
     assert set(state) == {("a", "c"), ("c", "a")}
-    assert table.zones == {}
+    assert table.by_zone_pair == {}
 
 
 def test_samples_inside_a_zone_and_streams_give_no_cost() -> None:
     table, _ = step([run("a", "a", 5000), run("a", "b", 5000, test="TCP_STREAM")])
-    assert table.zones == {}
+    assert table.by_zone_pair == {}
 
 
 def test_region_costs_are_the_median_of_the_costs_between_their_zones() -> None:
@@ -298,8 +304,8 @@ def test_region_costs_are_the_median_of_the_costs_between_their_zones() -> None:
         run("a", "b", 2000),
     ]
     table, _ = step(samples)
-    assert table.regions == {("r1", "r2"): 20, ("r2", "r1"): 20}
-    assert region_costs(table.zones, {"a": "", "c": "r2"}) == {}
+    assert table.cost_by_region_pair == {("r1", "r2"): 20, ("r2", "r1"): 20}
+    assert compute_region_costs(table.by_zone_pair, {"a": "", "c": "r2"}) == {}
 
 
 def test_fields_of_a_policy_override_the_defaults() -> None:
@@ -327,20 +333,22 @@ def test_errors_of_an_invalid_policy_name_the_field(fields: dict[str, object], n
 def test_a_slow_path_with_the_unreachable_cost_is_reachable_after_a_restart() -> None:
     policy = CostPolicy(unreachable_cost=100)
     table, _ = step([run("a", "b", 150_000.0)], policy=policy)
-    state = restore_state({pair: entry.cost for pair, entry in table.zones.items()}, policy, 10.0, table.latencies())
+    state = restore_state(
+        {pair: entry.cost for pair, entry in table.by_zone_pair.items()}, policy, 10.0, table.latencies()
+    )
     again, _ = step([], state, policy, 10.0)
-    entry = again.zones["a", "b"]
+    entry = again.by_zone_pair["a", "b"]
     assert (entry.cost, entry.latency_us, entry.basis) == (150, 150_000.0, "stale")
 
 
 @pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
 def test_external_numbers_are_trusted_less_than_netperf_and_never_disputed(test: str) -> None:
     table, _ = step([run("a", "b", 9_000.0, prober="external", test=test)])
-    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
-    assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
-    assert table.disputed == frozenset()
+    assert (table.by_zone_pair["a", "b"].cost, table.by_zone_pair["a", "b"].basis) == (9, "measured")
+    assert (table.by_zone_pair["b", "a"].cost, table.by_zone_pair["b", "a"].basis) == (9, "mirrored")
+    assert table.disputed_links == frozenset()
     table, _ = step([between("a3", "b1", 9_000.0, prober="external", test=test), run("a", "b", 5000)])
-    assert table.zones["a", "b"].cost == 5, "netperf is trusted more"
+    assert table.by_zone_pair["a", "b"].cost == 5, "netperf is trusted more"
 
 
 def test_ignored_latencies_are_no_last_good_value() -> None:
@@ -352,9 +360,9 @@ def test_ignored_latencies_are_no_last_good_value() -> None:
     for order in (1, -1):
         _, state = step(says(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
         table, _ = step(says(1_000.0, 5_600.0, 4)[::order], state, now_s=240.0)
-        entry = table.zones["a", "b"]
+        entry = table.by_zone_pair["a", "b"]
         assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
-        assert set(table.outliers_us) == {"a1"}
+        assert set(table.error_us_by_outlier) == {"a1"}
 
 
 def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
@@ -364,7 +372,7 @@ def test_a_dispute_ends_at_a_lower_limit_than_it_begins() -> None:
         for sequence in range(5 * turn + 1, 5 * turn + 6):  # until the median of the last runs is the reading
             samples = [run("a", "b", 10_000.0, sequence), run("b", "a", back_us, sequence)]
             table, state = step(samples, state, now_s=60.0 * sequence)
-            rounds.append(bool(table.disputed))
+            rounds.append(bool(table.disputed_links))
         told.append(rounds[-1])
     assert told == [False, True, True, True, False, False], "11.2 ms begins no dispute, and ends none"
 
@@ -376,9 +384,9 @@ def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None
     samples = [between(*reading) for reading in (*forged, *honest)]
     _, state = step(samples)
     table, _ = step(samples, state, now_s=120.0)
-    assert set(table.outliers_us) == {"a1"}
-    assert table.zones["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
-    assert table.zones["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)
+    assert set(table.error_us_by_outlier) == {"a1"}
+    assert table.by_zone_pair["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
+    assert table.by_zone_pair["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)
 
 
 @pytest.mark.parametrize(

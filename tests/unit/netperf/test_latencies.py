@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.latencies import (
-    LIMIT_BYTES,
+    MAX_TEXT_BYTES,
     Latencies,
     apply_hysteresis,
     decode_latencies,
@@ -53,7 +53,7 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     found = Latencies(
         {p: rng.randint(100, 400_000) for p in pairs}, {p: round_up_error(rng.randint(5, 9000)) for p in pairs}
     )
-    assert 10_000 < len(encode_latencies(found)) < LIMIT_BYTES * 3 // 4
+    assert 10_000 < len(encode_latencies(found)) < MAX_TEXT_BYTES * 3 // 4
 
 
 def test_small_changes_are_written_only_together_with_a_large_one() -> None:
@@ -61,6 +61,10 @@ def test_small_changes_are_written_only_together_with_a_large_one() -> None:
     near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
     assert apply_hysteresis(written, near) is written
     moved = Latencies({("a", "b"): 1031, ("b", "a"): 990, ("a", "c"): 102_000})
-    assert apply_hysteresis(written, moved).us == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
-    cut = Latencies({("a", "b"): 1000, ("b", "a"): 1000}, unreachable=frozenset({("a", "c")}))
+    assert apply_hysteresis(written, moved).latency_us_by_pair == {
+        ("a", "b"): 1031,
+        ("b", "a"): 1000,
+        ("a", "c"): 102_000,
+    }
+    cut = Latencies({("a", "b"): 1000, ("b", "a"): 1000}, unreachable_pairs=frozenset({("a", "c")}))
     assert apply_hysteresis(written, cut) == cut

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.pacing import StreamRun, choose_test, may_stream, next_run, start_s
+from netperf.pacing import StreamRun, choose_test, find_next_run, may_stream, probe_start_s
 from netperf.plans import ProbeSettings
 from netperf.sample import Test
 from tests.unit.netperf.building import one_each, plan_of
@@ -20,19 +20,19 @@ NODE = BUSIEST.probes[0].origin.node
 
 def test_a_round_runs_each_probe_of_the_node_once() -> None:
     now_s, runs = BUSIEST.interval_s * 1000, []
-    while (run := next_run(BUSIEST, NODE, now_s)) is not None and run.round == 1000:
+    while (run := find_next_run(BUSIEST, NODE, now_s)) is not None and run.round_number == 1000:
         runs.append(run)
         now_s = run.starts_at_s + BUSIEST.settings.duration_s
     assert [t.probe for t in runs] == sorted(
         (p for p in BUSIEST.probes_from(NODE) if p.pair_index == 0), key=lambda p: p.slot
     )
     assert [t.test for t in runs] == [choose_test(BUSIEST.settings, t.probe, 1000) for t in runs]
-    assert next_run(BUSIEST, "elsewhere", 0.0) is None
+    assert find_next_run(BUSIEST, "elsewhere", 0.0) is None
 
 
 @given(st.floats(min_value=0, max_value=4e9))
 def test_the_next_run_is_within_two_rounds(now_s: float) -> None:
-    run = next_run(BUSIEST, NODE, now_s)
+    run = find_next_run(BUSIEST, NODE, now_s)
     assert run is not None
     assert now_s <= run.starts_at_s <= now_s + 2 * BUSIEST.interval_s
 
@@ -42,7 +42,7 @@ def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> Non
     busy: dict[str, list[tuple[float, float]]] = {}
     for plan in PLAN.zones.values():
         for probe in plan.probes:
-            begin = start_s(plan, probe, round_number)
+            begin = probe_start_s(plan, probe, round_number)
             for node in (probe.origin.node, probe.destination.node):
                 busy.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
     for spans in busy.values():
@@ -52,7 +52,7 @@ def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> Non
 
 def test_jitter_differs_from_round_to_round() -> None:
     probe = BUSIEST.probes[0]
-    offsets = {start_s(BUSIEST, probe, n) - n * BUSIEST.interval_s for n in range(20)}
+    offsets = {probe_start_s(BUSIEST, probe, n) - n * BUSIEST.interval_s for n in range(20)}
     assert len(offsets) > 15
     assert max(offsets) - min(offsets) <= BUSIEST.interval_s / BUSIEST.slots
 

@@ -176,7 +176,7 @@ def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, o
     lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
     plan = plan_pairs([*cluster([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
     left_out = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
-    assert [(r.key, r.reason) for r in plan.left_out] == left_out
+    assert [(r.key, r.reason) for r in plan.refusals] == left_out
     assert all("odd" not in (p.origin.node, p.destination.node) for p in all_probes(plan))
 
 

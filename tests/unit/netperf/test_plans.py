@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.errors import PlanRefusedError, TooLargeError
+from netperf.configmap_size import ConfigMapTooLargeError
+from netperf.errors import PlanRefusedError
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
 from tests.unit.netperf.building import one_each, plan_of
 
@@ -85,7 +86,7 @@ def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
         for i in range(4000)
     ]
     plan: ZonePlan = msgspec.structs.replace(PLAN, probes=tuple(far))
-    with pytest.raises(TooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
+    with pytest.raises(ConfigMapTooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
         encode_plan(plan)
 
 

@@ -17,9 +17,9 @@ from netperf.plans import ProbeSettings
 from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue_us, read_throttled_us
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.datagrams import Window
-from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
+from netperf.probers.failure import ProbeFailedError
+from netperf.probers.netperf import build_command, choose_transaction_count, find_binary, parse_output
 from netperf.probers.passphrase import check_passphrase, derive_hourly_passphrase, epoch_at, epochs_to_try
-from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import TESTS, Measurement, Test
 
@@ -102,10 +102,10 @@ def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_la
 
 def test_the_command_line_has_the_options_of_each_test() -> None:
     settings = {test: ProbeSettings(test=test, duration_s=1.5) for test in TESTS}
-    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "hourly", 40) for test in TESTS)
+    tcp, udp, stream = (build_command("netperf", "10.0.0.1", settings[test], "hourly", 40) for test in TESTS)
     assert tcp[tcp.index("-l") + 1] == udp[udp.index("-l") + 1] == "-40"
     assert stream[stream.index("-l") + 1] == "2"
-    timed = command_line("netperf", "10.0.0.1", settings["TCP_RR"], "hourly")
+    timed = build_command("netperf", "10.0.0.1", settings["TCP_RR"], "hourly")
     assert timed[timed.index("-l") + 1] == "2"
     assert "-D" in tcp[tcp.index("--") :]
     assert udp[udp.index("--") :][1:3] == ["-e", "1"]
@@ -120,7 +120,7 @@ def test_the_command_line_has_the_options_of_each_test() -> None:
 def test_a_run_makes_enough_round_trips_for_a_p90_however_slow_the_path(
     duration_s: float, rtt_s: float, transactions: int | None
 ) -> None:
-    assert transactions_for(duration_s, rtt_s) == transactions
+    assert choose_transaction_count(duration_s, rtt_s) == transactions
 
 
 def test_percentiles_are_clamped_to_minimum_and_maximum() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
-from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
+from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
 from netperf.results import (
     MAX_NAME_LENGTH,
     ResultKey,
@@ -18,9 +18,9 @@ from netperf.results import (
     decode_results,
     encode_failure,
     encode_samples,
-    keys_to_remove,
+    find_keys_to_remove,
+    list_planned_keys,
     parse_key,
-    planned_keys,
     sample_key,
 )
 from netperf.sample import Failure, Measurement, NodeLocation, Percentile, Sample
@@ -79,7 +79,7 @@ samples = st.builds(
 def test_encoded_samples_are_decoded_unchanged(original: Sample) -> None:
     results = decode_results(written(original), LOCATIONS)
     assert list(results.samples.values()) == [original]
-    assert results.refused == {}
+    assert results.refusal_counts == {}
 
 
 node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
@@ -150,7 +150,7 @@ def test_unplanned_keys_in_upstreams_format_are_refused_in_zones_that_agents_mea
     asked = {sample_key(locations["a1"], locations["c1"], "TCP_RR")}
     results = decode_results({key: "7"}, locations, asked)
     assert len(results.samples) == (not refused)
-    assert [(r.reason, r.source) for r in results.refusals] == ([("unplanned", origin)] if refused else [])
+    assert [(r.reason, r.writer) for r in results.refusals] == ([("unplanned", origin)] if refused else [])
     assert len(decode_results({key: "7"}, locations, []).samples) == 1
     assert len(decode_results({key: "7"}, locations).samples) == 1
 
@@ -165,7 +165,7 @@ def test_invalid_numbers_are_refused_with_a_reason(kind: str, value: str) -> Non
     results = decode_results({key: value}, LOCATIONS)
     assert results.samples == {}
     assert [(r.key, r.reason) for r in results.refusals] == [(key, "bad-value")]
-    assert results.refused == {"bad-value": 1}
+    assert results.refusal_counts == {"bad-value": 1}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_ambiguous_keys_are_refused() -> None:
     names = ("a", "b.destination.c", "a.destination.b", "c")
     locations = {name: NodeLocation(name, f"z{i}") for i, name in enumerate(names)}
     key = "netperf.p90.latency.milliseconds.origin.a.destination.b.destination.c"
-    assert decode_results({key: "5"}, locations).refused == {"ambiguous-key": 1}
+    assert decode_results({key: "5"}, locations).refusal_counts == {"ambiguous-key": 1}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_damaged_sample_is_refused_with_a_reason(change: object, reason: str) 
     assert damaged != text
     results = decode_results({key: damaged}, LOCATIONS)
     assert results.samples == {}
-    assert results.refused == {reason: 1}
+    assert results.refusal_counts == {reason: 1}
 
 
 @pytest.mark.parametrize(
@@ -233,16 +233,16 @@ def test_a_damaged_sample_is_refused_with_a_reason(change: object, reason: str) 
 def test_a_sample_without_a_number_or_of_a_deleted_or_moved_node_is_refused(
     found: Sample, locations: dict[str, NodeLocation], reason: str
 ) -> None:
-    assert decode_results(written(found), locations).refused == {reason: 1}
+    assert decode_results(written(found), locations).refusal_counts == {reason: 1}
 
 
 def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> None:
     noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
     results = decode_results({**noise, **written(sample())}, LOCATIONS)
     assert len(results.samples) == 1
-    assert results.refused == {"half-written": 500}
+    assert results.refusal_counts == {"half-written": 500}
     assert len(results.refusals) == 100
-    with pytest.raises(TooLargeError, match="netperf-metrics"):
+    with pytest.raises(ConfigMapTooLargeError, match="netperf-metrics"):
         check_growth("netperf-metrics", {}, {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
 
 
@@ -251,25 +251,25 @@ def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
-    planned = planned_keys(plans)
-    assert keys_to_remove(data, planned) == {*written(gone, upstream=("p90",)), "netaware.v1.broken"}
+    planned = list_planned_keys(plans)
+    assert find_keys_to_remove(data, planned) == {*written(gone, upstream=("p90",)), "netaware.v1.broken"}
     (key,) = written(sample())
-    assert keys_to_remove({**data, key: "{half"}, planned) >= {key}, "what is refused goes as well"
+    assert find_keys_to_remove({**data, key: "{half"}, planned) >= {key}, "what is refused goes as well"
 
 
 def test_keys_of_an_unplanned_test_are_removed() -> None:
-    with_streams = planned_keys(plan_of(one_each(2), extra_tests=("TCP_STREAM",)).zones.values())
-    without = planned_keys(plan_of(one_each(2)).zones.values())
+    with_streams = list_planned_keys(plan_of(one_each(2), extra_tests=("TCP_STREAM",)).zones.values())
+    without = list_planned_keys(plan_of(one_each(2)).zones.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
-    assert keys_to_remove(dict.fromkeys(streams, "{}"), without) == streams
+    assert find_keys_to_remove(dict.fromkeys(streams, "{}"), without) == streams
 
 
 def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_keys() -> None:
-    full = {"theirs": "x" * (OBJECT_LIMIT_BYTES - 10), "ours": "12345"}
-    with pytest.raises(TooLargeError, match="netperf-metrics"):
+    full = {"theirs": "x" * (MAX_CONFIGMAP_BYTES - 10), "ours": "12345"}
+    with pytest.raises(ConfigMapTooLargeError, match="netperf-metrics"):
         check_growth("netperf-metrics", full, {"new": "1234567"})
-    assert check_growth("netperf-metrics", full, {"ours": "123456789"}) > OBJECT_LIMIT_BYTES
+    assert check_growth("netperf-metrics", full, {"ours": "123456789"}) > MAX_CONFIGMAP_BYTES
     assert check_growth("netperf-metrics", full, {"new": "1234567", "theirs": None}) == 19
     assert check_growth("netperf-metrics", {}, {"new": "1", "gone": None}) == 4
 
@@ -278,7 +278,7 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
 def test_a_newer_success_of_any_test_replaces_a_failure(sequence: int, stands: bool) -> None:
     """The run of an extra test that failed last in an outage is repeated ten rounds later."""
     failure = Failure(
-        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", in_a_row=3, sequence=sequence
+        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", failures_in_a_row=3, sequence=sequence
     )
     told = {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
     found = decode_results(told | written(sample("a1", "c1")), LOCATIONS)
@@ -288,7 +288,9 @@ def test_a_newer_success_of_any_test_replaces_a_failure(sequence: int, stands: b
 
 @pytest.mark.parametrize("far", [2**53 - 1, 2**62, int(1.8e9) + 12 * YEAR_S])
 def test_an_implausible_sequence_replaces_nothing(far: int) -> None:
-    failure = Failure(origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", in_a_row=3, sequence=1)
+    failure = Failure(
+        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", failures_in_a_row=3, sequence=1
+    )
     good = sample("a1", "c1")
 
     def read(of_sample: int, of_failure: int) -> tuple[list[int], list[int]]:
@@ -310,4 +312,4 @@ def test_our_keys_cannot_have_the_external_prober() -> None:
     beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, cost_source="datagrams")
     found = decode_results(written(one, other, beside), LOCATIONS)
     assert found.samples == {}
-    assert found.refused == {"bad-field": 3}
+    assert found.refusal_counts == {"bad-field": 3}

@@ -13,7 +13,7 @@ from netperf.sample import (
     Measurement,
     NodeLocation,
     Sample,
-    choose_instrument,
+    choose_cost_source,
     find_quality_flags,
     histogram_step_us,
     update_sighting,
@@ -107,13 +107,13 @@ def test_netperfs_histogram_has_steps_of_a_tenth_to_a_hundredth(value_us: float,
 
 def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -> None:
     fine = changed(prober="datagrams", test="UDP_RR", p50_us=540.0, transactions=100)
-    assert choose_instrument(HEALTHY, fine, ()) == "datagrams"
-    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ()) == "measurement"
-    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ("throttled",)) == "datagrams"
-    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, transactions=5), ()) == "measurement"
-    assert choose_instrument(HEALTHY, None, ("throttled",)) == "measurement"
-    assert choose_instrument(HEALTHY, fine, ("loss",)) == "measurement", "it waits for retransmissions"
-    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, loss_ratio=0.19), ()) == "measurement"
+    assert choose_cost_source(HEALTHY, fine, ()) == "datagrams"
+    assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ()) == "measurement"
+    assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ("throttled",)) == "datagrams"
+    assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, transactions=5), ()) == "measurement"
+    assert choose_cost_source(HEALTHY, None, ("throttled",)) == "measurement"
+    assert choose_cost_source(HEALTHY, fine, ("loss",)) == "measurement", "it waits for retransmissions"
+    assert choose_cost_source(HEALTHY, msgspec.structs.replace(fine, loss_ratio=0.19), ()) == "measurement"
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))

@@ -51,20 +51,20 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
     before = dict(network.costs)
     network.cut.add(frozenset((A, B)))
     network.rounds(3)
-    dead = {pair for pair, entry in network.table.zones.items() if entry.basis == "unreachable"}
+    dead = {pair for pair, entry in network.table.by_zone_pair.items() if entry.basis == "unreachable"}
     assert dead == {(A, B), (B, A)}
     assert {network.costs[pair] for pair in dead} == {10_001}
     assert network.latency_us(A, B) is None
-    assert (A, B) in network.latencies.unreachable
+    assert (A, B) in network.latencies.unreachable_pairs
     assert {p: c for p, c in network.costs.items() if p not in dead} == {
         p: c for p, c in before.items() if p not in dead
     }
     network.rounds(20)
-    assert network.table.zones[A, B].basis == "unreachable"
+    assert network.table.by_zone_pair[A, B].basis == "unreachable"
     network.cut.clear()
     network.rounds(1)
     assert network.costs == before
-    assert network.table.zones[A, B].basis in {"measured", "mirrored"}
+    assert network.table.by_zone_pair[A, B].basis in {"measured", "mirrored"}
 
 
 def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None:
@@ -75,7 +75,7 @@ def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None
     network.offset_us[victim] = 8000.0
     network.rounds(6)
     assert network.named == {victim}
-    assert network.table.outliers_us[victim] == pytest.approx(8000, rel=0.2)
+    assert network.table.error_us_by_outlier[victim] == pytest.approx(8000, rel=0.2)
     assert {p for p in before if abs(network.costs[p] - before[p]) > 1} == set()
 
 
@@ -85,7 +85,7 @@ def test_a_frozen_node_changes_no_cost_of_its_zone() -> None:
     network.mute.add(f"{A}-n0")
     network.rounds(10)
     assert network.costs == before
-    assert "unreachable" not in {entry.basis for entry in network.table.zones.values()}
+    assert "unreachable" not in {entry.basis for entry in network.table.by_zone_pair.values()}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
@@ -148,7 +148,7 @@ def test_a_liar_that_writes_most_latencies_of_a_link_is_disputed_and_changes_no_
     network.rounds(10)
     for pair, was in before.items():
         assert network.latency_us(*pair) == pytest.approx(was, rel=0.1), pair
-    assert network.table.disputed or network.named == {liar}
+    assert network.table.disputed_links or network.named == {liar}
 
 
 def test_two_writes_within_a_round_are_one_sample() -> None:

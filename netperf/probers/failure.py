@@ -28,10 +28,10 @@ class ProbeFailedError(KubekitError):
             percentile could be computed; ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf
             is not installed; ``reset``, the peer closed the connection during the run; ``failed``, anything else.
         detail: text for users.
-        alive: whether the other host answered, so that the path works.
+        has_answered: whether the other host answered, so that the path works.
     """
 
-    def __init__(self, name: FailureName, detail: str = "", *, alive: bool | None = None) -> None:
+    def __init__(self, name: FailureName, detail: str = "", *, has_answered: bool | None = None) -> None:
         super().__init__(f"{name}: {detail}" if detail else name)
         self.name, self.detail = name, detail
-        self.alive = name not in {"timeout", "unreachable"} if alive is None else alive
+        self.has_answered = name not in {"timeout", "unreachable"} if has_answered is None else has_answered
