@@ -52,7 +52,7 @@ class ExplainCommand(Command):
         # The pod is explained as if it were not bound yet.
         listed_pod = next((other for other in snapshot.pods if other.metadata.key == key), None)
         state.on_pod_change(key, listed_pod, None)
-        inputs.node_cache.drop(lambda info: info.key == key)
+        inputs.node_cache.remove_pods(lambda info: info.key == key)
         explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), build_facts(snapshot, pod)
         return ExplainView(explanation, diagnose_listed_pod(pod, facts, diagnose(facts)), snapshot.now_s)
 

@@ -140,7 +140,7 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     for pod in inputs.node_cache.pods.values():
         if pod.workload in selectors:
             nodes_now[selectors[pod.workload]].append(pod.node)
-    inputs.node_cache.drop(lambda pod: pod.workload in selectors)
+    inputs.node_cache.remove_pods(lambda pod: pod.workload in selectors)
     group_snapshot = empty_group(inputs, group, templates)
     now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in group_snapshot.pods]
     planned = await asyncio.to_thread(planned_outcome, inputs, group_snapshot)

@@ -147,7 +147,7 @@ class SimulateCommand(Command):
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, WorkloadController]) -> Simulation:
     """Place a group with both schedulers, as if it had no pods yet. The default scheduler's random seeds are fixed."""
     snapshot = empty_group(inputs, group, templates)
-    hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
+    hosts, used = inputs.node_cache.hosts, inputs.node_cache.requested
     reader = PodReader()
     pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
     runs = [
@@ -177,7 +177,7 @@ def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Wor
     """
     state, key = inputs.state, group.metadata.key
     state.on_group_change(key, state.groups.get(key), group)
-    inputs.node_cache.drop(belongs_to(state, key))
+    inputs.node_cache.remove_pods(belongs_to(state, key))
     return inputs.snapshot(key, _pending_pods(group, state.graph(key), templates))
 
 

@@ -18,9 +18,12 @@ from kubekit.wire import Node, Taint
 
 
 class Host(msgspec.Struct, frozen=True, gc=False):
-    """A node as placement reads it.
+    """A node, reduced to the fields that placement reads.
 
     Attributes:
+        name: of the node.
+        location: its region and zone.
+        labels: its labels.
         taints: NoSchedule and NoExecute taints, with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
         is_schedulable: it is not cordoned.
@@ -41,7 +44,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unavailable_reason(self) -> str:
-        """Why no new pod should start there, even one that tolerates all taints; empty if one may."""
+        """Why no new pod should start there, not even a pod that tolerates all taints; empty if pods may start."""
         if self.is_being_removed:
             return "about to be removed"
         return "" if self.is_ready else "not Ready"
@@ -52,7 +55,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         return self.is_schedulable and not self.unavailable_reason
 
     def unschedulable_reason(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
-        """Why a plan does not place a pod there, regardless of other pods; empty if it may.
+        """Why a plan may not place a pod there, regardless of other pods; empty if it may.
 
         kube-scheduler checks taints only: it places a pod that tolerates all of them on a node that is not Ready.
         """
@@ -63,7 +66,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
 
 
 TemplateKey = tuple[str, int, int, bool]
-"""Namespace, identities of labels and constraints, and whether the pods are terminating."""
+"""Namespace, ``id()`` of the labels and of the constraints, and whether the pods are terminating."""
 
 
 def template_key_of(pod: PodInfo) -> TemplateKey:
@@ -75,13 +78,13 @@ class PodTemplate(msgspec.Struct):
     """Bound pods with the same labels and constraints, so that their rules about each other are computed once.
 
     Attributes:
-        sample: one of the pods; it keeps the shared labels and constraints alive, whose identities are the key.
-        nodes: node -> number of these pods.
-        terms: their rules about other pods, set by the planner as a cache.
+        example_pod: one of the pods; it keeps alive the labels and constraints whose identities are in the key.
+        pods_by_node: node -> number of these pods.
+        terms: a cache of the planner: their rules about other pods.
     """
 
-    sample: PodInfo
-    nodes: Counter[str]
+    example_pod: PodInfo
+    pods_by_node: Counter[str]
     terms: tuple[Any, ...] | None = None
 
 
@@ -90,19 +93,19 @@ class NodeCache:
 
     Attributes:
         hosts: node name -> host.
-        pods: pods whose requests are counted, by key.
-        used: node name -> sum of its pods' requests, including "pods" and host ports.
-        version: counts changes of ``hosts`` and ``avoided``, not of ``used``.
-        freed: counts how often a pod freed resources.
-        avoided: names of nodes that the descheduler finds overutilized; plans avoid them.
-        templates: counted pods by template.
+        pods: pods whose requests count, by key.
+        requested: node name -> sum of its pods' requests, including "pods" and host ports.
+        version: number of changes of ``hosts`` and ``avoided_nodes``; those of ``requested`` do not count.
+        freed_count: how often a pod freed resources.
+        avoided_nodes: names of nodes that the descheduler finds overutilized; plans avoid them.
+        templates: templates of ``pods``, by key.
     """
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
-        self.used: dict[str, Amounts] = {}
-        self.version = self.freed = 0
-        self.avoided: frozenset[str] = frozenset()
+        self.requested: dict[str, Amounts] = {}
+        self.version = self.freed_count = 0
+        self.avoided_nodes: frozenset[str] = frozenset()
         self.pods: dict[str, PodInfo] = {}
         self.templates: dict[TemplateKey, PodTemplate] = {}
 
@@ -124,8 +127,8 @@ class NodeCache:
 
     def set_avoided_nodes(self, names: frozenset[str]) -> None:
         """Set the nodes that plans avoid; a change increments ``version``, which makes pending plans obsolete."""
-        if names != self.avoided:
-            self.avoided = names
+        if names != self.avoided_nodes:
+            self.avoided_nodes = names
             self.version += 1
 
     def on_pod_change(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
@@ -136,33 +139,31 @@ class NodeCache:
             self.pods[key] = after
         if before is after:
             return
-        uses = [(pod.occupied_node, pod.requests_with_ports) if pod is not None else None for pod in (before, after)]
-        if before is not None:
-            self._count(before, -1)
-        if after is not None:
-            self._count(after, 1)
-        if uses[0] == uses[1]:
+        for pod, change in ((before, -1), (after, 1)):
+            if pod is not None:
+                self._count_in_template(pod, change)
+        if _use_of(before) == _use_of(after):
             return
         if before is not None:
-            self.freed += 1
-            add_amounts(self.used[before.occupied_node], before.requests_with_ports, -1)
+            self.freed_count += 1
+            add_amounts(self.requested[before.occupied_node], before.requests_with_ports, -1)
         if after is not None:
-            add_amounts(self.used.setdefault(after.occupied_node, {}), after.requests_with_ports)
+            add_amounts(self.requested.setdefault(after.occupied_node, {}), after.requests_with_ports)
 
-    def drop(self, matches: Callable[[PodInfo], bool]) -> None:
-        """Remove the pods that match."""
+    def remove_pods(self, matches: Callable[[PodInfo], bool]) -> None:
+        """Remove the pods for which ``matches`` is true, as if they were deleted."""
         for pod in [pod for pod in self.pods.values() if matches(pod)]:
             self.on_pod_change(pod.key, pod, None)
 
-    def _count(self, pod: PodInfo, change: int) -> None:
+    def _count_in_template(self, pod: PodInfo, change: int) -> None:
         key, node = template_key_of(pod), pod.occupied_node
         template = self.templates.get(key)
         if template is None:
             template = self.templates[key] = PodTemplate(pod, Counter())
-        template.nodes[node] += change
-        if not template.nodes[node]:
-            del template.nodes[node]
-            if not template.nodes:
+        template.pods_by_node[node] += change
+        if not template.pods_by_node[node]:
+            del template.pods_by_node[node]
+            if not template.pods_by_node:
                 del self.templates[key]
 
     def assigned_node(self, pod_key: str) -> str:
@@ -170,8 +171,12 @@ class NodeCache:
         return self.pods[pod_key].occupied_node if pod_key in self.pods else ""
 
 
+def _use_of(pod: PodInfo | None) -> tuple[str, Mapping[str, int]] | None:
+    return (pod.occupied_node, pod.requests_with_ports) if pod is not None else None
+
+
 def host_of(node: Node) -> Host:
-    """Convert a node."""
+    """Convert a node to a host."""
     labels = node.metadata.labels or {}
     return Host(
         node.metadata.name,

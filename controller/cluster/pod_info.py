@@ -1,7 +1,4 @@
-"""The compact form in which all pods are cached.
-
-There may be 100,000 pods, so equal labels, constraints and requests are stored once.
-"""
+"""`PodInfo`, the compact form in which all pods are cached: there may be 100,000, so equal labels, constraints and requests are shared."""
 
 from __future__ import annotations
 
@@ -19,46 +16,49 @@ from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
-T = TypeVar("T")
+Shared = TypeVar("Shared")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
-"""``true`` allows eviction of bare pods and pods with local storage, ``false`` forbids any."""
+"""``true`` allows the eviction of bare pods and of pods with local storage, ``false`` forbids any eviction."""
 PREFER_NO_EVICTION_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 EVICTION_COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
-"""A 32-bit integer; the greatest one forbids eviction."""
+"""koordinator's annotation: a 32-bit integer. `FORBIDDING_EVICTION_COST` forbids eviction."""
 
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public"})
 """Namespaces of the cluster, in which an admission policy forbids the controller's evictions, as in netaware's own."""
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
-FORBIDDING_COST = 2**31 - 1
+"""Priority of system-cluster-critical. The API server reserves the prefix ``system-`` for the names of such classes."""
+FORBIDDING_EVICTION_COST = 2**31 - 1
 MAX_INTERNED = 20_000
 """Size at which a table of shared objects is cleared; later equal contents are stored again."""
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
 class PodInfo(msgspec.Struct, frozen=True, gc=False):
-    """A pod.
+    """A pod, reduced to what placement, descheduling and diagnosis read. Fields without a description are those of the API.
 
     Attributes:
         key: ``namespace/name``.
         workload: ``namespace/Kind/name`` of its top-level owner, a Deployment rather than its ReplicaSet. Empty for bare pods.
-        node: empty until it is bound.
+        node: name of its node; empty until it is bound.
         is_terminating: it has a deletionTimestamp.
-        qos: rank of its QoS class (`QOS_RANK`).
+        is_ready: its condition Ready is True.
+        qos_rank: rank of its QoS class (`QOS_RANK`).
         eviction_cost: value of the annotation; cheaper pods are evicted first.
-        eviction_forbidden_by: the reason why the descheduler never moves it; empty if it may.
-        is_bare: it has no owner that would replace it, and no annotation allows its eviction.
-        has_local_storage: it has an emptyDir or hostPath volume, and no annotation allows its eviction.
+        eviction_forbidden_by: why the descheduler never evicts it; empty if it may.
+        is_bare: it has no owner that would replace it.
+        has_local_storage: it has an emptyDir or hostPath volume.
+        is_eviction_allowed: an annotation allows its eviction even if it is bare or has local storage.
         constraints: shared with the other pods of its template, as are ``labels`` and ``requests``.
         requests: by resource, as kube-scheduler counts them, with ``pods: 1``.
-        created_s: unix seconds.
-        ingress, egress: the bandwidth annotations as written, None without.
+        created_s: unix seconds; 0 if unknown.
+        ingress_limit, egress_limit: the bandwidth annotations as written; None without.
         host_ports: as resources (`ports_of`).
         claim_names: of the PersistentVolumeClaims that it mounts, ephemeral ones included.
-        group_pod: the object; only for pods of AppGroups.
-        ips: its addresses; only for agents' pods.
+        group_pod: the pod as the API server sent it, if it has an AppGroup label; None otherwise.
+        ips: its addresses, if it is an agent's pod; empty otherwise.
     """
 
     key: str
@@ -72,26 +72,27 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     is_terminating: bool
     is_ready: bool
     priority: int
-    qos: int
+    qos_rank: int
     eviction_cost: int
     eviction_forbidden_by: str
     is_bare: bool
     has_local_storage: bool
+    is_eviction_allowed: bool
     constraints: Constraints
     requests: Mapping[str, int]
     created_s: float
     host_network: bool = False
-    ingress: str | None = None
-    egress: str | None = None
+    ingress_limit: str | None = None
+    egress_limit: str | None = None
     host_ports: tuple[str, ...] = ()
     claim_names: tuple[str, ...] = ()
     group_pod: Pod | None = None
     ips: tuple[str, ...] = ()
 
     @property
-    def planning_pod(self) -> Pod:
-        """The pod with its labels and constraints for planning, without requests."""
-        # The time of deletion is not cached, and any time marks the pod as terminating.
+    def pod_without_requests(self) -> Pod:
+        """A pod with the same name, labels and constraints, for rules about other pods."""
+        # Any time of deletion marks the pod as terminating; its own is not cached.
         deleted_at = "1970-01-01T00:00:00Z" if self.is_terminating else None
         meta = ObjectMeta(
             name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=deleted_at
@@ -100,12 +101,12 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def requests_with_ports(self) -> Mapping[str, int]:
-        """Its requests and host ports."""
+        """Its requests, and 1 for each host port."""
         return {**self.requests, **dict.fromkeys(self.host_ports, 1)} if self.host_ports else self.requests
 
     @property
     def occupied_node(self) -> str:
-        """The node whose resources it uses; those of a DaemonSet's pod count before it is bound."""
+        """The node whose resources it uses; a DaemonSet's pod uses them before it is bound."""
         return self.node or self.constraints.daemonset_node
 
     @property
@@ -115,22 +116,22 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_finished(self) -> bool:
-        """Succeeded or failed: it holds no resources any more."""
+        """Whether it succeeded or failed, and so holds no resources any more."""
         return self.phase in FINISHED_PHASES
 
     @property
     def is_active(self) -> bool:
-        """Neither finished nor being deleted."""
-        return not self.is_terminating and self.phase not in FINISHED_PHASES
+        """Whether it is neither finished nor being deleted."""
+        return not self.is_terminating and not self.is_finished
 
 
-class _InternPool(Generic[T]):
-    """Returns one shared object for equal contents."""
+class _InternPool(Generic[Shared]):
+    """Stores one shared object for equal contents."""
 
     def __init__(self) -> None:
-        self._by_content: dict[bytes, T] = {}
+        self._by_content: dict[bytes, Shared] = {}
 
-    def get(self, content: object, make: Callable[[], T]) -> T:
+    def get(self, content: object, make: Callable[[], Shared]) -> Shared:
         """The object for this content; ``make`` creates it."""
         key = _encode(content)
         if key not in self._by_content:
@@ -151,9 +152,8 @@ class PodReader:
     def read(self, pod: Pod) -> PodInfo:
         """Convert one pod."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
-        evict = meta.annotation(EVICT_ANNOTATION).lower()
+        evict_annotation = meta.annotation(EVICT_ANNOTATION).lower()
         owner = controller_of(meta)
-        has_local_volume = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
         eviction_cost = parse_int64(meta.annotation(EVICTION_COST_ANNOTATION)) or 0
         return PodInfo(
             key=meta.key,
@@ -168,17 +168,18 @@ class PodReader:
             is_terminating=meta.deletion_timestamp is not None,
             is_ready=pod.is_ready,
             priority=spec.priority,
-            qos=QOS_RANK.get(status.qos_class, 1),
+            qos_rank=QOS_RANK.get(status.qos_class, 1),
             eviction_cost=eviction_cost,
-            eviction_forbidden_by=_eviction_forbidden_by(pod, owner, evict, eviction_cost),
-            is_bare=owner is None and evict != "true",
-            has_local_storage=has_local_volume and evict != "true",
+            eviction_forbidden_by=_eviction_forbidden_by(pod, owner, evict_annotation, eviction_cost),
+            is_bare=owner is None,
+            has_local_storage=any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ()),
+            is_eviction_allowed=evict_annotation == "true",
             constraints=self._constraints_of(spec),
             requests=self._requests_of(spec, status),
             created_s=_parse_time_or_zero(meta.creation_timestamp),
             host_network=spec.host_network,
-            ingress=(meta.annotations or {}).get(INGRESS_ANNOTATION),
-            egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
+            ingress_limit=(meta.annotations or {}).get(INGRESS_ANNOTATION),
+            egress_limit=(meta.annotations or {}).get(EGRESS_ANNOTATION),
             host_ports=ports_of(spec),
             claim_names=tuple(claims_of(pod)),
             group_pod=pod if pod.group else None,
@@ -202,7 +203,7 @@ class PodReader:
         return self._requests.get(content, lambda: requests_of(spec, status))
 
 
-def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict: str, eviction_cost: int) -> str:
+def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict_annotation: str, eviction_cost: int) -> str:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     kind = owner.kind if owner else ""
     is_critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
@@ -211,16 +212,16 @@ def _eviction_forbidden_by(pod: Pod, owner: OwnerReference | None, evict: str, e
         (kind == "Node", "static pod"),
         (kind == "DaemonSet", "DaemonSet pod"),
         (is_critical, "critical pod"),
-        (evict == "false", f"annotation {EVICT_ANNOTATION} is false"),
+        (evict_annotation == "false", f"annotation {EVICT_ANNOTATION} is false"),
         (
-            evict != "true" and PREFER_NO_EVICTION_ANNOTATION in annotations,
+            evict_annotation != "true" and PREFER_NO_EVICTION_ANNOTATION in annotations,
             f"annotation {PREFER_NO_EVICTION_ANNOTATION}",
         ),
         (
             annotations.get(SAFE_TO_EVICT_ANNOTATION, "").lower() == "false",
             f"annotation {SAFE_TO_EVICT_ANNOTATION} is false",
         ),
-        (eviction_cost >= FORBIDDING_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
+        (eviction_cost >= FORBIDDING_EVICTION_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 

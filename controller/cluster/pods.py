@@ -1,4 +1,4 @@
-"""Pods, reduced to the fields that netaware reads, and the target in a pod's annotation."""
+"""Pods, reduced to the fields that netaware reads, and the labels and annotations by which netaware places them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from kubekit.wire import (
 )
 
 GATE = "netaware.io/topological-order"
-"""The scheduling gate that holds a pod until its group's order releases it."""
+"""Name of the scheduling gate that holds a pod until its group's order releases it."""
 SCHEDULING_GATED = "SchedulingGated"
-"""Reason of PodScheduled=False while a pod is gated; any other reason means that scheduling failed."""
+"""Reason of PodScheduled=False while a pod is gated; with any other reason scheduling failed."""
 DEFAULT_SCHEDULER = "default-scheduler"
 """The default schedulerName."""
 OUR_SCHEDULER = "network-aware-scheduler"
-"""The default name of the profile with our extender."""
+"""Default schedulerName of the profile that calls netaware's extender."""
 PLACEMENT_LABEL = "netaware.io/placement"
 """Label of a pod or its namespace, with a `Placement` as value."""
 Placement = Literal["extender", "affinity"]
-"""How a pod gets its planned node: from the extender, or by node affinity."""
+"""How a pod gets to its planned node: by the extender's answers, or by node affinity."""
 TARGET_ANNOTATION = "netaware.io/target"
 """Annotation of a pod: its planned node, as JSON of `Target`."""
 
 
 class ContainerPort(Wire, frozen=True):
-    """A container's port; ``host_port`` is 0 if it is not a host port."""
+    """A container's port; ``host_port`` is 0 if it has none."""
 
     host_port: int = 0
     protocol: str = "TCP"
@@ -57,35 +57,35 @@ class Container(Wire, frozen=True):
     name: str = ""
 
 
-class _Present(Wire, frozen=True):
+class _Presence(Wire, frozen=True):
     """A field of which only the presence is read."""
 
 
-class Claim(Wire, frozen=True):
-    """A PersistentVolumeClaim of the pod's namespace."""
+class ClaimVolumeSource(Wire, frozen=True):
+    """Reference to a PersistentVolumeClaim of the pod's namespace."""
 
     claim_name: str = ""
 
 
 class Volume(Wire, frozen=True):
-    """A pod's volume; the claim of an ephemeral one is named after pod and volume."""
+    """A pod's volume; the claim of an ephemeral volume is named POD-VOLUME."""
 
     name: str = ""
-    empty_dir: _Present | None = None
-    host_path: _Present | None = None
-    persistent_volume_claim: Claim | None = None
-    ephemeral: _Present | None = None
+    empty_dir: _Presence | None = None
+    host_path: _Presence | None = None
+    persistent_volume_claim: ClaimVolumeSource | None = None
+    ephemeral: _Presence | None = None
 
 
 class NodeSelectorTerm(Wire, frozen=True):
-    """Requirements that must all hold; a term without any matches no node."""
+    """Requirements that must all hold; a term without requirements matches no node."""
 
     match_expressions: list[MatchExpression] | None = None
     match_fields: list[MatchExpression] | None = None
 
 
 class NodeSelector(Wire, frozen=True):
-    """Terms of which one must match."""
+    """Terms, of which at least one must match."""
 
     node_selector_terms: list[NodeSelectorTerm] | None = None
 
@@ -105,7 +105,7 @@ class NodeAffinity(Wire, frozen=True):
 
 
 class PodAffinityTerm(Wire, frozen=True):
-    """Pods with these labels, in the same domain of the key."""
+    """Selects pods by labels and namespace; affinity to them is per domain of the topology key."""
 
     topology_key: str = ""
     label_selector: LabelSelector | None = None
@@ -144,10 +144,10 @@ class Toleration(Wire, frozen=True):
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether it tolerates a taint; an empty key with Exists tolerates all, and an operator that is not implemented none."""
+        """Whether it tolerates a taint. Operators that are not implemented (Gt, Lt) tolerate none."""
         if self.effect and self.effect != taint.effect:
             return False
-        if self.key and self.key != taint.key:
+        if self.key and self.key != taint.key:  # An empty key with Exists tolerates every taint.
             return False
         if self.operator == "Exists":
             return True
@@ -168,7 +168,7 @@ class SpreadConstraint(Wire, frozen=True):
 
 
 class SchedulingGroup(Wire, frozen=True):
-    """The PodGroup of a pod, in Kubernetes 1.37 and later."""
+    """Reference to the PodGroup of a pod, in Kubernetes 1.37 and later."""
 
     pod_group_name: str = ""
 
@@ -216,7 +216,7 @@ class PodStatus(Wire, frozen=True):
 
     @property
     def scheduling_failed(self) -> bool:
-        """Whether the last attempt to schedule the pod failed; SchedulingGated may remain for a moment after a gate opened."""
+        """Whether the last attempt to schedule the pod failed. SchedulingGated is no attempt; it remains for a moment after a gate opened."""
         scheduled = find_condition(self.conditions, "PodScheduled")
         return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
@@ -245,22 +245,22 @@ class Pod(Object, frozen=True):
 
     @property
     def is_finished(self) -> bool:
-        """Succeeded or failed: it holds no resources any more."""
+        """Whether it succeeded or failed, and so holds no resources any more."""
         return self.status.phase in FINISHED_PHASES
 
     @property
     def is_active(self) -> bool:
-        """Neither finished nor being deleted."""
+        """Whether it is neither finished nor being deleted."""
         return not self.is_finished and self.metadata.deletion_timestamp is None
 
     @property
     def is_bound(self) -> bool:
-        """Bound to a node and active."""
+        """Whether it is bound to a node and active."""
         return bool(self.spec.node_name) and self.is_active
 
     @property
     def is_gated(self) -> bool:
-        """Has netaware's scheduling gate."""
+        """Whether it has netaware's scheduling gate."""
         gates = self.spec.scheduling_gates
         return GATE in [gate.name for gate in gates] if gates else False
 
@@ -272,17 +272,17 @@ class Pod(Object, frozen=True):
 
     @property
     def is_waiting(self) -> bool:
-        """Active and not bound: gated, or in kube-scheduler's queue."""
+        """Whether it is active and not bound: gated, or in kube-scheduler's queue."""
         return not self.spec.node_name and self.is_active
 
     @property
     def is_ready(self) -> bool:
-        """The Ready condition is True."""
+        """Whether its condition Ready is True."""
         ready = self.condition("Ready")
         return ready is not None and ready.status == "True"
 
     def age_s(self, now: float) -> float:
-        """Seconds since its creation; 0 if unknown."""
+        """Seconds since its creation, at unix time ``now``; 0 if unknown."""
         created = self.metadata.creation_timestamp
         return max(now - parse_time(created), 0.0) if created else 0.0
 
@@ -292,14 +292,14 @@ class Pod(Object, frozen=True):
 
 
 class ExtenderPodSpec(Wire, frozen=True):
-    """The spec of `ExtenderPod`."""
+    """The spec of an `ExtenderPod`."""
 
     scheduler_name: str = ""
     node_name: str = ""
 
 
 class ExtenderPod(Wire, frozen=True):
-    """The pod in kube-scheduler's request to the extender."""
+    """The pod in kube-scheduler's request to the extender, with fewer fields, because the extender decodes one for each request."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: ExtenderPodSpec = ExtenderPodSpec()
@@ -307,12 +307,12 @@ class ExtenderPod(Wire, frozen=True):
 
 
 def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> bool:
-    """Whether a scheduler calls the extender; ``scheduler_names`` is the setting ``scheduler.schedulerNames``, empty for all."""
+    """Whether a scheduler calls the extender, by the setting ``scheduler.schedulerNames``; an empty one means all schedulers."""
     return not scheduler_names or scheduler_name in scheduler_names
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
-    """The value of `PLACEMENT_LABEL`, or the default."""
+    """The value of `PLACEMENT_LABEL` in a pod's or namespace's labels; ``default`` without a valid value."""
     match (labels or {}).get(PLACEMENT_LABEL):
         case "affinity":
             return "affinity"
@@ -325,8 +325,8 @@ class Target(Wire, frozen=True):
     """A pod's planned node; the value of `TARGET_ANNOTATION`.
 
     Attributes:
-        zone, region: of the node; either may be empty.
-        node: its name.
+        zone, region: of the planned node; either may be empty.
+        node: name of the planned node.
         cost: network cost of the pod's dependencies and dependents, once the whole group is placed.
     """
 
@@ -337,7 +337,7 @@ class Target(Wire, frozen=True):
 
     @property
     def location(self) -> Location:
-        """Region and zone."""
+        """Location of the planned node."""
         return Location(self.region, self.zone)
 
 
@@ -345,7 +345,7 @@ _decode_target = msgspec.json.Decoder(Target).decode
 
 
 def target_of(pod: Pod | ExtenderPod) -> Target | None:
-    """A pod's planned node; None if it has none, or an invalid one."""
+    """A pod's planned node; None without a valid annotation."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None
@@ -353,8 +353,8 @@ def target_of(pod: Pod | ExtenderPod) -> Target | None:
         return None
 
 
-def pending_target(pod: Pod) -> Target | None:
-    """The target of a pod in kube-scheduler's queue; None after a failed attempt."""
+def pending_target_of(pod: Pod) -> Target | None:
+    """The planned node of a pod in kube-scheduler's queue; None for other pods, and after a failed attempt to schedule it."""
     if not pod.is_waiting or pod.is_gated or pod.status.scheduling_failed:
         return None
     return target_of(pod)

@@ -78,8 +78,8 @@ def _volume_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
 
 
 def _local_storage_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    is_forbidden = candidate.pod.has_local_storage and not builder.config.protection.evict_local_storage
-    return "it has an emptyDir or hostPath volume" if is_forbidden else ""
+    is_allowed = builder.config.protection.evict_local_storage or candidate.pod.is_eviction_allowed
+    return "it has an emptyDir or hostPath volume" if candidate.pod.has_local_storage and not is_allowed else ""
 
 
 def _age_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
@@ -177,7 +177,7 @@ POD_CONDITIONS = (
     MoveCondition("eviction-protection", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.eviction_forbidden_by),
     MoveCondition("bare-pod", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
-              lambda _, c: "no controller would replace it" if c.pod.is_bare else ""),
+              lambda _, c: "no controller would replace it" if c.pod.is_bare and not c.pod.is_eviction_allowed else ""),
     MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
     MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set.", _volume_refusal),
     MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` is set.", _local_storage_refusal),

@@ -31,7 +31,7 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
 
 def without_plan_affinity(pod: PodInfo) -> Pod:
     """The pod without the node affinity that netaware added, which its replacement will not have."""
-    return pod.planning_pod if pod.group_pod is None else without_added_requirement(pod.group_pod)
+    return pod.pod_without_requests if pod.group_pod is None else without_added_requirement(pod.group_pod)
 
 
 class FitChecker:

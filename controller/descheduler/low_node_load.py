@@ -258,7 +258,7 @@ def next_victim(
         share = sum(weight * amounts.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
         suffices = all(amounts.get(r, 0.0) >= surplus[r] for r in weights)
         signed_share = share if suffices else -share
-        return (pod.priority, pod.qos, pod.eviction_cost, not suffices, signed_share, -pod.created_s, pod.key)
+        return (pod.priority, pod.qos_rank, pod.eviction_cost, not suffices, signed_share, -pod.created_s, pod.key)
 
     useful = (v for v in victims if any(v.used.get(r, 0.0) >= MIN_RELIEF_SHARE * surplus[r] for r in weights))
     return min(useful, key=rank, default=None)

@@ -35,11 +35,11 @@ def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
 
 def has_bandwidth_spec(pod: PodInfo) -> bool:
     """Whether a pod requests bandwidth or has an annotation with a limit."""
-    return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH_RESOURCE, 0) > 0
+    return pod.ingress_limit is not None or pod.egress_limit is not None or pod.requests.get(BANDWIDTH_RESOURCE, 0) > 0
 
 
 def _build_pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
-    ingress, egress = pod.ingress, pod.egress
+    ingress, egress = pod.ingress_limit, pod.egress_limit
     requested_bps = pod.requests.get(BANDWIDTH_RESOURCE, 0)
     return PodBandwidthView(
         namespace=pod.namespace,

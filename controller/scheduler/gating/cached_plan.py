@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.pods import Pod, pending_target
+from controller.cluster.pods import Pod, pending_target_of
 from controller.cluster.resource_requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
@@ -127,7 +127,7 @@ def compare_with_pods(
         node = pod.spec.node_name or assigned
         if target is not None:
             # Reading the annotation takes time, and only released pods have it.
-            carried = pending_target(pod) if not pod.is_gated else None
+            carried = pending_target_of(pod) if not pod.is_gated else None
             is_elsewhere = (node and node != target.node) or (carried is not None and carried.node != target.node)
             is_followed &= not is_elsewhere and not (refused and target.node in refused.get(key, ()))
         if not assigned and (node or target is not None):

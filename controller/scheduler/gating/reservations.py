@@ -125,7 +125,7 @@ class ReservationCache:
     @property
     def freed(self) -> int:
         """Counts events that free resources: a bound pod is gone, or a reservation has ended."""
-        return self.node_cache.freed + self.ended
+        return self.node_cache.freed_count + self.ended
 
     def _remove(self, key: str, node: str) -> None:
         self.ended += 1
@@ -160,7 +160,7 @@ class ReservationCache:
         return not first_insufficient(
             requests,
             host.allocatable,
-            self.node_cache.used.get(node, {}),
+            self.node_cache.requested.get(node, {}),
             self.reserved_by_others_on(group, node, released_only=released_only),
         )
 
@@ -193,7 +193,7 @@ class ReservationCache:
 
     def _usage_beside(self, key: str, node: str) -> Amounts:
         """Usage of a node by bound pods, and by reservations for other pods than this one."""
-        usage = dict(self.node_cache.used.get(node, {}))
+        usage = dict(self.node_cache.requested.get(node, {}))
         for other, reservation in self._by_node.get(node, {}).items():
             if other != key and not self.node_cache.assigned_node(other):
                 add_amounts(usage, reservation.amounts)

@@ -49,10 +49,10 @@ def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[Forei
             continue
         if group_pods is None:
             group_pods = _count_by_template(node_cache, active)
-        nodes = template.nodes - group_pods.get(key, Counter())
+        nodes = template.pods_by_node - group_pods.get(key, Counter())
         if nodes:
             is_required = bool(kinds - {RuleKind.PREFERENCE})
-            foreign.append(ForeignPods(template.sample.planning_pod, nodes, is_required))
+            foreign.append(ForeignPods(template.example_pod.pod_without_requests, nodes, is_required))
     return tuple(foreign)
 
 
@@ -74,10 +74,10 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[Templ
 
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
-    model = template.sample
+    model = template.example_pod
     kinds = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
     if template.terms is None:
-        template.terms = tuple(terms_of(model.planning_pod))
+        template.terms = tuple(terms_of(model.pod_without_requests))
     for term in template.terms:
         repels = term.kind is RuleKind.ANTI_AFFINITY
         if term in terms or (

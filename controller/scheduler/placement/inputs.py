@@ -11,7 +11,7 @@ import msgspec
 from controller.cluster.declared_replicas import DeclaredReplicas, limit_replicas
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import NodeSelector, Pod, pending_target
+from controller.cluster.pods import NodeSelector, Pod, pending_target_of
 from controller.cluster.resource_requests import Amounts, add_amounts, first_insufficient, requests_with_ports_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
@@ -59,14 +59,14 @@ class PlanInputs(NamedTuple):
             replicas=replicas,
             costs=costs.table,
             hosts=node_cache.hosts,
-            used=node_cache.used,
-            released_targets={p.metadata.key: target for p in pods if (target := pending_target(p)) is not None},
+            used=node_cache.requested,
+            released_targets={p.metadata.key: target for p in pods if (target := pending_target_of(p)) is not None},
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=app_group,
             routings=self.state.routings_of(pods),
             has_topology=bool(costs.topology),
             volumes=self.volume_selectors(pods, replicas),
-            avoided_hosts=node_cache.avoided,
+            avoided_hosts=node_cache.avoided_nodes,
             foreign_pods=find_foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,
@@ -137,7 +137,7 @@ class PlanInputs(NamedTuple):
     def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
         original, requests = without_added_requirement(pod), requests_with_ports_of(pod.spec)
-        hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
+        hosts, used = list(self.node_cache.hosts.values()), self.node_cache.requested
         number_of = {host.name: number for number, host in enumerate(hosts)}
         foreign = find_foreign_pods(self.node_cache, [pod])
         bound = [(number_of[node], f.pod) for f in foreign for node in f.nodes.elements() if node in number_of]

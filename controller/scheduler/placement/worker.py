@@ -104,7 +104,7 @@ class PlanningProcess:
         assert stream is not None
         assert answers is not None
         names, self._dirty = sorted(self._dirty), set()
-        hosts, used = self._node_cache.hosts, self._node_cache.used
+        hosts, used = self._node_cache.hosts, self._node_cache.requested
         for begin in range(0, len(names), BATCH):
             batch = [(name, hosts.get(name), used.get(name, {})) for name in names[begin : begin + BATCH]]
             await self._send(stream, "hosts", batch)

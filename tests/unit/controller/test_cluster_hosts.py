@@ -35,17 +35,17 @@ def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
     node_cache.on_node_change("n", None, node())
     node_cache.on_pod_change("d/small", None, bound("small", "1Gi"))
     node_cache.on_pod_change("d/small", bound("small", "1Gi"), bound("small", "2Gi"))
-    before, greedy = dict(node_cache.used["n"]), bound("greedy", "9E", "9E")
+    before, greedy = dict(node_cache.requested["n"]), bound("greedy", "9E", "9E")
     assert before == {"memory": 2 * GIB, "pods": 1}, "a pod counts once, however often it changes"
     version = node_cache.version
     node_cache.on_node_change("n", None, node())
     assert node_cache.version == version
     for i in range(40):
         node_cache.on_pod_change(f"d/p{i}", None, greedy)
-    assert node_cache.used["n"]["memory"] > MAX_AMOUNT
+    assert node_cache.requested["n"]["memory"] > MAX_AMOUNT
     for i in range(40):
         node_cache.on_pod_change(f"d/p{i}", greedy, None)
-    assert node_cache.used["n"] == before
+    assert node_cache.requested["n"] == before
     node_cache.on_node_change("n", None, None)
     assert node_cache.hosts == {}
 

@@ -309,8 +309,8 @@ def check_pod(world: World, one: PodInfo) -> None:
     assert one.phase == "Running"
     assert not one.is_terminating
     assert not one.eviction_forbidden_by
-    assert not one.is_bare
-    assert not one.has_local_storage or protection["evictLocalStorage"]
+    assert not one.is_bare or one.is_eviction_allowed
+    assert not one.has_local_storage or one.is_eviction_allowed or protection["evictLocalStorage"]
     assert not one.claim_names or protection["evictVolumeClaims"]
     kind = one.workload.split("/")[1] if one.workload else ""
     assert not kind or kind in protection["ownerKinds"]

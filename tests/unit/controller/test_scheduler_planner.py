@@ -401,7 +401,7 @@ def test_host_ports_of_sidecars_count_and_of_init_containers_do_not(restarts: st
     node_cache = NodeCache()
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, Pod)))
-    assert node_cache.used["a"].get("port:TCP/9100", 0) == held
+    assert node_cache.requested["a"].get("port:TCP/9100", 0) == held
     pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
     plan = plan_of(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
     assert len(plan.unplaced) == held
@@ -416,8 +416,10 @@ def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None
     node_cache.on_node_change("a", None, node("a", "z0"))
     node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
     case = groups.Case((1,), (), ((0,),), (9,))
-    gone = without_pod(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
-    assert node_cache.used["a"]["cpu"] + gone.reserved["a"]["cpu"] == 0
+    gone = without_pod(
+        snapshot(case, [], hosts=node_cache.hosts, used=node_cache.requested, pods=[pod]), "default/w0-0"
+    )
+    assert node_cache.requested["a"]["cpu"] + gone.reserved["a"]["cpu"] == 0
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Cluster:
     def snapshot(self, pods: int) -> GroupSnapshot:
         """A group of pods that need a core each and call nothing."""
         case = groups.Case((pods,), (), ((0,),), (1,))
-        return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.used)
+        return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.requested)
 
 
 @asynccontextmanager
