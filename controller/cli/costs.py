@@ -14,7 +14,7 @@ from controller.cli.shared import note_unused_costs
 from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_number, make_table
 from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.diagnosis.cluster_views import NetworkView, PairView, View, ZoneView
-from controller.diagnosis.zones import build_network, by_pair
+from controller.diagnosis.zones import build_network
 
 _SIGN_BY_BASIS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 """Basis of a cost -> sign behind the cost."""
@@ -59,7 +59,7 @@ class CostsCommand(Command):
 
     def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The matrix, in blocks of columns if it is wider than the terminal."""
-        pairs = by_pair(answer.network.pairs)
+        pairs = answer.network.pairs_by_zones
         cells = {zones: _format_cell(pair, options.percentile) for zones, pair in pairs.items()}
         all_cells = "".join(cells.values())
         legend = "  ".join(f"{sign} {meaning}" for sign, meaning in _MEANING_BY_SIGN.items() if sign in all_cells)

@@ -13,7 +13,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, make_table
 from controller.diagnosis.cluster_views import PairBasis, PairView, View
-from controller.diagnosis.zones import build_network, by_pair
+from controller.diagnosis.zones import build_network
 
 _UNMEASURED_BASES: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
 """Bases of costs that no recent measurement of the pair supports."""
@@ -42,7 +42,7 @@ class LatencyCommand(Command):
         snapshot = await session.read_snapshot()
         network = build_network(snapshot)
         note_unused_costs(session, network)
-        pairs, origin, destination = by_pair(network.pairs), options.origin, options.destination
+        pairs, origin, destination = network.pairs_by_zones, options.origin, options.destination
         if (origin, destination) not in pairs:
             zones = ", ".join(zone.name for zone in network.zones)
             msg = f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones or 'none'}"

@@ -1,4 +1,4 @@
-"""Zones, agents and bandwidth of one snapshot, as ``-o json`` and the page show them. An unknown value is null, never 0."""
+"""Views of zones, agents and bandwidth, as ``-o json`` and the page show them. An unknown value is null, never 0."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 import msgspec
 
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
-"""Source of a cost: see `netperf.costs`; ``given`` for a weight that the user wrote, ``absent`` without a cost."""
+"""Source of a cost: see `netperf.costs`; ``given`` if the user wrote the weight, ``absent`` if there is no cost."""
 AgentState = Literal["up", "down", "excluded"]
 ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
-"""Verdicts of the agent on limits that have effect; all others mean a limit without effect."""
+"""Verdicts of the agent on limits that work or are not its task; all others mean a limit without effect."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of views: camelCase on the wire, all fields written."""
+    """Base of views: in JSON, names are in camelCase, and all fields are written."""
 
 
 class ZoneView(View, frozen=True):
     """A zone.
 
     Attributes:
-        region: empty without a label.
+        name, region: values of its nodes' labels; ``region`` is empty without one.
         nodes: number of its nodes.
         ready: number of its Ready nodes.
         agents: number of its Ready nodes whose agent is Ready.
@@ -38,12 +38,14 @@ class PairView(View, frozen=True):
     """One directed pair of zones.
 
     Attributes:
+        origin, destination: names of the zones.
         cost: cost in the weight that `NetworkView.weights` names; null if that has none.
-        basis: see `PairBasis`.
+        basis: source of the cost.
         p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of the pair's representative sample, as they count for costs.
         measured_at: time of that sample, unix seconds by this machine's clock.
-        quality_flags: why the newest sample is not trusted; empty if it is.
+        quality_flags: why that sample is not trusted; empty if it is.
         prober: source of the round trips: ``netperf``, ``datagrams`` or ``external``.
+        origin_node, destination_node: nodes of that sample.
         bandwidth_capacity_bps, bandwidth_allocated_bps: as the NetworkTopology has them.
     """
 
@@ -88,12 +90,13 @@ class NetworkView(View, frozen=True):
 
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
-        weights: name of the weight shown; null when the object has none of that name.
+        weights: name of the weight shown; null if there is none.
         unit_us: latency that one unit of a cost in NetperfCosts stands for.
         percentile: percentile of the latency from which these costs are computed.
-        zones: sorted by region and name; pairs follow this order, every ordered pair once.
-        interval_s: length of a probing round, null without a plan.
-        measured_at: unix seconds of the newest sample.
+        zones: sorted by region and name.
+        pairs: every ordered pair of zones, by origin and then by destination, both in the order of ``zones``.
+        interval_s: length of a probing round; null without a probe plan.
+        measured_at: time of the newest sample, unix seconds; null without samples.
         unused: whether the scheduler ignores these costs.
     """
 
@@ -107,16 +110,23 @@ class NetworkView(View, frozen=True):
     measured_at: float | None = None
     unused: bool = False
 
+    @property
+    def pairs_by_zones(self) -> dict[tuple[str, str], PairView]:
+        """The pairs by origin and destination."""
+        return {pair.zones: pair for pair in self.pairs}
+
 
 class AgentView(View, frozen=True):
     """A node and its agent.
 
     Attributes:
+        node, zone: names; ``zone`` is empty without one.
         state: ``up``; ``down`` if the node should be measured but its agent does not work; ``excluded`` from measurement if the
             node is not Ready, cordoned or without a zone.
         reason: why the agent is not up, or the problem that it reports.
-        probes: number of pairs that it measures as origin.
-        newest_at: time of the newest sample with this node, unix seconds.
+        version, prober: as the agent announces them; empty if it does not.
+        probes: number of node pairs that it measures as origin.
+        newest_at: time of the newest sample with this node, unix seconds; null without samples.
     """
 
     node: str
@@ -133,11 +143,12 @@ class PodBandwidthView(View, frozen=True):
     """Bandwidth of one pod, bits per second.
 
     Attributes:
+        namespace, name, node: of the pod; ``node`` is empty before the pod has one.
         requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
-        ingress_limit, egress_limit: text of the annotation, null without one.
-        ingress_limit_bps, egress_limit_bps: value of the annotation, null if it is invalid.
+        ingress_limit, egress_limit: text of the annotation; null without one.
+        ingress_limit_bps, egress_limit_bps: value of the annotation; null if it is absent or invalid.
         ingress_verdict, egress_verdict: the agent's verdict on the limit; null if unknown.
-        problem: an inconsistency; empty without one.
+        problem: an inconsistency of request and limits; empty without one.
     """
 
     namespace: str
@@ -168,7 +179,8 @@ class NodeBandwidthView(View, frozen=True):
     """Bandwidth of one node, bits per second.
 
     Attributes:
-        capacity_bps, allocatable_bps: null if the node publishes none.
+        node, zone: names; ``zone`` is empty without one.
+        capacity_bps, allocatable_bps: from the node's status; null if it has none.
         allocated_bps: sum of its pods' requests.
         pods: number of pods with a request.
     """
@@ -187,7 +199,7 @@ class NodeBandwidthView(View, frozen=True):
 
 
 class BandwidthView(View, frozen=True):
-    """All nodes, by name, and the pods that ask for bandwidth, by namespace and name."""
+    """All nodes, sorted by name, and the pods that request or limit bandwidth, sorted by namespace and name."""
 
     nodes: tuple[NodeBandwidthView, ...] = ()
     pods: tuple[PodBandwidthView, ...] = ()

@@ -1,4 +1,4 @@
-"""Zones and pairs of zones: their costs, the sources of these, and latencies."""
+"""Zones, and pairs of zones with their costs, the bases of these costs, and latencies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.cluster.costs import choose_topology, choose_weight, cost_entries_of
-from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology
+from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
 from controller.diagnosis.cluster_views import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -26,88 +26,68 @@ from netperf.sample import Sample
 DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
-def _topology_to_show(snapshot: ClusterSnapshot) -> NetworkTopology | None:
-    """The NetworkTopology to show: the scheduler's, else one of the same name, else any."""
-    name = snapshot.network_overhead_args.network_topology_name
-    others = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
-    return _topology_in_use(snapshot) or next(iter(others), None)
-
-
-def _topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
-    """The NetworkTopology that the scheduler uses for groups of a namespace."""
-    by_key = {t.metadata.key: t for t in snapshot.topologies}
-    return choose_topology(
-        by_key, snapshot.network_overhead_args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace
+def build_network(snapshot: ClusterSnapshot) -> NetworkView:
+    """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
+    topology = _choose_shown_topology(snapshot)
+    topologies_in_use = [_find_topology_in_use(snapshot)]
+    if topology is not None:
+        topologies_in_use.append(_find_topology_in_use(snapshot, topology.metadata.namespace))
+    weight_in_use = choose_weight(topology, snapshot.network_overhead_args)
+    weights = (topology.spec.weights or ()) if topology is not None else ()
+    weight = weight_in_use or next((candidate for candidate in weights if candidate.topology_list), None)
+    zone_map = build_zone_map(snapshot.nodes)
+    interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
+    decision = _decide_costs(topology, snapshot, zone_map, interval_s or DEFAULT_INTERVAL_S)
+    pairs = _build_pairs(snapshot, decision, weight, zone_map, interval_s or DEFAULT_INTERVAL_S)
+    return NetworkView(
+        topology=topology.metadata.key if topology is not None else None,
+        weights=weight.name if weight is not None else None,
+        unit_us=decision.policy.unit_us,
+        percentile=decision.policy.percentile,
+        zones=_build_zones(snapshot, zone_map),
+        pairs=pairs,
+        interval_s=interval_s,
+        measured_at=max((pair.measured_at for pair in pairs if pair.measured_at is not None), default=None),
+        unused=topology is not None and (topology not in topologies_in_use or weight_in_use is None),
     )
 
 
-def _results_for(
-    topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap
-) -> dict[str, Mapping[str, str]]:
-    """The results for a topology: those of agents, then those in the ConfigMaps that it names."""
+def _choose_shown_topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
+    """The NetworkTopology that the scheduler uses, else one of the same name, else any."""
+    name = snapshot.network_overhead_args.network_topology_name
+    candidates = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
+    return _find_topology_in_use(snapshot) or next(iter(candidates), None)
+
+
+def _find_topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
+    """The NetworkTopology that the scheduler uses for groups of a namespace."""
+    by_key, args = {t.metadata.key: t for t in snapshot.topologies}, snapshot.network_overhead_args
+    return choose_topology(by_key, args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
+
+
+def _decide_costs(
+    topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap, interval_s: float
+) -> TopologyDecision:
+    """The costs that a controller would decide if it had just started; it takes the ages of samples from their writers."""
     topologies = () if topology is None else (topology,)
-    names = result_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.zones))
-    return {str(name): snapshot.results.get(str(name), {}) for name in names}
-
-
-def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
-    """The costs that a controller would decide if it started now, and knew only the costs written last.
-
-    Ages of samples are taken from their writers.
-    """
+    names = map(str, result_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.zones)))
     topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
-        results=_results_for(topology, snapshot, zone_map),
+        results={name: snapshot.results.get(name, {}) for name in names},
         missing=(),
         allocated={},
-        interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),
+        interval_s=interval_s,
     )
     return decide(topology_snapshot, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
-def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
-    topology = _topology_to_show(snapshot)
-    is_in_use = topology is not None and topology in (
-        _topology_in_use(snapshot),
-        _topology_in_use(snapshot, topology.metadata.namespace),
-    )
-    weight_in_use = choose_weight(topology, snapshot.network_overhead_args)
-    candidates = (topology.spec.weights or ()) if topology is not None else ()
-    weight = weight_in_use or next((candidate for candidate in candidates if candidate.topology_list), None)
-    weight_name = weight.name if weight is not None else None
-    zone_map = build_zone_map(snapshot.nodes)
-    interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
-    decision = decide_costs(topology, snapshot, zone_map)
-    pairs = _pair_views(
-        decision,
-        cost_entries_of(weight, ZONE_LABEL),
-        weight_name,
-        zone_map=zone_map,
-        round_s=interval_s or DEFAULT_INTERVAL_S,
-        now_s=snapshot.now_s,
-    )
-    newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
-    return NetworkView(
-        topology=topology.metadata.key if topology is not None else None,
-        weights=weight_name,
-        unit_us=decision.policy.unit_us,
-        percentile=decision.policy.percentile,
-        zones=_zone_views(snapshot, zone_map),
-        pairs=pairs,
-        interval_s=interval_s,
-        measured_at=max(newest, default=None),
-        unused=topology is not None and (not is_in_use or weight_in_use is None),
-    )
-
-
-def _sorted_zones(zones: Mapping[str, str]) -> list[str]:
+def _sort_zones(region_by_zone: Mapping[str, str]) -> list[str]:
     """Zones sorted by region and name; those without a region last."""
-    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
+    return sorted(region_by_zone, key=lambda zone: (not region_by_zone[zone], region_by_zone[zone], zone))
 
 
-def _zone_views(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
+def _build_zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(node.zone for node in probe_nodes)
@@ -115,74 +95,66 @@ def _zone_views(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView,
     agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
-        for zone in _sorted_zones(zone_map.zones)
+        for zone in _sort_zones(zone_map.zones)
     )
 
 
-def _pair_views(
+def _build_pairs(
+    snapshot: ClusterSnapshot,
     decision: TopologyDecision,
-    entries: Mapping[ZonePair, CostInfo],
-    weight_name: str | None,
-    *,
+    weight: WeightInfo | None,
     zone_map: ZoneMap,
-    round_s: float,
-    now_s: float,
+    interval_s: float,
 ) -> tuple[PairView, ...]:
-    """All ordered pairs of zones. The sources of costs follow from the samples, because the NetworkTopology does not have them."""
-    stale = set(group_pairs(decision.table, decision.policy, round_s)["stale"])
-    samples_shown = _representatives(decision.results.samples.values(), decision.state)
-    names = _sorted_zones(zone_map.zones)
+    """All ordered pairs of zones. The bases of costs follow from the samples, because the NetworkTopology does not have them."""
+    written_costs = cost_entries_of(weight, ZONE_LABEL)
+    stale_pairs = set(group_pairs(decision.table, decision.policy, interval_s)["stale"])
+    samples = _choose_shown_samples(decision.results.samples.values(), decision.state)
+    zones = _sort_zones(zone_map.zones)
     pairs = []
-    for pair in ((a, b) for a in names for b in names if a != b):
-        written_cost = entries.get(pair)
-        basis = _basis(written_cost is not None, weight_name, pair in stale, decision.table.by_zone_pair.get(pair))
-        pairs.append(
-            _pair_view(
-                pair, written_cost, basis, samples_shown.get(pair) or samples_shown.get((pair[1], pair[0])), now_s
-            )
-        )
+    for pair in ((origin, destination) for origin in zones for destination in zones if origin != destination):
+        if pair not in written_costs:
+            basis: PairBasis = "absent"
+        elif weight is None or weight.name != NETPERF_COSTS:
+            basis = "given"
+        else:
+            basis = _choose_basis(decision.table.by_zone_pair.get(pair), is_stale=pair in stale_pairs)
+        sample = samples.get(pair) or samples.get((pair[1], pair[0]))
+        pairs.append(_build_pair(pair, written_costs.get(pair), basis, sample, snapshot.now_s))
     return tuple(pairs)
 
 
-def _basis(is_written: bool, weight_name: str | None, is_stale: bool, computed_cost: ZoneCost | None) -> PairBasis:
-    """The source of a written cost. A last good value counts as measured until it is stale, as in the status."""
-    if not is_written:
-        return "absent"
-    if weight_name != NETPERF_COSTS:
-        return "given"
+def _choose_basis(computed_cost: ZoneCost | None, *, is_stale: bool) -> PairBasis:
+    """The basis of a measured cost. A last good value counts as measured until it is stale, as in the status."""
     if computed_cost is None or is_stale:
         return "stale"
     return "measured" if computed_cost.basis == "stale" else computed_cost.basis
 
 
-def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
-    """The sample to show for each pair: of the node pair that its cost comes from, else the newest."""
-    node_pairs = {pair: choose_representative(pair_state.node_pairs) for pair, pair_state in state.items()}
-    samples_shown: dict[ZonePair, Sample] = {}
-    for sample in sorted(samples, key=lambda s: s.taken_at):
+def _choose_shown_samples(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
+    """The sample to show for each pair of zones: of the node pair that its cost comes from, else the newest."""
+    node_pairs = {zones: choose_representative(pair_state.node_pairs) for zones, pair_state in state.items()}
+    shown_samples: dict[ZonePair, Sample] = {}
+    for sample in sorted(samples, key=lambda sample: sample.taken_at):
         if sample.measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
             continue
         node_pair = node_pairs.get(sample.zones)
         if node_pair is None or find_node_pair(sample, (node_pair,)) is not None:
-            samples_shown[sample.zones] = sample
-    return samples_shown
+            shown_samples[sample.zones] = sample
+    return shown_samples
 
 
-def _pair_view(
+def _build_pair(
     pair: ZonePair, written_cost: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float
 ) -> PairView:
-    view = PairView(
-        origin=pair[0],
-        destination=pair[1],
-        cost=None if written_cost is None else written_cost.network_cost,
-        basis=basis,
-        bandwidth_capacity_bps=quantity.parse_int_or_none(written_cost.bandwidth_capacity)
-        if written_cost is not None
-        else None,
-        bandwidth_allocated_bps=quantity.parse_int_or_none(written_cost.bandwidth_allocated)
-        if written_cost is not None
-        else None,
-    )
+    view = PairView(origin=pair[0], destination=pair[1], basis=basis)
+    if written_cost is not None:
+        view = msgspec.structs.replace(
+            view,
+            cost=written_cost.network_cost,
+            bandwidth_capacity_bps=quantity.parse_int_or_none(written_cost.bandwidth_capacity),
+            bandwidth_allocated_bps=quantity.parse_int_or_none(written_cost.bandwidth_allocated),
+        )
     if sample is None:
         return view
     measurement = sample.cost_measurement
@@ -199,8 +171,3 @@ def _pair_view(
         origin_node=sample.origin.node,
         destination_node=sample.destination.node,
     )
-
-
-def by_pair(pairs: Iterable[PairView]) -> dict[ZonePair, PairView]:
-    """Pairs by origin and destination."""
-    return {(pair.origin, pair.destination): pair for pair in pairs}

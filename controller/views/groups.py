@@ -12,14 +12,13 @@ from controller.cluster.pods import Pod
 from controller.cluster.services import ServiceIndex
 from controller.diagnosis.cluster_views import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.diagnosis.zones import by_pair
 from controller.views.group_views import EdgeView, GroupView, PodView, WorkloadView, ZoneLoss
 from netperf.latencies import ZonePair
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
     """Views of all groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
-    pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
+    pairs, locations = network.pairs_by_zones, locations_of(snapshot.nodes)
     membership = snapshot.build_membership()
     members: dict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:

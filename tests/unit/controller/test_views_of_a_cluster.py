@@ -11,7 +11,6 @@ from controller.cluster.zones import to_probe_node
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.diagnosis.zones import by_pair
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement
@@ -62,9 +61,9 @@ def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
     network = build_overview(with_samples(snapshot, [old, *others])).network
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
-    assert by_pair(build_overview(with_samples(snapshot, others)).network.pairs)[first.zones].basis == "inferred"
+    assert build_overview(with_samples(snapshot, others)).network.pairs_by_zones[first.zones].basis == "inferred"
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = by_pair(build_overview(with_samples(snapshot, [flagged, *others])).network.pairs)
+    shown = build_overview(with_samples(snapshot, [flagged, *others])).network.pairs_by_zones
     assert shown[flagged.zones].quality_flags == ("throttled",)
     bare = msgspec.structs.replace(snapshot, topologies=())
     assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
@@ -79,7 +78,7 @@ def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -
         first.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
     )
     sample = msgspec.structs.replace(first, datagrams=datagrams, cost_source="datagrams")
-    pair = by_pair(build_overview(with_samples(snapshot, [sample, *others])).network.pairs)[first.zones]
+    pair = build_overview(with_samples(snapshot, [sample, *others])).network.pairs_by_zones[first.zones]
     assert (pair.prober, pair.p50_us, pair.p90_us) == ("datagrams", 1500.0, 1700.0)
     assert pair.p99_us == first.measurement.p99_us
 
