@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.capacity.instances import firmware_type
+from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
 from agent.capacity.node_bandwidth import choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
@@ -16,7 +16,7 @@ from kubekit.errors import KubekitError
 from kubekit.wire import NODES
 from netperf.contract import BANDWIDTH_RESOURCE
 
-TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 5.0
 
 
 async def show_capacity(config: AgentConfig) -> None:
@@ -27,10 +27,12 @@ async def show_capacity(config: AgentConfig) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    node_bandwidth = choose_bandwidth(node, config, find_capacity(snapshot), None, firmware_type(snapshot.machine))
-    by_family, standby = pick_uplinks(snapshot)
-    uplinks = dict.fromkeys(index for indexes in by_family.values() for index in indexes)
-    names = {link.index: link.name for link in snapshot.links}
+    node_bandwidth = choose_bandwidth(
+        node, config, find_capacity(snapshot), None, find_firmware_instance_type(snapshot.machine)
+    )
+    uplinks = pick_uplinks(snapshot)
+    used_indexes = dict.fromkeys(index for indexes in uplinks.used_by_family.values() for index in indexes)
+    name_by_index = {link.index: link.name for link in snapshot.links}
     document = {
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
@@ -40,8 +42,8 @@ async def show_capacity(config: AgentConfig) -> None:
         "source": node_bandwidth.source,
         "explanation": node_bandwidth.explanation,
         "warnings": list(node_bandwidth.warnings),
-        "uplinks": [names.get(index, str(index)) for index in uplinks],
-        "standby": [names.get(index, str(index)) for index in standby],
+        "uplinks": [name_by_index.get(index, str(index)) for index in used_indexes],
+        "standby": [name_by_index.get(index, str(index)) for index in uplinks.standby],
         "devices": list(node_bandwidth.counted_devices),
         "links": [msgspec.to_builtins(link) for link in snapshot.links],
     }
@@ -49,11 +51,11 @@ async def show_capacity(config: AgentConfig) -> None:
 
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
-    """The node, or None and why it is unknown; the command also works without a cluster."""
+    """Read the node; or None and the reason, because the command works without a cluster too."""
     if not config.node:
         return None, "no --node-name"
     try:
-        async with Client(load_cluster_config(config.credentials), timeout_s=TIMEOUT_S) as client:
+        async with Client(load_cluster_config(config.credentials), timeout_s=_REQUEST_TIMEOUT_S) as client:
             return await client.get(NODES, config.node, OwnNode), ""
     except KubekitError as error:
         return None, str(error)

@@ -1,6 +1,6 @@
 """Waits for netlink events about links and traffic control.
 
-Reads message types only: listeners read the full state again. If the socket loses messages, listeners of every kind are called.
+Only the types of messages are read, because listeners read the full state. If the socket loses messages, all listeners are called.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK, RTMGRP_TC
 
-from agent.netlink import each_datagram, each_message, open_socket, read_forever
+from agent.netlink import iter_datagrams, iter_messages, open_socket, read_forever
 from kubekit import logs
 
 log = logs.get("agent.kernel")
@@ -26,7 +26,7 @@ class KernelEvents:
     """Calls listeners after changes of links or traffic control.
 
     Attributes:
-        overruns: how often the socket lost messages.
+        overruns: number of times that the socket lost messages.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class KernelEvents:
             await asyncio.Event().wait()
             return
         with netlink:
-            await read_forever(netlink, self._read)
+            await read_forever(netlink, self._notify_listeners)
 
-    def _read(self, netlink: socket.socket) -> None:
+    def _notify_listeners(self, netlink: socket.socket) -> None:
         listeners: dict[Listener, None] = {}
-        for data in each_datagram(netlink):
+        for data in iter_datagrams(netlink):
             listeners |= dict.fromkeys(self._tc_listeners)
             if data is None:
                 self.overruns += 1
-            if data is None or any(kind in _LINK_TYPES for kind, _, _ in each_message(data)):
+            if data is None or any(kind in _LINK_TYPES for kind, _, _ in iter_messages(data)):
                 listeners |= dict.fromkeys(self._link_listeners)
         for listener in listeners:
             listener()

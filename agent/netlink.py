@@ -18,17 +18,18 @@ HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
 """struct nlattr: length, type."""
 ERRNO = struct.Struct("=i")
-"""Begin of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
-_READ_BYTES = 1 << 16
+"""Start of the body of NLMSG_ERROR and NLMSG_DONE: a negative errno, or 0."""
+_MAX_DATAGRAM_BYTES = 1 << 16
 _SO_RCVBUFFORCE = 33
-_MAX_READS = 64
+_MAX_DATAGRAMS = 64
+"""Number of datagrams that are read before other tasks may run."""
 
 
 class KernelError(KubekitError):
     """The kernel refused a request, or the request could not be sent.
 
     Attributes:
-        code: errno; 0 if there is none.
+        code: the kernel's errno; 0 if it did not answer.
     """
 
     def __init__(self, text: str, code: int = 0) -> None:
@@ -37,9 +38,12 @@ class KernelError(KubekitError):
 
 
 def open_socket(protocol: int, groups: int = 0, *, buffer_bytes: int = 0) -> socket.socket:
-    """Open a socket that does not block, subscribed to a mask of multicast groups.
+    """Open a socket that does not block.
 
-    ``buffer_bytes`` is the size of its receive buffer, without CAP_NET_ADMIN at most net.core.rmem_max; 0 for the default.
+    Args:
+        protocol: NETLINK_*.
+        groups: mask of the multicast groups to join.
+        buffer_bytes: size of the receive buffer, without CAP_NET_ADMIN at most net.core.rmem_max; 0 for the default.
 
     Raises:
         OSError: the socket is not permitted.
@@ -82,15 +86,15 @@ async def read_forever(netlink: socket.socket, read: Callable[[socket.socket], N
         loop.remove_reader(netlink)
 
 
-def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
-    """Yields the datagrams that have arrived, at most `_MAX_READS`; None in place of datagrams that the kernel dropped.
+def iter_datagrams(netlink: socket.socket) -> Iterator[bytes | None]:
+    """Yield the datagrams that have arrived, at most `_MAX_DATAGRAMS`; None in place of datagrams that the kernel dropped.
 
     Raises:
         OSError: the socket cannot be used any more.
     """
-    for _ in range(_MAX_READS):
+    for _ in range(_MAX_DATAGRAMS):
         try:
-            yield netlink.recv(_READ_BYTES)
+            yield netlink.recv(_MAX_DATAGRAM_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -99,17 +103,17 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
             yield None
 
 
-def each_message(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields type, begin and end of the body of each message in a datagram. Stops at the first invalid message."""
+def iter_messages(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the type of each message in a datagram, and where its body begins and ends. Stops at the first invalid message."""
     offset = 0
     while offset + HEADER.size <= len(data):
         length, kind, _, _, _ = HEADER.unpack_from(data, offset)
         if length < HEADER.size:
             return
         yield kind, offset + HEADER.size, min(offset + length, len(data))
-        offset += aligned(length)
+        offset += align(length)
 
 
-def aligned(length: int) -> int:
-    """The length rounded up to a multiple of four: NLMSG_ALIGN, NLA_ALIGN and RTNH_ALIGN."""
+def align(length: int) -> int:
+    """Round up to a multiple of four: NLMSG_ALIGN, NLA_ALIGN and RTNH_ALIGN."""
     return (length + 3) & ~3

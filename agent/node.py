@@ -1,4 +1,4 @@
-"""The agent's own node, kept up to date by a watch."""
+"""The agent's own node, and listeners for its changes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from netperf.contract import ZONE_LABEL
 
 
 class NodeInfo(Wire, frozen=True):
-    """The part of status.nodeInfo that we read."""
+    """The part of status.nodeInfo that the agent reads."""
 
     kubelet_version: str = ""
 
 
 class OwnNodeStatus(NodeStatus, frozen=True):
-    """The part of the node's status that we read."""
+    """The part of the node's status that the agent reads."""
 
     node_info: NodeInfo = NodeInfo()
 
@@ -28,12 +28,12 @@ class OwnNode(Object, frozen=True):
 
     @property
     def zone(self) -> str:
-        """The value of the zone label; empty without the label."""
+        """The value of the zone label; empty if the label is missing."""
         return self.metadata.label(ZONE_LABEL)
 
 
-class NodeView:
-    """The latest state of the agent's own node, and its listeners.
+class OwnNodeWatch:
+    """The latest state of the agent's own node, and listeners for its changes.
 
     Attributes:
         node: None before the first read and after the node's deletion.
@@ -49,7 +49,7 @@ class NodeView:
         self._listeners.append(listener)
 
     def on_change(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
-        """Record a new state; the signature is that of a reflector's handler."""
+        """Record a new state and notify listeners. This is the handler for a reflector."""
         self.node = new
         self._changed.set()
         self._changed = asyncio.Event()

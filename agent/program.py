@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
-from agent.capacity.instances import firmware_type
+from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
 from agent.capacity.metrics import UplinkMetrics
 from agent.capacity.node_bandwidth import HardwareCapacity
@@ -19,7 +19,7 @@ from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import NetDirectory, read_machine
 from agent.config import AgentConfig
 from agent.kernel_events import KernelEvents
-from agent.node import NodeView, OwnNode
+from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs, runtime
 from kubekit.client import Client
 from kubekit.config import load_cluster_config
@@ -51,25 +51,27 @@ async def run_agent(config: AgentConfig) -> None:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
-        checks, view, kernel = HealthChecks(), NodeView(), KernelEvents()
+        checks, node_watch, kernel = HealthChecks(), OwnNodeWatch(), KernelEvents()
         node_store = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
-        node_store.subscribe(view.on_change)
-        publisher = _capacity_publisher(client, view, config, kernel, registry)
+        node_store.subscribe(node_watch.on_change)
+        publisher = _capacity_publisher(client, node_watch, config, kernel, registry)
         tasks = {"node": node_store.run(), "kernel-events": kernel.run(), "capacity": publisher.run()}
         stores: dict[str, Reflector[Any]] = {"node": node_store}
         if config.bandwidth != "off" or config.traffic != "off":
             pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
             stores["pods"] = pods
-            tasks |= {"pods": pods.run()} | _pod_tasks(client, pods, view, config, kernel=kernel, registry=registry)
+            tasks |= {"pods": pods.run()} | _pod_tasks(
+                client, pods, node_watch, config, kernel=kernel, registry=registry
+            )
         registry.register(InformerMetrics(lambda: stores))
         checks.ready |= {
             "age": lambda: describe_stale_stores(stores.values()),
-            "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
+            "node": lambda: "" if node_watch.node is not None else f"node {config.node} was not read yet",
         }
         if config.probing:
             from agent.probing.manager import ProbingManager
 
-            probing = ProbingManager(client, view, config, registry, publisher.on_throughput)
+            probing = ProbingManager(client, node_watch, config, registry, publisher.on_throughput)
             checks.ready["probing"] = lambda: probing.problem
             checks.warnings["probing"] = lambda: probing.warning
             tasks |= probing.tasks()
@@ -79,7 +81,7 @@ async def run_agent(config: AgentConfig) -> None:
 
 
 def _capacity_publisher(
-    client: Client, view: NodeView, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
+    client: Client, node_watch: OwnNodeWatch, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
 ) -> Publisher:
     """Create the publisher of the node's capacity, its metrics, and its subscription to changes of links."""
     links = LinkReader(config.sys, config.proc)
@@ -87,8 +89,8 @@ def _capacity_publisher(
     async def read_hardware() -> HardwareCapacity:
         return find_capacity(await links.read())
 
-    instance_type = firmware_type(read_machine(config.sys, config.proc))
-    publisher = Publisher(client, view, config, read_hardware, instance_type=instance_type, registry=registry)
+    instance_type = find_firmware_instance_type(read_machine(config.sys, config.proc))
+    publisher = Publisher(client, node_watch, config, read_hardware, instance_type=instance_type, registry=registry)
     kernel.subscribe_to_links(publisher.on_link_change)
     UplinkMetrics(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
     return publisher
@@ -97,7 +99,7 @@ def _capacity_publisher(
 def _pod_tasks(
     client: Client,
     pods: Reflector[Pod],
-    view: NodeView,
+    node_watch: OwnNodeWatch,
     config: AgentConfig,
     *,
     kernel: KernelEvents,
@@ -115,7 +117,9 @@ def _pod_tasks(
     if config.traffic != "off":
         from agent.traffic.manager import TrafficManager
 
-        traffic = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
+        traffic = TrafficManager(
+            pods, config, lambda: node_watch.node.zone if node_watch.node is not None else "", registry
+        )
         tasks |= traffic.tasks()
     return tasks
 

@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyroute2.iproute.linux import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_MIN_TYPE
@@ -19,13 +19,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nlsocket import NetlinkRequest
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, aligned
+from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, align
 
 T = TypeVar("T")
-Parse = Callable[[bytes, int, int], T | None]
-"""Parses one message: the datagram, the offset of its body (after nlmsghdr), and the offset of its end."""
+MessageParser = Callable[[bytes, int, int], T | None]
+"""Parses one message, from the datagram and the offsets of the begin and end of the message's body; None to leave it out."""
 Spans = dict[int, tuple[int, int]]
-"""Attribute number -> begin and end of its payload; the last one if an attribute repeats."""
+"""Attribute number -> begin and end of its payload; of repeated attributes, the last."""
 
 IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 """struct ifinfomsg (family, type, index, flags, change), struct tcmsg (family, index, handle, parent, info)."""
@@ -38,14 +38,14 @@ _TBF = struct.Struct("=8xI8xIIII")
 """struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
 
 DEADLINE_S = 10.0
-_TRIES = 3
+_MAX_DUMP_ATTEMPTS = 3
 _NLA_TYPE_MASK = 0x3FFF
 """Clears NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 
 
 @asynccontextmanager
 async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
-    """An rtnetlink socket with extended errors; all requests on it must end within `DEADLINE_S`.
+    """Open an rtnetlink socket with extended errors; all requests on it must end within `DEADLINE_S`.
 
     Raises:
         KernelError: a request failed or timed out; the message begins with ``error_prefix``.
@@ -61,53 +61,58 @@ async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
         raise KernelError(f"{error_prefix}: {error.strerror}", error.errno or 0) from error
 
 
-async def dump(netlink: AsyncIPRoute, request: Callable[[], Any], type_: int, parse: Parse[T]) -> list[T]:
-    """Request a dump and parse each message; leaves out results that are None.
+async def dump(
+    netlink: AsyncIPRoute, request: Callable[[], Any], message_type: int, parse: MessageParser[T]
+) -> list[T]:
+    """Request a dump and parse each message.
 
-    A dump that a change interrupted is repeated, at most twice; if the last one was interrupted too, the change's event follows.
+    A dump that a change interrupted is repeated, at most twice. If the last one was interrupted too, an event about the change follows.
 
     Args:
         netlink: the socket.
         request: builds the request, once per attempt.
-        type_: of the request, RTM_GET*.
+        message_type: of the request, RTM_GET*.
         parse: parses one message.
     """
-    for _ in range(_TRIES - 1):
-        results, interrupted = await _dump_once(netlink, request(), type_, parse)
-        if not interrupted:
+    for _ in range(_MAX_DUMP_ATTEMPTS - 1):
+        results, is_interrupted = await _dump_once(netlink, request(), message_type, parse)
+        if not is_interrupted:
             return results
-    return (await _dump_once(netlink, request(), type_, parse))[0]
+    return (await _dump_once(netlink, request(), message_type, parse))[0]
 
 
-async def _dump_once(netlink: AsyncIPRoute, request: Any, type_: int, parse: Parse[T]) -> tuple[list[T], bool]:
-    interrupted = False
+async def _dump_once(
+    netlink: AsyncIPRoute, request: Any, message_type: int, parse: MessageParser[T]
+) -> tuple[list[T], bool]:
+    """Dump once; returns the results, and whether a change interrupted the dump."""
+    is_interrupted = False
 
     def read(data: bytes, offset: int, length: int) -> Any:
-        nonlocal interrupted
+        nonlocal is_interrupted
         _, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
-        interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
+        is_interrupted = is_interrupted or bool(flags & NLM_F_DUMP_INTR)
         if kind < NLMSG_MIN_TYPE:
             if kind == NLMSG_DONE and not flags & NLM_F_ACK_TLVS:
-                _check_end(data, offset + HEADER.size, offset + length)
+                _raise_dump_error(data, offset + HEADER.size, offset + length)
             return netlink.marshal.parse_one_message(kind, flags, sequence, data, offset, length)
         header = {"type": kind, "flags": flags, "sequence_number": sequence, "error": None}
         return {"header": header, "value": parse(data, offset + HEADER.size, offset + length)}
 
-    sent = NetlinkRequest(netlink, request, msg_type=type_, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=read)
+    sent = NetlinkRequest(netlink, request, msg_type=message_type, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=read)
     await sent.send()
     values = [message["value"] async for message in sent.response() if message.get("value") is not None]
-    return values, interrupted
+    return values, is_interrupted
 
 
-def _check_end(data: bytes, begin: int, end: int) -> None:
-    """Raise the error code at the end of a dump, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
+def _raise_dump_error(data: bytes, begin: int, end: int) -> None:
+    """Raise the error in a dump's last message, if there is one, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
     code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else 0
     if code:
         raise NetlinkError(code)
 
 
-def tc_request(index: int = 0, parent: int = 0) -> tcmsg:
-    """A request for qdiscs, classes or filters of a device, or of all devices (0)."""
+def make_tc_request(index: int = 0, parent: int = 0) -> tcmsg:
+    """Make a request for qdiscs, classes or filters of a device, or of all devices (0)."""
     request = tcmsg()
     request["index"], request["parent"] = index, parent
     return request
@@ -121,12 +126,12 @@ def parse_attributes(data: bytes, begin: int, end: int) -> Spans:
         if length < ATTRIBUTE.size or begin + length > end:
             break
         spans[kind & _NLA_TYPE_MASK] = begin + ATTRIBUTE.size, begin + length
-        begin += aligned(length)
+        begin += align(length)
     return spans
 
 
 def parse_nested(data: bytes, spans: Spans, kind: int) -> Spans:
-    """Parse the attributes nested in an attribute; empty if that is missing."""
+    """Parse the attributes nested in an attribute; empty if the outer attribute is missing."""
     span = spans.get(kind)
     return {} if span is None else parse_attributes(data, *span)
 
@@ -143,10 +148,18 @@ def read_text(data: bytes, spans: Spans, kind: int) -> str:
     return "" if span is None else data[span[0] : span[1]].rstrip(b"\0").decode("utf-8", "replace")
 
 
-def read_tbf(data: bytes, options: Spans) -> tuple[int, int, int] | None:
-    """Read rate (bytes per second), buffer (ticks) and limit (bytes) from the options of a tbf qdisc; None if they are missing."""
+class TbfOptions(NamedTuple):
+    """The options of a tbf qdisc."""
+
+    rate_bytes_per_s: int
+    buffer_ticks: int
+    limit_bytes: int
+
+
+def read_tbf_options(data: bytes, options: Spans) -> TbfOptions | None:
+    """Read the options of a tbf qdisc; None if they are missing."""
     begin, end = options.get(_TCA_TBF_PARMS, (0, 0))
     if end - begin < _TBF.size:
         return None
     rate, _, limit, buffer, _ = _TBF.unpack_from(data, begin)
-    return read_number(data, options, _TCA_TBF_RATE64) or rate, buffer, limit
+    return TbfOptions(read_number(data, options, _TCA_TBF_RATE64) or rate, buffer, limit)

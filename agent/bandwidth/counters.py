@@ -81,10 +81,10 @@ async def read_tc_counters(filter_indexes: Iterable[int]) -> TcCounters:
         KernelError: netlink did not answer.
     """
     async with rtnl.open_socket("cannot read the counters of limits") as netlink:
-        bucket_bytes = dict(await rtnl.dump(netlink, rtnl.tc_request, RTM_GETQDISC, parse_bucket_bytes))
+        bucket_bytes = dict(await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, parse_bucket_bytes))
         redirected_bytes: dict[int, int] = {}
         for index in filter_indexes:
-            request = partial(rtnl.tc_request, index, INGRESS_HOOK)
+            request = partial(rtnl.make_tc_request, index, INGRESS_HOOK)
             try:
                 redirected_bytes[index] = sum(await rtnl.dump(netlink, request, RTM_GETTFILTER, parse_redirected_bytes))
             except NetlinkError as error:

@@ -54,7 +54,7 @@ async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[st
     """
     async with rtnl.open_socket("cannot read traffic control") as netlink:
         devices = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
-        qdiscs = await rtnl.dump(netlink, rtnl.tc_request, RTM_GETQDISC, parse_qdisc)
+        qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, parse_qdisc)
         filters: list[Filter] = []
         for index in sorted({q.device_index for q in qdiscs if q.kind in {"ingress", "clsact"}}):
             filters += await read_filters(netlink, index, "ingress")
@@ -70,7 +70,7 @@ async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[st
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     """Read the filters at one of a device's hooks; none if the device is gone."""
-    request = partial(rtnl.tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
+    request = partial(rtnl.make_tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
     try:
         return await rtnl.dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
     except NetlinkError as error:
@@ -110,11 +110,8 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     _, index, handle, parent, _ = rtnl.TC.unpack_from(data, begin)
     spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
     kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
-    tbf = rtnl.read_tbf(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
-    params = None
-    if tbf is not None:
-        rate, buffer, limit = tbf
-        params = TbfParams(rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=limit)
+    tbf = rtnl.read_tbf_options(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
+    params = TbfParams(**tbf._asdict()) if tbf is not None else None
     return Qdisc(device_index=index, kind=kind, handle=handle, parent=parent, params=params)
 
 
@@ -150,7 +147,7 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
 
 
 def iter_actions(data: bytes, begin: int, end: int) -> Iterator[tuple[rtnl.Spans, bool]]:
-    """Yields the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
+    """Yield the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
     spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
     kind, options = rtnl.read_text(data, spans, rtnl.TCA_KIND), rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
     for action in _parse_actions(data, kind, options):

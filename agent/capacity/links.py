@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-BOND_ACTIVE_BACKUP = 1
-BOND_BROADCAST = 3
-BOND_LACP = 4
-BOND_TLB = 5
+BOND_ACTIVE_BACKUP, BOND_BROADCAST, BOND_LACP, BOND_TLB = 1, 3, 4, 5
 BOND_MODES = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
+"""Names of the bonding modes by number (linux/if_bonding.h)."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,39 +18,41 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         index, name: of the device.
         kind: IFLA_INFO_KIND, such as ``bond`` or ``vlan``; empty for hardware and loopback.
-        up: IFF_UP is set and there is a carrier.
-        parent: IFLA_LINK, the index of the device below or, for veth, of the peer.
-        parent_elsewhere: the parent is in another network namespace, so its index means nothing here.
-        master: index of the bond, bridge or switch that this device belongs to.
-        physical: a hardware device is behind it (``/sys/class/net/X/device``).
-        driver: kernel driver of that device.
-        loopback: IFF_LOOPBACK.
-        bond_mode: see `BOND_MODES`.
-        active_slave: index of an active-backup bond's active port.
-        aggregator: number of an 802.3ad bond's active aggregator, or of a bond port's own aggregator.
-        virtual_function: it is a virtual function of an SR-IOV device.
-        root: kind of its root qdisc.
-        root_mbps: rate of that qdisc in Mbit/s, if it is a token bucket.
-        sysfs_mbps: the file ``speed``; None if it cannot be read.
+        is_up: IFF_UP is set and there is a carrier.
+        parent_index: IFLA_LINK, the index of the device below or, for veth, of the peer.
+        is_parent_elsewhere: the parent is in another network namespace, so its index means nothing here.
+        master_index: index of the bond, bridge or switch that this device belongs to.
+        is_physical: a hardware device is behind it (``/sys/class/net/X/device``).
+        driver: kernel driver of that device; empty if unknown.
+        is_loopback: IFF_LOOPBACK.
+        bond_mode: of a bond, an index of `BOND_MODES`.
+        active_slave_index: index of an active-backup bond's active slave.
+        active_aggregator: number of an 802.3ad bond's active aggregator.
+        slave_aggregator: number of the aggregator that this slave of an 802.3ad bond belongs to.
+        is_virtual_function: it is a virtual function of an SR-IOV device.
+        root_qdisc: kind of its root qdisc; empty if it has none or was not read.
+        root_qdisc_mbps: rate of that qdisc in Mbit/s; None unless it is a token bucket.
+        sysfs_mbps: content of the file ``speed``; None if the file cannot be read.
         psutil_mbps: psutil's speed, 0 for unknown; None if the file can be read.
     """
 
     index: int
     name: str
     kind: str = ""
-    up: bool = True
-    parent: int | None = None
-    parent_elsewhere: bool = False
-    master: int | None = None
-    physical: bool = False
+    is_up: bool = True
+    parent_index: int | None = None
+    is_parent_elsewhere: bool = False
+    master_index: int | None = None
+    is_physical: bool = False
     driver: str = ""
-    loopback: bool = False
+    is_loopback: bool = False
     bond_mode: int | None = None
-    active_slave: int | None = None
-    aggregator: int | None = None
-    virtual_function: bool = False
-    root: str = ""
-    root_mbps: int | None = None
+    active_slave_index: int | None = None
+    active_aggregator: int | None = None
+    slave_aggregator: int | None = None
+    is_virtual_function: bool = False
+    root_qdisc: str = ""
+    root_qdisc_mbps: int | None = None
     sysfs_mbps: int | None = None
     psutil_mbps: int | None = None
 
@@ -61,33 +61,34 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A hop of a default route of the main table.
 
     Attributes:
-        device: index of the device.
+        device_index: of the device that the hop leads through.
+        metric: the route's; the kernel prefers the least.
         family: IP version, 4 or 6.
-        multipath: the route has several hops.
+        is_multipath: the route has several hops.
     """
 
-    device: int
+    device_index: int
     metric: int = 0
     family: int = 4
-    multipath: bool = False
+    is_multipath: bool = False
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The machine's identity by its firmware (DMI); empty fields are unknown.
 
     Attributes:
-        vendor, product, asset_tag: DMI fields.
-        hypervisor: evidence that this is a virtual machine; empty for hardware.
+        vendor, product, asset_tag: DMI's ``sys_vendor``, ``product_name`` and ``chassis_asset_tag``.
+        hypervisor_evidence: how it is known that this is a virtual machine; empty for hardware.
     """
 
     vendor: str = ""
     product: str = ""
     asset_tag: str = ""
-    hypervisor: str = ""
+    hypervisor_evidence: str = ""
 
 
 class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that `agent.capacity.rules` decides from."""
+    """The input of `agent.capacity.rules`."""
 
     links: tuple[Link, ...]
     routes: tuple[Route, ...] = ()

@@ -8,26 +8,26 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.capacity.node_bandwidth import NodeBandwidth, Source
+from agent.capacity.node_bandwidth import CapacitySource, NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
 
 
 class UplinkMetrics:
-    """A collector for one node; ``latest`` returns the latest choice, None before the first."""
+    """A collector for one node; ``current_bandwidth`` returns the latest choice, None before the first."""
 
     def __init__(
         self,
         node: str,
         directory: NetDirectory,
-        latest: Callable[[], NodeBandwidth | None],
+        current_bandwidth: Callable[[], NodeBandwidth | None],
         registry: CollectorRegistry,
     ) -> None:
-        self._node, self._directory, self._latest = node, directory, latest
+        self._node, self._directory, self._current_bandwidth = node, directory, current_bandwidth
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node; unknown values are absent."""
-        node_bandwidth = self._latest()
+        node_bandwidth = self._current_bandwidth()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
         known = GaugeMetricFamily(
             "netaware_node_bandwidth_known", "1 when the capacity is known and published, else 0.", labels=("node",)
@@ -35,19 +35,21 @@ class UplinkMetrics:
         known.add_metric((self._node,), float(rate_bps is not None))
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
-            f"Published capacity after the reserve, by source: {', '.join(get_args(Source))}.",
+            f"Published capacity after the reserve, by source: {', '.join(get_args(CapacitySource))}.",
             labels=("node", "source"),
         )
-        sent = CounterMetricFamily("netaware_node_network_transmit_bytes", "Sent by the uplinks.", labels=("node",))
+        sent = CounterMetricFamily(
+            "netaware_node_network_transmit_bytes", "Bytes sent by the uplinks.", labels=("node",)
+        )
         received = CounterMetricFamily(
-            "netaware_node_network_receive_bytes", "Received by the uplinks.", labels=("node",)
+            "netaware_node_network_receive_bytes", "Bytes received by the uplinks.", labels=("node",)
         )
         if node_bandwidth is not None:
             if rate_bps is not None:
                 capacity.add_metric((self._node, node_bandwidth.source), rate_bps / 8)
-            counters = [self._directory.counters(name) for name in node_bandwidth.counted_devices]
-            readable = [pair for pair in counters if pair is not None]
+            counters = [self._directory.read_counters(name) for name in node_bandwidth.counted_devices]
+            readable = [device for device in counters if device is not None]
             if readable and len(readable) == len(counters):
-                sent.add_metric((self._node,), sum(sent_bytes for sent_bytes, _ in readable))
-                received.add_metric((self._node,), sum(received_bytes for _, received_bytes in readable))
+                sent.add_metric((self._node,), sum(device.sent for device in readable))
+                received.add_metric((self._node,), sum(device.received for device in readable))
         yield from (known, capacity, sent, received)

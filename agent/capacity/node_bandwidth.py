@@ -6,7 +6,7 @@ capacity is not published.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from netperf.contract import CAPACITY_ANNOTATION
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
-Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware", "measured", "unknown"]
+CapacitySource = Literal["annotation", "flag", "node-label", "instance-type", "hardware", "measured", "unknown"]
 
 
 class HardwareCapacity(msgspec.Struct, frozen=True):
@@ -45,15 +45,23 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
         source: see docs/bandwidth.md.
         explanation: how the capacity was chosen; shown to users.
         warnings: configuration errors, such as an annotation that is not a quantity.
-        counted_devices: of `HardwareCapacity`.
+        counted_devices: as in `HardwareCapacity`.
     """
 
     rate_bps: int | None
     gross_bps: int | None
-    source: Source
+    source: CapacitySource
     explanation: str
     warnings: tuple[str, ...] = ()
     counted_devices: tuple[str, ...] = ()
+
+
+class _GrossBandwidth(NamedTuple):
+    """The capacity before the reserve; None if unknown."""
+
+    rate_bps: int | None
+    source: CapacitySource
+    explanation: str
 
 
 def choose_bandwidth(
@@ -61,21 +69,21 @@ def choose_bandwidth(
     config: AgentConfig,
     hardware: HardwareCapacity,
     measured_bps: int | None,
-    firmware_type: str = "",
+    firmware_instance_type: str = "",
 ) -> NodeBandwidth:
-    """Choose by precedence and subtract the reserve.
+    """Choose the capacity by precedence, and subtract the reserve.
 
     Args:
-        node: the agent's node; None if unknown, as on the command line without a cluster.
+        node: the agent's node; None if unknown, for example because the command line has no cluster.
         config: flags and file.
         hardware: from `agent.capacity.rules.find_capacity`.
         measured_bps: highest throughput of stream probes; None if there is none or the option is off.
-        firmware_type: instance type from the firmware, for nodes without the label.
+        firmware_instance_type: instance type from the firmware, for nodes without the label.
     """
     warnings: list[str] = []
-    instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_type
+    instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_instance_type
     configured = _find_configured(node, config, warnings, instance_type)
-    gross_bps, source, explanation = configured or _find_detected(hardware, measured_bps)
+    gross_bps, source, explanation = configured or _choose_detected(hardware, measured_bps)
     if source == "unknown" and instance_type:
         explanation = f"instance type {instance_type} is not in the table; {explanation}"
     rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
@@ -94,37 +102,39 @@ def choose_bandwidth(
     )
 
 
-def _find_detected(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
-    """The hardware's capacity, else the measured one, else unknown."""
-    if hardware.rate_bps is not None:
-        return hardware.rate_bps, "hardware", hardware.explanation
-    if measured_bps is not None:
-        return measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"
-    return None, "unknown", hardware.explanation
+def _choose_detected(hardware: HardwareCapacity, measured_bps: int | None) -> _GrossBandwidth:
+    """Choose the hardware's capacity, else the measured one, else unknown."""
+    if hardware.rate_bps is None and measured_bps is not None:
+        explanation = f"highest throughput of stream probes; {hardware.explanation}"
+        return _GrossBandwidth(measured_bps, "measured", explanation)
+    source: CapacitySource = "unknown" if hardware.rate_bps is None else "hardware"
+    return _GrossBandwidth(hardware.rate_bps, source, hardware.explanation)
 
 
 def _find_configured(
     node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
-) -> tuple[int, Source, str] | None:
-    """The first of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types.
+) -> _GrossBandwidth | None:
+    """Find the first of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types.
 
-    Adds to ``warnings`` if the annotation is invalid.
+    None if there is none of them. Adds to ``warnings`` if the annotation is invalid.
     """
     annotated_bps = _read_capacity_annotation(node, warnings)
     if annotated_bps is not None:
-        return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"
+        return _GrossBandwidth(annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}")
     if config.capacity_bps is not None:
-        return config.capacity_bps, "flag", "--capacity"
+        return _GrossBandwidth(config.capacity_bps, "flag", "--capacity")
     for rule in config.capacity_rules:
         if node is not None and rule.selector.matches(node.metadata.labels):
-            return rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}"
+            return _GrossBandwidth(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
     if instance_type in config.capacity_by_type:
-        return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"
+        rate_bps = config.capacity_by_type[instance_type]
+        return _GrossBandwidth(rate_bps, "instance-type", f"configured for {instance_type}")
     listed = find_instance(instance_type) if instance_type else None
-    return (listed.rate_bps, "instance-type", listed.explanation) if listed is not None else None
+    return _GrossBandwidth(listed.rate_bps, "instance-type", listed.explanation) if listed is not None else None
 
 
 def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
+    """Read the node's annotation; None if it is missing, or invalid, which adds a warning."""
     text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
     if not text:
         return None
@@ -139,8 +149,8 @@ def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int 
     return None
 
 
-def updated_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:
-    """The highest throughput so far, rounded down to two significant digits, so that noise does not cause writes to the node."""
+def raise_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:
+    """Return the highest throughput so far, rounded down to two significant digits, so that noise causes no writes to the node."""
     value = max(1, int(throughput_bps))
     unit = int(10 ** max(0, len(str(value)) - 2))
     return max(peak_bps or 0, value // unit * unit)

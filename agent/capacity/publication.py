@@ -1,4 +1,4 @@
-"""Plans the patches that publish the capacity on the node. Pure.
+"""Plans the patches that publish the capacity on the node, or withdraw it. Pure.
 
 Only our own resource is written. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
 allocatable is written only where no kubelet runs.
@@ -26,15 +26,15 @@ from netperf.contract import (
 )
 
 CONDITION = "NetawareBandwidth"
-"""Node condition: True if the capacity is known and published; False if it is unknown, disputed, owned by another program
-or misconfigured, with the reason in the message."""
+"""Type of the node condition: True if the capacity is known and published; False if it is unknown, disputed, owned by another program
+or misconfigured. Its message says why."""
 
 KWOK_ANNOTATION = "kwok.x-k8s.io/node"
-_REAL_KUBELET = re.compile(r"v?\d+\.\d+")
+_KUBELET_VERSION = re.compile(r"v?\d+\.\d+")
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True):
-    """The patches to send; empty ones are not sent.
+    """The patches to send for one node; empty ones are not sent.
 
     Attributes:
         status: a JSON patch of nodes/status.
@@ -50,25 +50,19 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.status or self.metadata or self.condition)
 
 
-def _has_kubelet(node: OwnNode) -> bool:
-    """Whether a real kubelet, whose version begins with numbers, copies capacity to allocatable on this node."""
-    if node.metadata.annotation(KWOK_ANNOTATION):
-        return False
-    return _REAL_KUBELET.match(node.status.node_info.kubelet_version) is not None
-
-
 def bandwidth_owner_of(node: OwnNode) -> str:
-    """The owner of the node's bandwidth; empty without one."""
+    """The owner of the node's bandwidth by annotation; empty if there is none."""
     return node.metadata.annotation(BANDWIDTH_OWNER_ANNOTATION)
 
 
-def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
-    """A published capacity other than ours; empty if there is none, or the 0 that a kubelet leaves behind."""
+def find_foreign_capacity(node: OwnNode, our_bps: int | None) -> str:
+    """Find a published capacity other than ours; empty if there is none, or only the 0 that a kubelet leaves behind."""
     published = _quantities(node, "capacity").get(BANDWIDTH_RESOURCE, "0")
-    return "" if published == "0" or (rate_bps is not None and _same_quantity(published, rate_bps)) else published
+    is_ours = our_bps is not None and _is_equal(published, our_bps)
+    return "" if published == "0" or is_ours else published
 
 
-def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
+def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, dispute: str = "") -> Writes:
     """Plan the writes that publish a capacity; none if it is published already.
 
     A published capacity that is no longer known stays, because its removal would keep new pods away; a 0 that a kubelet left is
@@ -78,9 +72,9 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         node: as the API server has it.
         node_bandwidth: the chosen capacity.
         now_s: seconds since the epoch, for the condition.
-        disputed: description of another writer's repeated writes; empty without any.
+        dispute: description of another writer's repeated writes; empty if there are none.
     """
-    blocking = _blocking_condition(node, node_bandwidth, disputed)
+    blocking = _blocking_condition(node, node_bandwidth, dispute)
     condition = _condition_patch(node, blocking or _capacity_condition(node_bandwidth), now_s)
     if blocking is not None:
         return Writes(condition=condition)
@@ -97,14 +91,14 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH_RESOURCE: value}))
-        elif not _same_quantity(_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
+        elif not _is_equal(_quantities(node, field).get(BANDWIDTH_RESOURCE), node_bandwidth.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH_RESOURCE), value))
     source = cut_bytes(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
-    wanted = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
-    differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
+    annotations = {BANDWIDTH_OWNER_ANNOTATION: AGENT, BANDWIDTH_SOURCE_ANNOTATION: source}
+    differ = any(node.metadata.annotation(name) != text for name, text in annotations.items())
     return Writes(
         status=tuple(operations),
-        metadata={"metadata": {"annotations": wanted}} if differs else None,
+        metadata={"metadata": {"annotations": annotations}} if differ else None,
         condition=condition,
     )
 
@@ -126,12 +120,18 @@ def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
     )
 
 
+def _has_kubelet(node: OwnNode) -> bool:
+    """Whether a kubelet copies capacity to allocatable: nodes of kwok and similar have no numeric kubelet version."""
+    has_kubelet_version = _KUBELET_VERSION.match(node.status.node_info.kubelet_version) is not None
+    return has_kubelet_version and not node.metadata.annotation(KWOK_ANNOTATION)
+
+
 def _quantities(node: OwnNode, field: str) -> dict[str, str]:
     return getattr(node.status, field) or {}
 
 
-def _same_quantity(text: str | None, rate_bps: int) -> bool:
-    """Whether a quantity is this rate; the API server normalizes 10000000000 to 10G."""
+def _is_equal(text: str | None, rate_bps: int) -> bool:
+    """Whether a quantity is equal to a rate; the API server normalizes 10000000000 to 10G."""
     if text is None:
         return False
     try:
@@ -140,14 +140,14 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
         return False
 
 
-def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, disputed: str) -> Condition | None:
+def _blocking_condition(node: OwnNode, node_bandwidth: NodeBandwidth, dispute: str) -> Condition | None:
     """The condition that says why another writer's value stays; None if ours may be written."""
-    owner, foreign = bandwidth_owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
+    owner, foreign = bandwidth_owner_of(node), find_foreign_capacity(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
         return _owned_by_other(f"names {owner}; remove it")
     if not owner and foreign:
         return _owned_by_other(f"is missing and {BANDWIDTH_RESOURCE} is {foreign} already; set it to {AGENT}")
-    return _false_condition("Disputed", disputed) if disputed else None
+    return _false_condition("Disputed", dispute) if dispute else None
 
 
 def _capacity_condition(node_bandwidth: NodeBandwidth) -> Condition:

@@ -1,7 +1,6 @@
 """Publishes the node's capacity: whenever the node or a link changes, and at least once a minute.
 
-A kubelet that restarts may set foreign resources to 0; the watch of the node shows that at once, and the value is written again. At
-least `MIN_PAUSE_S` passes between writes, so that a dispute with another writer costs little.
+A kubelet that restarts may set foreign resources to 0. The watch of the node shows the change at once, and the value is written again.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, updated_peak_bps
-from agent.capacity.publication import Writes, bandwidth_owner_of, foreign_value, plan_writes
+from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, raise_peak_bps
+from agent.capacity.publication import Writes, bandwidth_owner_of, find_foreign_capacity, plan_writes
 from agent.config import AgentConfig
 from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
 from agent.netlink import KernelError
-from agent.node import NodeView, OwnNode
+from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
@@ -28,15 +27,15 @@ from netperf.contract import AGENT
 log = logs.get("agent.capacity")
 
 POLL_S = 60.0
-"""Interval of reading links without events of the kernel."""
+"""Longest time between reads of links."""
 MIN_READ_PAUSE_S = 2.0
-"""Least time between reads of links, because every pod that starts or ends causes link events."""
+"""Shortest time between reads of links, because every pod that starts or ends causes link events."""
 DEBOUNCE_S = 0.5
 """Changes within this time are handled together."""
 MIN_PAUSE_S = 1.0
-"""Least time between writes."""
+"""Shortest time between writes, so that a dispute with another writer costs little."""
 WATCH_LAG_S = 2.0
-"""How long to wait for the watch to show our own write, before planning from the old state again."""
+"""Longest wait until the watch shows our own write; then writes are planned from the old state again."""
 
 
 class CompetingWriter:
@@ -57,7 +56,7 @@ class CompetingWriter:
             return self._description
         self._replaced_at_s = [at_s for at_s in self._replaced_at_s if now_s - at_s < DISPUTE_WINDOW_S]
         is_ours = bandwidth_owner_of(node) == AGENT and self.written_bps == node_bandwidth.rate_bps
-        if not is_ours or not foreign_value(node, self.written_bps):
+        if not is_ours or not find_foreign_capacity(node, self.written_bps):
             return ""
         self.written_bps = None  # Count each replacement once.
         self._replaced_at_s.append(now_s)
@@ -87,18 +86,18 @@ class Publisher:
     def __init__(
         self,
         client: Client,
-        view: NodeView,
+        node_watch: OwnNodeWatch,
         config: AgentConfig,
         read_hardware: Callable[[], Awaitable[HardwareCapacity]],
         *,
         instance_type: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._client, self._view, self._config = client, view, config
+        self._client, self._node_watch, self._config = client, node_watch, config
         self._read_hardware, self._instance_type = read_hardware, instance_type
         self._backoff = Backoff(base_s=0.2, cap_s=30.0)
         self._wake = asyncio.Event()
-        self._links_changed = True
+        self._have_links_changed = True
         self._peak_bps: int | None = None
         self._planned_version = ""
         self.node_bandwidth: NodeBandwidth | None = None
@@ -106,22 +105,22 @@ class Publisher:
             "netaware_node_bandwidth_writes", "Writes to the own node: ok, failed.", ["outcome"], registry=registry
         )
         self._competing_writer = CompetingWriter()
-        self._disputed = Gauge(
+        self._disputed_gauge = Gauge(
             "netaware_node_bandwidth_disputed",
             "1 while another writer keeps replacing the published capacity, and the agent backs off.",
             registry=registry,
         )
-        view.subscribe(self._wake.set)
+        node_watch.subscribe(self._wake.set)
 
     def on_link_change(self) -> None:
         """Read links and routes again soon, because one changed."""
-        self._links_changed = True
+        self._have_links_changed = True
         self._wake.set()
 
     def on_throughput(self, throughput_bps: float) -> None:
         """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
         if self._config.measured_capacity:
-            self._peak_bps = updated_peak_bps(self._peak_bps, throughput_bps)
+            self._peak_bps = raise_peak_bps(self._peak_bps, throughput_bps)
             self._wake.set()
 
     async def run(self) -> None:
@@ -130,12 +129,12 @@ class Publisher:
         hardware, read_at_s = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
-            due_s = MIN_READ_PAUSE_S if self._links_changed else POLL_S
+            due_s = MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
             if loop.time() - read_at_s >= due_s:
-                self._links_changed, due_s = False, POLL_S
+                self._have_links_changed, due_s = False, POLL_S
                 hardware, read_at_s = await self._read_links(hardware), loop.time()
             idle_s = read_at_s + due_s - loop.time()
-            node = self._view.node
+            node = self._node_watch.node
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
             pause_s = DEBOUNCE_S
             if node is not None:
@@ -154,6 +153,7 @@ class Publisher:
             await wait_until_set(self._wake, max(0.0, idle_s - pause_s))
 
     async def _read_links(self, before: HardwareCapacity) -> HardwareCapacity:
+        """Read the links' capacity; ``before`` if they cannot be read."""
         try:
             capacity = await self._read_hardware()
         except KernelError as error:
@@ -163,14 +163,16 @@ class Publisher:
         return capacity
 
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
-        """Write to the node what is due; returns whether anything was."""
-        self._report(node_bandwidth)
+        """Write to the node if it differs; returns whether anything was written."""
+        self._log_bandwidth(node_bandwidth)
         if node.metadata.resource_version == self._planned_version:
-            self._planned_version = ""  # The watch lags behind our write. If it still does next time, write again.
+            self._planned_version = (
+                ""  # The watch lags behind our write. If the node is still the same next time, write again.
+            )
             return False
-        disputed = self._competing_writer.update(node, node_bandwidth, asyncio.get_running_loop().time())
-        self._disputed.set(bool(disputed))
-        writes = plan_writes(node, node_bandwidth, time.time(), disputed=disputed)
+        dispute = self._competing_writer.update(node, node_bandwidth, asyncio.get_running_loop().time())
+        self._disputed_gauge.set(bool(dispute))
+        writes = plan_writes(node, node_bandwidth, time.time(), dispute=dispute)
         if not writes:
             return False
         await execute_writes(self._client, node.metadata.name, writes)
@@ -180,7 +182,7 @@ class Publisher:
         self._planned_version = node.metadata.resource_version
         return True
 
-    def _report(self, node_bandwidth: NodeBandwidth) -> None:
+    def _log_bandwidth(self, node_bandwidth: NodeBandwidth) -> None:
         for warning in node_bandwidth.warnings:
             log.log_change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
         rate_bps, source, is_known = node_bandwidth.rate_bps, node_bandwidth.source, node_bandwidth.rate_bps is not None
@@ -192,7 +194,7 @@ class Publisher:
 
 
 async def execute_writes(client: Client, name: str, writes: Writes) -> None:
-    """Send the patches.
+    """Send the patches of a node.
 
     Raises:
         KubekitError: a request failed; it is safe to send all of them again.

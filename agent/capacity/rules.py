@@ -26,15 +26,15 @@ _OUTWARD_KINDS = _KINDS_ON_PARENT | {"", "bond"}
 _SHAPERS = frozenset({"htb", "hfsc", "cake", "cbq", "tbf"})
 """Queueing disciplines that limit what a device sends."""
 _UNRELIABLE_KINDS = {
-    "veth": "a veth pair says 10 Gbit/s and has no speed of its own",
+    "veth": "a veth pair reports 10 Gbit/s and has no speed of its own",
     "tun": "a TUN or TAP device has no speed of its own",
     "tap": "a TUN or TAP device has no speed of its own",
     "dummy": "a dummy device carries nothing",
     "ifb": "an ifb has no speed of its own",
 }
 _UNRELIABLE_DRIVERS = {
-    "hv_netvsc": "Hyper-V names the host's port, whatever the instance may use",
-    "vmxnet3": "vmxnet3 says 10 Gbit/s whatever is below",
+    "hv_netvsc": "Hyper-V reports the speed of the host's port, not what the instance may use",
+    "vmxnet3": "vmxnet3 reports 10 Gbit/s on any port",
     "veth": _UNRELIABLE_KINDS["veth"],
     "tun": _UNRELIABLE_KINDS["tun"],
 }
@@ -46,8 +46,20 @@ _MAX_DEPTH = 8
 """Longest chain of devices, such as a VLAN on a bond on two ports."""
 
 
-class _UnknownCapacity(Exception):  # noqa: N818 - an answer, not an error
-    """An unknown capacity; the text is the reason."""
+class _UnknownCapacityError(Exception):
+    """The capacity is unknown; the text is the reason."""
+
+
+class Uplinks(msgspec.Struct, frozen=True):
+    """Indexes of the devices of the default routes.
+
+    Attributes:
+        used_by_family: devices of the route that the kernel uses, by IP version.
+        standby: all other devices, in order of the routing table.
+    """
+
+    used_by_family: dict[int, list[int]]
+    standby: list[int]
 
 
 class _Resolved(msgspec.Struct, frozen=True):
@@ -59,49 +71,51 @@ class _Resolved(msgspec.Struct, frozen=True):
 
 
 def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
-    """The capacity of a node's uplinks: per direction, of the path that pods use.
+    """Find the capacity of a node's uplinks: per direction, of the path that pods use.
 
     The devices of one multipath route add up. If the address families use different devices, the smaller capacity counts, since a pod
     may use either.
     """
     resolver = _Resolver(snapshot)
-    uplinks, standby = pick_uplinks(snapshot)
-    if not any(uplinks.values()):
+    uplinks = pick_uplinks(snapshot)
+    used = {family: indexes for family, indexes in uplinks.used_by_family.items() if indexes}
+    if not used:
         return HardwareCapacity(None, "there is no default route")
     try:
-        by_family = {family: resolver.resolve_route(indexes) for family, indexes in uplinks.items() if indexes}
-    except _UnknownCapacity as reason:
-        indexes = [index for family_indexes in uplinks.values() for index in family_indexes]
-        return HardwareCapacity(None, str(reason), resolver.physical_device_names(indexes))
-    smallest = min(by_family.values(), key=lambda resolved: resolved.mbps)
+        resolved_by_family = {family: resolver.resolve_route(indexes) for family, indexes in used.items()}
+    except _UnknownCapacityError as error:
+        indexes = [index for family_indexes in used.values() for index in family_indexes]
+        return HardwareCapacity(None, str(error), resolver.find_physical_names(indexes))
+    smallest = min(resolved_by_family.values(), key=lambda resolved: resolved.mbps)
     explanation = smallest.explanation
-    for family, other in by_family.items():
+    for family, other in resolved_by_family.items():
         if other.physical_names != smallest.physical_names:
             explanation += f"; by IPv{family} {other.explanation}"
-    if standby:
-        explanation += "; standby: " + ", ".join(resolver.name_of(index) for index in standby)
+    if uplinks.standby:
+        explanation += "; standby: " + ", ".join(resolver.name_of(index) for index in uplinks.standby)
     return HardwareCapacity(smallest.mbps * 1_000_000, explanation, tuple(sorted(smallest.physical_names)))
 
 
-def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
-    """Indexes of the devices of the default routes in use, by IP version, and of the standby devices, in order of the routing table.
+def pick_uplinks(snapshot: LinkSnapshot) -> Uplinks:
+    """Pick the devices that the kernel sends through.
 
-    Of several default routes of the least metric the kernel uses the first whose device is up, and all hops if it is a multipath one.
+    Of several default routes of the least metric the kernel uses the first whose device is up, and all hops of a multipath route.
     """
-    up = {link.index for link in snapshot.links if link.up}
-    used: dict[int, list[int]] = {}
-    candidates: list[int] = []
+    up_indexes = {link.index for link in snapshot.links if link.is_up}
+    used_by_family: dict[int, list[int]] = {}
+    all_indexes: list[int] = []
     for family in (4, 6):
-        defaults = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
-        live = [route for route in defaults if route.device in up] or defaults
-        used[family] = list(dict.fromkeys(route.device for route in live if _is_used(route, live[0])))
-        candidates += [route.device for route in defaults]
-    in_use = {index for indexes in used.values() for index in indexes}
-    return used, [index for index in dict.fromkeys(candidates) if index not in in_use]
+        routes = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
+        live = [route for route in routes if route.device_index in up_indexes] or routes
+        used_by_family[family] = list(dict.fromkeys(r.device_index for r in live if _is_used(r, live[0])))
+        all_indexes += [route.device_index for route in routes]
+    used_indexes = {index for indexes in used_by_family.values() for index in indexes}
+    return Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
 
 
 def _is_used(route: Route, best: Route) -> bool:
-    return route is best or (best.multipath and route.multipath and route.metric == best.metric)
+    """Whether a route is the best one or another hop of it."""
+    return route is best or (best.is_multipath and route.is_multipath and route.metric == best.metric)
 
 
 class _Resolver:
@@ -112,31 +126,31 @@ class _Resolver:
         self._links = {link.index: link for link in snapshot.links}
 
     def name_of(self, index: int) -> str:
-        """Name of a link, or its index if the link is gone."""
+        """The name of a link, or its index if the link is gone."""
         return self._links[index].name if index in self._links else str(index)
 
     def resolve_route(self, uplinks: list[int]) -> _Resolved:
-        """The sum of a route's devices; a device that is reached twice counts once.
+        """Add up the speeds of a route's devices; a device that is reached twice counts once.
 
         Raises:
-            _UnknownCapacity: the capacity of a device is unknown.
+            _UnknownCapacityError: the capacity of a device is unknown.
         """
         mbps, names, parts = 0, frozenset[str](), list[str]()
         for index in uplinks:
             if index not in self._links:
-                raise _UnknownCapacity(f"the default route's device {index} is not there")
+                raise _UnknownCapacityError(f"the default route's device {index} is not there")
             resolved = self._resolve(self._links[index], ())
             if resolved.physical_names <= names:
                 parts.append(f"{self.name_of(index)} (counted already)")
                 continue
             if resolved.physical_names & names:
-                raise _UnknownCapacity(f"{self.name_of(index)} shares some of its devices with another uplink")
+                raise _UnknownCapacityError(f"{self.name_of(index)} shares some of its devices with another uplink")
             mbps, names = mbps + resolved.mbps, names | resolved.physical_names
             parts.append(resolved.explanation)
         return _Resolved(mbps, " + ".join(parts), names)
 
-    def physical_device_names(self, uplinks: list[int]) -> tuple[str, ...]:
-        """Names of the lowest devices that can be found, whose counters show the node's traffic also if no speed is known."""
+    def find_physical_names(self, uplinks: list[int]) -> tuple[str, ...]:
+        """Find the names of the lowest devices, whose counters show the node's traffic even if no speed is known."""
         names: set[str] = set()
         pending = [self._links[index] for index in uplinks if index in self._links]
         seen: set[int] = set()
@@ -145,31 +159,36 @@ class _Resolver:
             if link.index in seen:
                 continue
             seen.add(link.index)
-            lowers = [port for port in self._ports_of(link) if port.kind in _OUTWARD_KINDS]
-            parent = self._links.get(link.parent) if link.parent is not None and not link.parent_elsewhere else None
+            lower_links = [port for port in self._ports_of(link) if port.kind in _OUTWARD_KINDS]
+            parent = None if link.is_parent_elsewhere else self._links.get(link.parent_index or 0)
             if link.kind in _KINDS_ON_PARENT and parent is not None:
-                lowers.append(parent)
-            if lowers:
-                pending += lowers
-            elif not link.loopback:
+                lower_links.append(parent)
+            if lower_links:
+                pending += lower_links
+            elif not link.is_loopback:
                 names.add(link.name)
         return tuple(sorted(names))
 
     def _resolve(self, link: Link, above: tuple[int, ...]) -> _Resolved:
+        """Resolve a link; ``above`` are the indexes of the links that led to it."""
         unshaped = self._resolve_unshaped(link, above)
-        if link.root not in _SHAPERS:
+        if link.root_qdisc not in _SHAPERS:
             return unshaped
-        if link.root_mbps is None:
-            raise _UnknownCapacity(f"{link.name}: its queueing discipline {link.root} may limit it; set --capacity")
-        if link.root_mbps >= unshaped.mbps:
+        if link.root_qdisc_mbps is None:
+            raise _UnknownCapacityError(
+                f"{link.name}: its queueing discipline {link.root_qdisc} may limit it; set --capacity"
+            )
+        if link.root_qdisc_mbps >= unshaped.mbps:
             return unshaped
-        return _Resolved(link.root_mbps, f"{unshaped.explanation}, limited by {link.root}", unshaped.physical_names)
+        return _Resolved(
+            link.root_qdisc_mbps, f"{unshaped.explanation}, limited by {link.root_qdisc}", unshaped.physical_names
+        )
 
     def _resolve_unshaped(self, link: Link, above: tuple[int, ...]) -> _Resolved:
         if link.index in above:
-            raise _UnknownCapacity(f"{link.name}: its lower devices form a loop")
+            raise _UnknownCapacityError(f"{link.name}: its lower devices form a loop")
         if len(above) >= _MAX_DEPTH:
-            raise _UnknownCapacity(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
+            raise _UnknownCapacityError(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
         above = (*above, link.index)
         if link.kind == "bond":
             return self._resolve_bond(link, above)
@@ -181,76 +200,77 @@ class _Resolver:
         return self._resolve_hardware(link)
 
     def _ports_of(self, link: Link) -> list[Link]:
-        return [port for port in self._links.values() if port.master == link.index]
+        """The slaves of a bond, or the ports of a bridge."""
+        return [port for port in self._links.values() if port.master_index == link.index]
 
     def _parent_of(self, link: Link) -> Link:
-        if link.parent_elsewhere:
-            raise _UnknownCapacity(f"{link.name}: the device below is in another network namespace")
-        parent = self._links.get(link.parent) if link.parent is not None else None
+        if link.is_parent_elsewhere:
+            raise _UnknownCapacityError(f"{link.name}: the device below is in another network namespace")
+        parent = self._links.get(link.parent_index) if link.parent_index is not None else None
         if parent is None:
-            raise _UnknownCapacity(f"{link.name}: the device below is not there")
+            raise _UnknownCapacityError(f"{link.name}: the device below is not there")
         return parent
 
     def _resolve_bond(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """The active slave in active-backup; of all slaves that are up, the slowest in broadcast and balance-tlb, else the sum."""
+        """Resolve to the active slave in active-backup; else, of the slaves that are up, to the sum or the slowest."""
         slaves, mode = self._ports_of(link), link.bond_mode
         name = BOND_MODES[mode] if mode is not None and mode < len(BOND_MODES) else link.kind
         if mode == BOND_ACTIVE_BACKUP:
-            slaves = [slave for slave in slaves if slave.index == link.active_slave]
+            slaves = [slave for slave in slaves if slave.index == link.active_slave_index]
             if not slaves:
-                raise _UnknownCapacity(f"{link.name} ({name}) has no active slave")
-        if mode == BOND_LACP and link.aggregator is not None:
-            # Ports that negotiated with another switch, or with none, are in other aggregators (bond_3ad.c).
-            slaves = [slave for slave in slaves if slave.aggregator in {None, link.aggregator}]
-        live = [slave for slave in slaves if slave.up]
+                raise _UnknownCapacityError(f"{link.name} ({name}) has no active slave")
+        if mode == BOND_LACP and link.active_aggregator is not None:
+            # Slaves that negotiated with another switch, or with none, are in other aggregators (bond_3ad.c).
+            slaves = [slave for slave in slaves if slave.slave_aggregator in {None, link.active_aggregator}]
+        live = [slave for slave in slaves if slave.is_up]
         if not live:
-            raise _UnknownCapacity(f"{link.name} ({name}) has no slave that is up")
+            raise _UnknownCapacityError(f"{link.name} ({name}) has no slave that is up")
         resolved = [self._resolve(slave, above) for slave in live]
         names = frozenset[str]().union(*(slave.physical_names for slave in resolved))
-        # Broadcast sends everything on each slave; balance-tlb sends on all slaves and receives on one.
+        # The slowest slave limits both: broadcast sends everything on each slave, balance-tlb receives on one slave only.
         combine = min if mode in {BOND_BROADCAST, BOND_TLB} else sum
         explanation = f"{link.name} ({name}: {', '.join(slave.explanation for slave in resolved)})"
         return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)
 
     def _resolve_bridge(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """The slowest of the ports that lead out of the machine, because the path is unknown."""
+        """Resolve to the slowest of the ports that lead out of the machine, because the path is unknown."""
         ports = self._ports_of(link)
-        outward = [port for port in ports if port.up and port.kind in _OUTWARD_KINDS]
+        outward = [port for port in ports if port.is_up and port.kind in _OUTWARD_KINDS]
         if not outward:
-            raise _UnknownCapacity(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
+            raise _UnknownCapacityError(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
         resolved = [self._resolve(port, above) for port in outward]
         slowest = min(resolved, key=lambda port: port.mbps)
-        of_several = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
+        suffix = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
         names = frozenset[str]().union(*(port.physical_names for port in resolved))
-        return _Resolved(slowest.mbps, f"{link.name} on {slowest.explanation}{of_several}", names)
+        return _Resolved(slowest.mbps, f"{link.name} on {slowest.explanation}{suffix}", names)
 
     def _resolve_hardware(self, link: Link) -> _Resolved:
-        """The speed of a device with nothing below it, if it is reliable."""
-        if link.loopback:
-            raise _UnknownCapacity(f"{link.name} is the loopback")
+        """Return the speed of a device that has none below it, if the speed is reliable."""
+        if link.is_loopback:
+            raise _UnknownCapacityError(f"{link.name} is the loopback")
         if link.kind and link.kind not in _UNRELIABLE_KINDS:
-            raise _UnknownCapacity(
+            raise _UnknownCapacityError(
                 f"{link.name}: the speed of a device of kind {link.kind} is not known; set --capacity"
             )
-        if link.virtual_function:
-            raise _UnknownCapacity(f"{link.name} is a virtual function, which shares its port; set --capacity")
+        if link.is_virtual_function:
+            raise _UnknownCapacityError(f"{link.name} is a virtual function, which shares its port; set --capacity")
         unreliable = _UNRELIABLE_KINDS.get(link.kind) or _UNRELIABLE_DRIVERS.get(link.driver)
         if unreliable is None and self._machine.asset_tag == AZURE_ASSET_TAG:
             unreliable = "Azure's ports are faster than what the instance may use"
-        if unreliable is None and self._machine.hypervisor:
-            hypervisor = self._machine.hypervisor
-            unreliable = f"inside a virtual machine ({hypervisor}) a speed is the port's, not the guest's"
+        evidence = self._machine.hypervisor_evidence
+        if unreliable is None and evidence:
+            unreliable = f"inside a virtual machine ({evidence}) a speed is the port's, not the guest's"
         if unreliable is not None:
-            raise _UnknownCapacity(f"{link.name}: {unreliable}; set --capacity, or a capacity by instance type")
-        if not link.up:
-            raise _UnknownCapacity(f"{link.name} is down")
+            raise _UnknownCapacityError(f"{link.name}: {unreliable}; set --capacity, or a capacity by instance type")
+        if not link.is_up:
+            raise _UnknownCapacityError(f"{link.name} is down")
         implausible: list[str] = []
         for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
             if mbps is not None and 0 < mbps <= _MAX_MBPS:
                 shown = f"{mbps / 1000:g}G" if mbps >= 1000 else f"{mbps}M"
                 return _Resolved(mbps, f"{link.name} {shown} by {source}", frozenset({link.name}))
             if mbps is not None:
-                implausible.append(f"{source} says {mbps}")
+                implausible.append(f"{source} reports {mbps}")
         driver = f" ({link.driver})" if link.driver else ""
         reason = f" ({', '.join(implausible)})" if implausible else ""
-        raise _UnknownCapacity(f"{link.name}{driver}: its speed is unknown{reason}")
+        raise _UnknownCapacityError(f"{link.name}{driver}: its speed is unknown{reason}")

@@ -7,8 +7,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.capacity.links import Machine
+
+_VIRTUAL_VENDOR = re.compile(
+    "QEMU|Amazon EC2|Google|VMware|Xen|innotek GmbH|DigitalOcean|Alibaba Cloud|OpenStack|Hetzner|Nutanix|Bochs|Parallels|"
+    "Tencent Cloud|Vultr|Linode|UpCloud|KubeVirt|Scaleway"
+)
+"""DMI vendors of virtual machines, used if the CPU has no hypervisor flag (arm64). Amazon's bare-metal types contain ``.metal``."""
+
+
+class ByteCounters(NamedTuple):
+    """Bytes that a device sent and received since it was created."""
+
+    sent: int
+    received: int
 
 
 class NetDirectory:
@@ -17,19 +31,19 @@ class NetDirectory:
     def __init__(self, sys: Path) -> None:
         self._root = sys / "class" / "net"
 
-    def speed_mbps(self, name: str) -> int | None:
-        """The number in the file ``speed``, -1 included."""
+    def read_speed_mbps(self, name: str) -> int | None:
+        """Read the number in the file ``speed``, -1 included."""
         try:
             return int((self._root / name / "speed").read_text())
         except (OSError, ValueError):
             return None
 
     def is_physical(self, name: str) -> bool:
-        """Whether the network device has a hardware device (or a virtual one, such as virtio) behind it."""
+        """Whether the network device has a bus device behind it: hardware, or an emulated device such as virtio."""
         return (self._root / name / "device").exists()
 
-    def driver(self, name: str) -> str:
-        """Name of the device's kernel driver."""
+    def read_driver(self, name: str) -> str:
+        """Read the name of the device's kernel driver."""
         try:
             return (self._root / name / "device" / "driver").readlink().name
         except OSError:
@@ -39,42 +53,35 @@ class NetDirectory:
         """Whether the device is a virtual function of an SR-IOV device."""
         return (self._root / name / "device" / "physfn").exists()
 
-    def counters(self, name: str) -> tuple[int, int] | None:
-        """Bytes sent and received so far."""
+    def read_counters(self, name: str) -> ByteCounters | None:
+        """Read the device's byte counters."""
         statistics = self._root / name / "statistics"
         try:
-            return int((statistics / "tx_bytes").read_text()), int((statistics / "rx_bytes").read_text())
+            return ByteCounters(*(int((statistics / file).read_text()) for file in ("tx_bytes", "rx_bytes")))
         except (OSError, ValueError):
             return None
-
-
-_VIRTUAL_VENDOR = re.compile(
-    "QEMU|Amazon EC2|Google|VMware|Xen|innotek GmbH|DigitalOcean|Alibaba Cloud|OpenStack|Hetzner|Nutanix|Bochs|Parallels|"
-    "Tencent Cloud|Vultr|Linode|UpCloud|KubeVirt|Scaleway"
-)
-"""DMI vendors of virtual machines, used if the CPU has no hypervisor flag (arm64). Amazon's bare-metal types contain ``.metal``."""
 
 
 def read_machine(sys: Path, proc: Path) -> Machine:
     """Read the machine's identity from firmware and processor."""
     directory = sys / "class" / "dmi" / "id"
 
-    def dmi_field(name: str) -> str:
+    def read_dmi(name: str) -> str:
         try:
             return (directory / name).read_text().strip()
         except OSError:
             return ""
 
-    vendor, product = dmi_field("sys_vendor"), dmi_field("product_name")
+    vendor, product = read_dmi("sys_vendor"), read_dmi("product_name")
     return Machine(
         vendor=vendor,
         product=product,
-        asset_tag=dmi_field("chassis_asset_tag"),
-        hypervisor=_hypervisor(sys, proc, vendor, product),
+        asset_tag=read_dmi("chassis_asset_tag"),
+        hypervisor_evidence=_find_hypervisor_evidence(sys, proc, vendor, product),
     )
 
 
-def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
+def _find_hypervisor_evidence(sys: Path, proc: Path, vendor: str, product: str) -> str:
     try:
         with (proc / "cpuinfo").open() as file:
             for line in file:
@@ -91,8 +98,8 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
     return ""
 
 
-def psutil_speeds() -> dict[str, int]:
-    """Psutil's speed by device name, in Mbit/s, 0 for unknown: read by an ioctl, also where sysfs is not mounted."""
+def read_psutil_mbps() -> dict[str, int]:
+    """Read speeds by device name through psutil, in Mbit/s, 0 for unknown: by an ioctl, which needs no sysfs."""
     import psutil  # Imported late, because it is large and rarely needed.
 
     return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}

@@ -14,7 +14,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from agent.config import AgentConfig
-from agent.node import NodeView
+from agent.node import OwnNodeWatch
 from agent.probing.background import BackgroundProber
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.passphrase import PassphraseSource
@@ -51,12 +51,12 @@ class ProbingManager:
     def __init__(
         self,
         client: Client,
-        view: NodeView,
+        node_watch: OwnNodeWatch,
         config: AgentConfig,
         registry: CollectorRegistry,
         on_throughput: Callable[[float], None],
     ) -> None:
-        self._client, self._view, self._config = client, view, config
+        self._client, self._node_watch, self._config = client, node_watch, config
         self._on_throughput = on_throughput
         self._passphrase_source = PassphraseSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
@@ -75,7 +75,7 @@ class ProbingManager:
         self._responder: ProbeResponder | None = None
         self._passphrase: bytes | None = None
         self._changed = asyncio.Event()
-        view.subscribe(self._wake)
+        node_watch.subscribe(self._wake)
         self._plans.on_change = self._apply_plan
 
     @property
@@ -99,11 +99,11 @@ class ProbingManager:
         return {
             "probe-passphrase": self._watch_passphrase(),
             "probe-servers": self._serve(),
-            "probe-plan": self._plans.run(self._client, self._view, self._config.namespace),
+            "probe-plan": self._plans.run(self._client, self._node_watch, self._config.namespace),
             "probe-runs": self._scheduler.run(),
             "probe-datagrams": self._scheduler.run_datagrams(),
             "probe-results": self._writer.run(),
-            "announcement": keep_announced(self._client, self._view, self._announcement),
+            "announcement": keep_announced(self._client, self._node_watch, self._announcement),
         }
 
     def _apply_plan(self) -> None:
@@ -137,7 +137,7 @@ class ProbingManager:
 
     def _server_inputs(self) -> _ServerInputs | None:
         """The servers' current inputs; None until address and passphrase are known."""
-        node = self._view.node
+        node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._passphrase is None or not is_address(address):
             return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from agent.node import NodeView
+from agent.node import OwnNodeWatch
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.reflector import Reflector
@@ -50,14 +50,14 @@ class PlanSource:
             log.log_change("plan/use", "", "no plan: this node sends no probes")
         self.on_change()
 
-    async def run(self, client: Client, view: NodeView, namespace: str) -> None:
+    async def run(self, client: Client, node_watch: OwnNodeWatch, namespace: str) -> None:
         """Watch the ConfigMap with the plan of the node's zone until cancelled; the zone may change."""
         while True:
-            zone = (await view.wait_for_node()).zone
+            zone = (await node_watch.wait_for_node()).zone
             if not zone:
                 log.log_change("zone", "none", "this node has no zone label and takes no part in measuring")
                 self.set_plan(None)
-                await view.wait_for_change()
+                await node_watch.wait_for_change()
                 continue
             log.log_change("zone", "", "this node has a zone", zone=zone)
             reflector = Reflector(
@@ -72,7 +72,7 @@ class PlanSource:
                 self._decode(zone, new)
 
             reflector.subscribe(on_change)
-            await run_until(reflector.run(), _wait_for_other_zone(view, zone))
+            await run_until(reflector.run(), _wait_for_other_zone(node_watch, zone))
             self.set_plan(None)
 
     def _decode(self, zone: str, config_map: ConfigMap | None) -> None:
@@ -96,9 +96,9 @@ class PlanSource:
         self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
 
 
-async def _wait_for_other_zone(view: NodeView, zone: str) -> None:
-    while (await view.wait_for_node()).zone == zone:
-        await view.wait_for_change()
+async def _wait_for_other_zone(node_watch: OwnNodeWatch, zone: str) -> None:
+    while (await node_watch.wait_for_node()).zone == zone:
+        await node_watch.wait_for_change()
 
 
 async def run_until(work: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> None:

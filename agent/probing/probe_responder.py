@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agent.node import NodeView, OwnNode
+from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
@@ -80,14 +80,14 @@ class ProbeResponder:
 
 
 async def keep_announced(
-    client: Client, view: NodeView, current_announcement: Callable[[], Announcement | None]
+    client: Client, node_watch: OwnNodeWatch, current_announcement: Callable[[], Announcement | None]
 ) -> None:
     """Keep the node's annotation equal to what ``current_announcement`` returns; remove it after `SILENCE_S` of None."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
     silent_since_s: float | None = None
     while True:
-        node = await view.wait_for_node()
+        node = await node_watch.wait_for_node()
         announcement = current_announcement()
         if announcement:
             silent_since_s = None
@@ -109,6 +109,6 @@ async def keep_announced(
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
         try:
             async with asyncio.timeout(ANNOUNCED_CHECK_S if wanted is not None else UNANNOUNCED_CHECK_S):
-                await view.wait_for_change()
+                await node_watch.wait_for_change()
         except TimeoutError:
             continue

@@ -15,7 +15,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, each_datagram, each_message, open_socket, read_forever
+from agent.netlink import (
+    ATTRIBUTE,
+    ERRNO,
+    HEADER,
+    KernelError,
+    iter_datagrams,
+    iter_messages,
+    open_socket,
+    read_forever,
+)
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
@@ -93,7 +102,7 @@ def read_entries(data: bytes) -> Iterator[Entry]:
     Raises:
         KernelError: the kernel answered with an error.
     """
-    for kind, begin, end in each_message(data):
+    for kind, begin, end in iter_messages(data):
         if kind == _NLMSG_ERROR:
             code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else errno.EBADMSG
             if code:
@@ -144,7 +153,7 @@ async def dump() -> AsyncIterator[bytes]:
                 async with asyncio.timeout(_RECV_TIMEOUT_S):
                     data = await loop.sock_recv(netlink, _DUMP_BUFFER_BYTES)
                 yield data
-                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _, _ in each_message(data)):
+                if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _, _ in iter_messages(data)):
                     return
                 # The next datagram of a dump is always ready, so without this no other task would run.
                 await asyncio.sleep(0)
@@ -162,7 +171,7 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
     """
 
     def read(netlink: socket.socket) -> None:
-        for data in each_datagram(netlink):
+        for data in iter_datagrams(netlink):
             if data is None:
                 on_overflow()
             else:

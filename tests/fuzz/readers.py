@@ -18,7 +18,7 @@ from agent.bandwidth.cni import parse_cached_result
 from agent.bandwidth.counters import parse_bucket_bytes, parse_device_counters, parse_redirected_bytes
 from agent.bandwidth.processes import parse_cgroup
 from agent.bandwidth.tc_reader import parse_device, parse_filter, parse_qdisc
-from agent.capacity.link_reader import parse_default_route, parse_root
+from agent.capacity.link_reader import parse_default_route, parse_root_qdisc
 from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
 from agent.traffic.conntrack import read_entries
@@ -248,7 +248,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "counters of a queue": (netlink(parse_bucket_bytes), BUCKET, NETLINK),
     "counters of a filter": (netlink(parse_redirected_bytes), FILTER, NETLINK),
     "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
-    "root queueing disciplines": (netlink(parse_root), BUCKET, NETLINK),
+    "root queueing disciplines": (netlink(parse_root_qdisc), BUCKET, NETLINK),
     "connections": (
         lambda text: list(read_entries(text.encode("latin-1", "replace"))),
         connection(),

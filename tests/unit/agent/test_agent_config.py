@@ -95,7 +95,7 @@ from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import SetIngressLimit, DeleteIfb
 from agent.bandwidth.tbf import choose_params
 from agent.bandwidth.tc_reader import read_tc_state
-from agent.capacity.sysfs import psutil_speeds
+from agent.capacity.sysfs import read_psutil_mbps
 from agent.netlink import KernelError
 asyncio.run(read_tc_state({"uid": 1}))
 asyncio.run(execute(DeleteIfb("no such device")))
@@ -103,7 +103,7 @@ try:
     asyncio.run(execute(SetIngressLimit(device_index=2**31 - 1, device_name="no such device", params=choose_params(10**7, 1500))))
 except KernelError as error:
     assert error.code, error
-assert "lo" in psutil_speeds()
+assert "lo" in read_psutil_mbps()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.netlink import KernelError
-from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
+from agent.node import NodeInfo, OwnNode, OwnNodeStatus, OwnNodeWatch
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import Condition, ObjectMeta, Resource
@@ -28,8 +28,8 @@ G = 10**9
 class NodeStore:
     """A node and a watch on it, with the API server's rules of patching as far as the publisher uses them."""
 
-    def __init__(self, view: NodeView) -> None:
-        self.view, self.writes, self.reachable = view, 0, True
+    def __init__(self, node_watch: OwnNodeWatch) -> None:
+        self.node_watch, self.writes, self.reachable = node_watch, 0, True
         self.node = OwnNode(
             metadata=ObjectMeta(name="n1", resource_version="1"),
             status=OwnNodeStatus(capacity={"cpu": "8"}, node_info=NodeInfo(kubelet_version="v1.36.3")),
@@ -37,7 +37,7 @@ class NodeStore:
         self.show()
 
     def show(self) -> None:
-        self.view.on_change("n1", None, self.node)
+        self.node_watch.on_change("n1", None, self.node)
 
     def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
         tree = msgspec.to_builtins(self.node)
@@ -100,10 +100,14 @@ class Bench:
     """A publisher that runs on a simulated node and simulated links."""
 
     def __init__(self) -> None:
-        self.view = NodeView()
-        self.store, self.links = NodeStore(self.view), Links()
+        self.node_watch = OwnNodeWatch()
+        self.store, self.links = NodeStore(self.node_watch), Links()
         self.publisher = Publisher(
-            cast("Client", self.store), self.view, AgentConfig(node="n1"), self.links.read, registry=CollectorRegistry()
+            cast("Client", self.store),
+            self.node_watch,
+            AgentConfig(node="n1"),
+            self.links.read,
+            registry=CollectorRegistry(),
         )
 
     async def __aenter__(self) -> Bench:

@@ -51,12 +51,12 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("virtio", "its speed is unknown (sysfs says -1)"),
-        ("azure_accelerated", "Hyper-V names the host's port"),
+        ("virtio", "its speed is unknown (sysfs reports -1)"),
+        ("azure_accelerated", "Hyper-V reports the speed of the host's port"),
         ("azure_mana", "Azure's ports are faster"),
-        ("vmware", "vmxnet3 says 10 Gbit/s whatever is below"),
+        ("vmware", "vmxnet3 reports 10 Gbit/s on any port"),
         ("lab_node", "TUN or TAP device has no speed"),
-        ("container_on_veth", "veth pair says 10 Gbit/s"),
+        ("container_on_veth", "veth pair reports 10 Gbit/s"),
         ("no_uplink", "there is no default route"),
         ("bond_with_unknown_slave", "eth0 (virtio_net): its speed is unknown"),
         ("loop_of_vlans", "form a loop"),
@@ -72,53 +72,65 @@ def test_an_unreliable_speed_is_no_capacity_and_the_reason_is_given(name: str, r
 
 
 def nic(index: int, name: str, mbps: int | None, **fields: Any) -> Link:
-    return Link(index=index, name=name, physical=True, driver="ixgbe", sysfs_mbps=mbps, **fields)
+    return Link(index=index, name=name, is_physical=True, driver="ixgbe", sysfs_mbps=mbps, **fields)
 
 
 def bond(mode: int, **fields: Any) -> Link:
     return Link(index=2, name="bond0", kind="bond", bond_mode=mode, **fields)
 
 
-GUEST = Machine(vendor="Amazon EC2", product="m5.large", hypervisor="the processor says so")
-FAST, SLOW = nic(3, "a", 10_000, master=2), nic(4, "b", 1_000, master=2)
-EQUAL = FAST, nic(4, "b", 10_000, master=2)
+GUEST = Machine(vendor="Amazon EC2", product="m5.large", hypervisor_evidence="the processor says so")
+FAST, SLOW = nic(3, "a", 10_000, master_index=2), nic(4, "b", 1_000, master_index=2)
+EQUAL = FAST, nic(4, "b", 10_000, master_index=2)
 UPLINKS = nic(2, "a", 10_000), nic(3, "b", 1_000)
-LACP_PORTS = [nic(3 + i, "abc"[i], 25_000, master=2, aggregator=number) for i, number in enumerate((1, 1, 2))]
-VLAN_ON_SLAVE = Link(index=5, name="a.7", kind="vlan", parent=3)
+LACP_PORTS = [
+    nic(3 + i, "abc"[i], 25_000, master_index=2, slave_aggregator=number) for i, number in enumerate((1, 1, 2))
+]
+VLAN_ON_SLAVE = Link(index=5, name="a.7", kind="vlan", parent_index=3)
 
 
 def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
-    return tuple(Route(device=device, multipath=multipath) for device in devices)
+    return tuple(Route(device_index=device, is_multipath=multipath) for device in devices)
 
 
 @pytest.mark.parametrize(
     ("links", "routes", "expected"),
     [
-        pytest.param((bond(1, active_slave=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
-        pytest.param((bond(1, active_slave=4), FAST, SLOW), routes(2), G, id="active backup after a failover"),
+        pytest.param((bond(1, active_slave_index=3), FAST, SLOW), routes(2), 10 * G, id="active backup"),
+        pytest.param((bond(1, active_slave_index=4), FAST, SLOW), routes(2), G, id="active backup after a failover"),
         pytest.param((bond(1), FAST, SLOW), routes(2), "has no active slave", id="active backup without a slave"),
-        pytest.param((bond(4, aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP: the active aggregator's ports"),
+        pytest.param(
+            (bond(4, active_aggregator=1), *LACP_PORTS), routes(2), 50 * G, id="LACP: the active aggregator's ports"
+        ),
         pytest.param((bond(4), *LACP_PORTS), routes(2), 75 * G, id="LACP without a named aggregator"),
         pytest.param((bond(5), *EQUAL), routes(2), 10 * G, id="balance-tlb receives on one device only"),
         pytest.param((bond(6), *EQUAL), routes(2), 20 * G, id="balance-alb receives on all devices"),
-        pytest.param((nic(2, "a", 10_000, up=False),), routes(2), "a is down", id="a device that is down"),
-        pytest.param((nic(2, "a", 10_000, up=False), UPLINKS[1]), routes(2, 3), G, id="the first uplink is down"),
+        pytest.param((nic(2, "a", 10_000, is_up=False),), routes(2), "a is down", id="a device that is down"),
+        pytest.param((nic(2, "a", 10_000, is_up=False), UPLINKS[1]), routes(2, 3), G, id="the first uplink is down"),
         pytest.param(UPLINKS, routes(2, 3), 10 * G, id="the kernel uses the first of two routes with one metric"),
         pytest.param(UPLINKS, routes(2, 3, multipath=True), 11 * G, id="the kernel uses all hops of a multipath route"),
         pytest.param(
-            UPLINKS, (Route(device=2), Route(device=3, family=6)), G, id="the smaller of two families' uplinks"
+            UPLINKS,
+            (Route(device_index=2), Route(device_index=3, family=6)),
+            G,
+            id="the smaller of two families' uplinks",
         ),
-        pytest.param((nic(2, "a", 10_000, root="tbf", root_mbps=500),), routes(2), G // 2, id="shaped by a tbf"),
-        pytest.param((nic(2, "a", 10_000, root="htb"),), routes(2), "htb may limit it", id="shaped by an htb"),
-        pytest.param((nic(2, "a", 10_000, root="fq"),), routes(2), 10 * G, id="fq does not shape"),
         pytest.param(
-            (Link(index=2, name="x.5", kind="vlan", parent=9, parent_elsewhere=True),),
+            (nic(2, "a", 10_000, root_qdisc="tbf", root_qdisc_mbps=500),), routes(2), G // 2, id="shaped by a tbf"
+        ),
+        pytest.param((nic(2, "a", 10_000, root_qdisc="htb"),), routes(2), "htb may limit it", id="shaped by an htb"),
+        pytest.param((nic(2, "a", 10_000, root_qdisc="fq"),), routes(2), 10 * G, id="fq does not shape"),
+        pytest.param(
+            (Link(index=2, name="x.5", kind="vlan", parent_index=9, is_parent_elsewhere=True),),
             routes(2),
             "in another network namespace",
             id="a VLAN on a device of another namespace",
         ),
         pytest.param(
-            (Link(index=2, name="br0", kind="bridge", sysfs_mbps=10), Link(index=3, name="v", kind="veth", master=2)),
+            (
+                Link(index=2, name="br0", kind="bridge", sysfs_mbps=10),
+                Link(index=3, name="v", kind="veth", master_index=2),
+            ),
             routes(2),
             "none of its 1 ports leads out",
             id="a bridge of pods only",
@@ -131,7 +143,10 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         ),
         pytest.param((nic(2, "a", 2**32 - 1),), routes(2), "its speed is unknown", id="an absurd speed"),
         pytest.param(
-            (*(Link(index=i, name=f"v{i}", kind="vlan", parent=i + 1) for i in range(2, 11)), nic(11, "a", 1_000)),
+            (
+                *(Link(index=i, name=f"v{i}", kind="vlan", parent_index=i + 1) for i in range(2, 11)),
+                nic(11, "a", 1_000),
+            ),
             routes(2),
             "v10 is below 8 other devices",
             id="VLANs of nine levels",
@@ -173,4 +188,4 @@ def test_a_hypervisor_is_known_by_the_processor_or_the_firmware(
     (firmware / "sys_vendor").write_text(vendor + "\n")
     (firmware / "product_name").write_text(product + "\n")
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert bool(read_machine(tmp_path, tmp_path).hypervisor) == virtual
+    assert bool(read_machine(tmp_path, tmp_path).hypervisor_evidence) == virtual

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.capacity.instances import firmware_type
+from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.links import Machine
-from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, updated_peak_bps
+from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, raise_peak_bps
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse_selector
@@ -89,8 +89,8 @@ def test_the_reserve_is_subtracted(reserve: Reserve, rate_bps: int | None, warni
 def test_noise_in_measured_throughput_does_not_change_the_capacity() -> None:
     peak = None
     for throughput in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
-        peak = updated_peak_bps(peak, throughput)
-    assert (peak, updated_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
+        peak = raise_peak_bps(peak, throughput)
+    assert (peak, raise_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
 
 
 def with_type(type_: str) -> OwnNode:
@@ -132,4 +132,7 @@ def test_firmware_names_the_instance_type_of_amazons_virtual_machines() -> None:
         ("Amazon EC2", "HVM domU", "Xen", ""),
         ("Google", "Google Compute Engine", "the processor says so", ""),
     ):
-        assert firmware_type(Machine(vendor=vendor, product=product, hypervisor=hypervisor)) == type_
+        assert (
+            find_firmware_instance_type(Machine(vendor=vendor, product=product, hypervisor_evidence=hypervisor))
+            == type_
+        )

@@ -27,7 +27,7 @@ from agent.bandwidth import tbf
 from agent.bandwidth.state import ROOT, Device, Qdisc, SetIngressLimit
 from agent.bandwidth.tc_reader import parse_device, parse_qdisc
 from agent.bandwidth.tc_writer import execute
-from agent.capacity.link_reader import parse_default_route, parse_link, parse_root
+from agent.capacity.link_reader import RootQdisc, parse_default_route, parse_link, parse_root_qdisc
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
@@ -61,15 +61,15 @@ def test_token_buckets_are_parsed_exactly_up_to_rates_of_64_bits() -> None:
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
     )
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
-    roots = dict(root for m in recorded("qdiscs") if (root := parse_root(m, HEADER, len(m))) is not None)
-    assert (roots[VETH], roots[IFB]) == (("tbf", 10), ("tbf", 100_000))
+    roots = {parse_root_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")}
+    assert {RootQdisc(VETH, "tbf", 10), RootQdisc(IFB, "tbf", 100_000)} <= roots
 
 
 def test_default_routes_of_the_main_table_are_parsed_with_every_next_hop() -> None:
     routes = [route for m in recorded("routes") for route in parse_default_route(m, HEADER, len(m)) or ()]
-    assert Route(device=VETH, metric=100, multipath=True) in routes
-    assert Route(device=BRIDGE, metric=100, multipath=True) in routes
-    assert Route(device=VETH, metric=1024, family=6) in routes
+    assert Route(device_index=VETH, metric=100, is_multipath=True) in routes
+    assert Route(device_index=BRIDGE, metric=100, is_multipath=True) in routes
+    assert Route(device_index=VETH, metric=1024, family=6) in routes
     assert len(routes) == 3
 
 
@@ -97,15 +97,18 @@ AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
-        ((info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR),), {"bond_mode": 4, "aggregator": 3}),
-        ((info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9]),), {"bond_mode": 1, "active_slave": 9}),
+        ((info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR),), {"bond_mode": 4, "active_aggregator": 3}),
+        (
+            (info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9]),),
+            {"bond_mode": 1, "active_slave_index": 9},
+        ),
         (
             (info("", port="bond", port_options=(["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2],)), ["IFLA_MASTER", 4]),
-            {"aggregator": 2, "master": 4},
+            {"slave_aggregator": 2, "master_index": 4},
         ),
-        ((info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent": 6}),
-        ((["IFLA_CARRIER", 0],), {"up": False}),
-        ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent": 6, "parent_elsewhere": True}),
+        ((info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent_index": 6}),
+        ((["IFLA_CARRIER", 0],), {"is_up": False}),
+        ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent_index": 6, "is_parent_elsewhere": True}),
     ],
 )
 def test_links_of_every_kind_are_parsed(
