@@ -7,6 +7,7 @@ during a search. `native_library` builds the library.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.scheduler.placement import native_library
-from controller.scheduler.placement.problem import Floats, Ints, Problem
+from controller.scheduler.placement.problem import CallCostTable, Floats, Ints, Problem
 from kubekit.errors import KubekitError
 
 _COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
@@ -31,7 +32,10 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "request_start": (np.int64, "classes+1"),
     "request_resource": (np.int32, "requests"),
     "request_amount": (np.int64, "requests"),
+    "requests": (np.int64, "classes resources"),
     "class_of": (np.int32, "replicas"),
+    "member_start": (np.int64, "workloads+1"),
+    "member": (np.int32, "replicas"),
     "replica_count": (np.int64, "workloads"),
     "must_span_zones": (np.uint8, "workloads"),
     "host_penalty": (np.float64, "workloads"),
@@ -43,8 +47,12 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "routing": (np.int32, "edges"),
     "table": (np.int32, "edges"),
     "weight": (np.float64, "edges"),
+    "pair_weight": (np.float64, "edges"),
+    "edge_end_start": (np.int64, "workloads+1"),
+    "edge_end": (np.int32, "edges ends fields"),
     "latency": (np.float64, "tables zones zones"),
     "host_latency": (np.float64, "tables"),
+    "mean_detour": (np.float64, "tables zones"),
     "violates_limit": (np.uint8, "tables zones zones"),
     "rule_kind": (np.int32, "rules"),
     "rule_max_skew": (np.int32, "rules"),
@@ -177,6 +185,8 @@ def _dimensions(problem: Problem, scale: _CostScale) -> dict[str, int]:
         "edges": len(scale.edges),
         "tables": len(problem.tables),
         "rules": len(problem.domain_rules),
+        "ends": 2,
+        "fields": 2,
         "rows": len(problem.allowed),
         "requests": int((problem.requests > 0).sum()),
         "fixed": sum(map(len, problem.fixed_hosts)),
@@ -257,7 +267,7 @@ def _host_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
 def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
     is_requested = problem.requests > 0
     classes, resources = np.nonzero(is_requested)
-    host_penalty = _host_penalties(problem, scale)
+    host_penalty, workloads = _host_penalties(problem, scale), problem.workload_of[problem.class_of]
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
@@ -265,7 +275,10 @@ def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
         "request_start": _start_indexes(is_requested.sum(axis=1).tolist()),
         "request_resource": resources,
         "request_amount": problem.requests[classes, resources],
+        "requests": problem.requests,
         "class_of": problem.class_of,
+        "member_start": _start_indexes(np.bincount(workloads, minlength=problem.workload_count).tolist()),
+        "member": np.argsort(workloads, kind="stable"),
         "replica_count": problem.replica_counts,
         "must_span_zones": problem.must_span_zones & (problem.replica_counts > 1),
         "host_penalty": host_penalty,
@@ -287,17 +300,31 @@ def _host_penalties(problem: Problem, scale: _CostScale) -> Floats:
 
 
 def _edge_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
-    edges = scale.edges
+    edges, tables, replicas = scale.edges, problem.tables, problem.replica_counts.tolist()
+    weights = [edge.weight * scale.factor for edge in edges]
+    ends = sorted((w, i, is_callee) for i, e in enumerate(edges) for is_callee, w in enumerate((e.caller, e.callee)))
+    ends_by_workload = Counter(workload for workload, _, _ in ends)
     return {
         "caller": [edge.caller for edge in edges],
         "callee": [edge.callee for edge in edges],
         "routing": [int(edge.routing) for edge in edges],
         "table": [edge.table for edge in edges],
-        "weight": [edge.weight * scale.factor for edge in edges],
-        "latency": [table.latency for table in problem.tables],
-        "host_latency": [table.host_latency for table in problem.tables],
-        "violates_limit": [table.violates_limit for table in problem.tables],
+        "weight": weights,
+        "pair_weight": [w / (replicas[e.caller] * replicas[e.callee]) for w, e in zip(weights, edges, strict=True)],
+        "edge_end_start": _start_indexes([ends_by_workload[workload] for workload in range(problem.workload_count)]),
+        "edge_end": [(index, is_callee) for _, index, is_callee in ends],
+        "latency": [table.latency for table in tables],
+        "host_latency": [table.host_latency for table in tables],
+        "mean_detour": [_mean_detours(table) for table in tables],
+        "violates_limit": [table.violates_limit for table in tables],
     }
+
+
+def _mean_detours(table: CallCostTable) -> Floats:
+    """[zone] mean extra latency of a call that leaves the zone; 0 if calls within the zone are no faster."""
+    detours = table.latency - np.diagonal(table.latency)[:, np.newaxis]
+    totals: Floats = np.maximum(np.cumsum(detours, axis=1)[:, -1:], 0.0)
+    return totals / max(len(detours) - 1, 1)
 
 
 def _rule_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:

@@ -44,18 +44,60 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
         deadline_s: time after which the search ends, seconds.
     """
     replicas = len(problem.class_of)
-    no_hints = np.full(replicas, -1, np.int64)
     if not replicas or not len(problem.free):
-        return no_hints
-    native_problem, ends_at = NativeProblem(problem), time.monotonic() + deadline_s
-    runs, steps = _runs_and_steps(problem)
+        return np.full(replicas, -1, np.int64)
+    searches, (runs, steps) = _Searches(problem, seed, deadline_s), _runs_and_steps(problem)
+    any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
+    results = searches.from_zones(any_zone, 1, steps)
+    has_limits = any(table.violates_limit.any() for table in problem.tables)
+    if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
+        results += searches.from_zones(any_zone, runs + 1, steps, _FIRST_TEMPERATURE_ACROSS_LIMITS)
+        results += searches.from_zones(zones, 2 * runs + 1, steps)
+    if replicas <= _SMALL_REPLICAS and problem.edges:
+        results += searches.from_zones(zones * _DESCENTS_PER_ZONE, 3 * runs + 1, steps=0)
+    best = min(results, key=_rank)
+    if hints is not None and (hints >= 0).any():
+        from_hints = searches.from_hints(hints)
+        max_cost = best.cost + _RELATIVE_TOLERANCE * abs(best.cost)
+        if _count_unplaced(from_hints) <= _count_unplaced(best) and from_hints.cost <= max_cost:
+            best = from_hints
+    return best.host_of
 
-    def search(
-        run: int, temperature: float, hints: Ints, *, steps: int, deadline_s: float, start_zone: int = -1
+
+class _Searches:
+    """Runs of the compiled search on one problem; the number of a run decides its random seed."""
+
+    def __init__(self, problem: Problem, seed: int, deadline_s: float) -> None:
+        self._native_problem, self._seed, self._ends_at = NativeProblem(problem), seed, time.monotonic() + deadline_s
+        self._no_hints = np.full(len(problem.class_of), -1, np.int64)
+
+    def from_zones(
+        self, zones: Sequence[int], first_run: int, steps: int, temperature: float = _FIRST_TEMPERATURE
+    ) -> list[SearchResult]:
+        """One run from each of these zones, with its share of the time left; -1 starts in any zone."""
+        run_s = (self._ends_at - time.monotonic()) / max(len(zones), 1)
+        return [
+            self._search(self._no_hints, run, steps, deadline_s=run_s, temperature=temperature, start_zone=zone)
+            for run, zone in enumerate(zones, first_run)
+        ]
+
+    def from_hints(self, hints: Ints) -> SearchResult:
+        """The best placement near the hints."""
+        return self._search(hints, run=0, steps=0, deadline_s=self._ends_at - time.monotonic())
+
+    def _search(
+        self,
+        hints: Ints,
+        run: int,
+        steps: int,
+        *,
+        deadline_s: float,
+        temperature: float = _FIRST_TEMPERATURE,
+        start_zone: int = -1,
     ) -> SearchResult:
-        return native_problem.search(
+        return self._native_problem.search(
             hints,
-            seed=seed * 1000 + run,
+            seed=self._seed * 1000 + run,
             steps=steps,
             ejection_attempts=_EJECTION_ATTEMPTS if steps else _DESCENT_EJECTION_ATTEMPTS,
             first_temperature=temperature,
@@ -63,30 +105,6 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
             deadline_s=deadline_s,
             start_zone=start_zone,
         )
-
-    def search_from(zones: Sequence[int], first_run: int, temperature: float, steps: int = steps) -> list[SearchResult]:
-        """One run from each of these zones, with its share of the time left; -1 starts in any zone."""
-        run_s = (ends_at - time.monotonic()) / max(len(zones), 1)
-        return [
-            search(run, temperature, no_hints, steps=steps, deadline_s=run_s, start_zone=zone)
-            for run, zone in enumerate(zones, first_run)
-        ]
-
-    any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
-    results = search_from(any_zone, 1, _FIRST_TEMPERATURE)
-    has_limits = any(table.violates_limit.any() for table in problem.tables)
-    if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        results += search_from(any_zone, runs + 1, _FIRST_TEMPERATURE_ACROSS_LIMITS)
-        results += search_from(zones, 2 * runs + 1, _FIRST_TEMPERATURE)
-    if replicas <= _SMALL_REPLICAS and problem.edges:
-        results += search_from(zones * _DESCENTS_PER_ZONE, 3 * runs + 1, _FIRST_TEMPERATURE, steps=0)
-    best = min(results, key=_rank)
-    if hints is not None and (hints >= 0).any():
-        from_hints = search(0, _FIRST_TEMPERATURE, hints, steps=0, deadline_s=ends_at - time.monotonic())
-        max_cost = best.cost + _RELATIVE_TOLERANCE * abs(best.cost)
-        if _count_unplaced(from_hints) <= _count_unplaced(best) and from_hints.cost <= max_cost:
-            best = from_hints
-    return best.host_of
 
 
 def _runs_and_steps(problem: Problem) -> tuple[int, int]:

@@ -69,9 +69,8 @@ def on_hosts(*hosts: int) -> Ints:
 
 def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
     header = native_library.SOURCES.joinpath("problem.h").read_text()
-    struct = re.sub(
-        r"/\*.*?\*/", "", header.partition("typedef struct {")[2].partition("} Problem;")[0], flags=re.DOTALL
-    )
+    fields = header.partition("} Problem;")[0].rpartition("typedef struct {")[2]
+    struct = re.sub(r"/\*.*?\*/", "", fields, flags=re.DOTALL)
     declared = [name for line in struct.split(";") for name in re.findall(r"\*?(\w+)(?=,|\s*$)", line.strip())]
     assert declared == list(FIELD_NAMES)
 

@@ -25,13 +25,13 @@ static double finish_trial(Trial *trial, int is_possible, double temperature) {
 /* Proposes a host for a replica: in 14 of 16 cases the host of an adjacent workload's replica, else any. */
 static int32_t propose_host(State *state, int32_t replica) {
   const Problem *problem = state->problem;
-  int64_t workload = workload_at(state, replica), start = state->edge_end_start[workload];
-  int64_t edges = state->edge_end_start[workload + 1] - start;
+  int64_t workload = workload_at(state, replica), start = problem->edge_end_start[workload];
+  int64_t edges = problem->edge_end_start[workload + 1] - start;
   if (edges && (random_bits(state) & 15) < 14) {
-    int64_t other = adjacent_workload(problem, state->edge_end[start + random_below(state, edges)]);
-    int64_t members = state->member_start[other + 1] - state->member_start[other];
+    int64_t other = adjacent_workload(problem, problem->edge_end[start + random_below(state, edges)]);
+    int64_t members = problem->member_start[other + 1] - problem->member_start[other];
     int64_t fixed = problem->fixed_start[other + 1] - problem->fixed_start[other], pick = random_below(state, members + fixed + 1);
-    if (pick < members) return state->host_of[state->member[state->member_start[other] + pick]];
+    if (pick < members) return state->host_of[problem->member[problem->member_start[other] + pick]];
     if (pick < members + fixed) return problem->fixed_host[problem->fixed_start[other] + pick - members];
   }
   return (int32_t)random_below(state, problem->hosts);
@@ -39,8 +39,9 @@ static int32_t propose_host(State *state, int32_t replica) {
 
 /* Whether the free resources of two hosts suffice after replicas of two classes change places. */
 static int swap_fits(const State *state, int32_t class_a, int32_t class_b, int32_t host_a, int32_t host_b) {
-  int64_t resources = state->problem->resources;
-  const int64_t *requests_a = state->requests + class_a * resources, *requests_b = state->requests + class_b * resources;
+  const Problem *problem = state->problem;
+  int64_t resources = problem->resources;
+  const int64_t *requests_a = problem->requests + class_a * resources, *requests_b = problem->requests + class_b * resources;
   const int64_t *free_a = state->free + host_a * resources, *free_b = state->free + host_b * resources;
   for (int64_t resource = 0; resource < resources; resource++) {
     int64_t more = requests_a[resource] - requests_b[resource];

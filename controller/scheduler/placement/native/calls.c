@@ -11,7 +11,7 @@ static inline int violates_limit(const Problem *problem, int64_t table, int64_t 
 /* Cost of one caller in a zone to one replica in another, if every replica answers equally many calls. */
 static inline double pair_cost(const State *state, int64_t edge, int64_t from, int64_t to) {
   const Problem *problem = state->problem;
-  double cost = state->pair_weight[edge] * latency(problem, problem->table[edge], from, to);
+  double cost = problem->pair_weight[edge] * latency(problem, problem->table[edge], from, to);
   return violates_limit(problem, problem->table[edge], from, to) ? cost + problem->limit_price : cost;
 }
 
@@ -71,19 +71,19 @@ static inline double cost_from_zone(const State *state, int64_t edge, int64_t zo
   int64_t all_called = problem->replica_count[problem->callee[edge]];
   double callers = (double)calls->callers, same_host_calls = (double)calls->same_host_calls;
   double in_zone = latency(problem, table, zone, zone), host_gain = in_zone - problem->host_latency[table];
-  double caller_weight = state->pair_weight[edge] * (double)all_called;
+  double caller_weight = problem->pair_weight[edge] * (double)all_called;
   int is_by_node = problem->routing[edge] == ROUTE_NODE;
   int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->called && !calls->n_unzoned;
   if (!is_by_zone && !is_by_node) {
     double limit_price = violates_limit(problem, table, zone, zone) ? problem->limit_price : 0;
-    return callers * calls->cost_to_all - same_host_calls * (state->pair_weight[edge] * host_gain + limit_price);
+    return callers * calls->cost_to_all - same_host_calls * (problem->pair_weight[edge] * host_gain + limit_price);
   }
   double staying = is_by_node ? same_host_calls / (double)all_called : 0;
   if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->host_latency[table];
   double cost = callers * caller_weight * in_zone;
   cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->called);
   int64_t excess = calls->callers * all_called - calls->called * all_callers;
-  double detour = state->mean_detour[table * problem->zones + zone];
+  double detour = problem->mean_detour[table * problem->zones + zone];
   if (excess > 0) cost += problem->overload_price * caller_weight * detour * (double)excess / (double)all_called;
   return cost;
 }
@@ -93,31 +93,15 @@ static double current_cost_from_zone(const State *state, int64_t edge, int64_t z
   return cost_from_zone(state, edge, zone, &calls);
 }
 
-static void init_mean_detours(State *state) {
-  const Problem *problem = state->problem;
-  int64_t zones = problem->zones;
-  state->mean_detour = allocate(problem->tables * zones, sizeof(double));
-  for (int64_t table = 0; table < problem->tables; table++)
-    for (int64_t zone = 0; zone < zones; zone++) {
-      double sum = 0;
-      for (int64_t other = 0; other < zones; other++)
-        sum += other == zone ? 0 : latency(problem, table, zone, other) - latency(problem, table, zone, zone);
-      state->mean_detour[table * zones + zone] = zones > 1 && sum > 0 ? sum / (double)(zones - 1) : 0;
-    }
-}
-
 /* Initializes the arrays of edges, by the counts of replicas. */
 void calls_init(State *state) {
   const Problem *problem = state->problem;
   int64_t zones = problem->zones, hosts = problem->hosts;
-  init_mean_detours(state);
-  state->pair_weight = allocate(problem->edges, sizeof(double));
   state->same_host_calls = allocate(problem->edges * zones, sizeof(int64_t));
   state->cost_to_all = allocate(problem->edges * zones, sizeof(double));
   state->zone_cost = allocate(problem->edges * zones, sizeof(double));
   for (int64_t edge = 0; edge < problem->edges; edge++) {
     int64_t caller = problem->caller[edge], callee = problem->callee[edge];
-    state->pair_weight[edge] = problem->weight[edge] / ((double)problem->replica_count[caller] * (double)problem->replica_count[callee]);
     for (int64_t host = 0; host < hosts; host++) {
       int64_t callers = state->n_on_host[caller * hosts + host], called = state->n_on_host[callee * hosts + host];
       if (callers && called)
@@ -176,9 +160,10 @@ static double delta_as_callee(const State *state, EdgeEnd end, int32_t from, int
 
 /* Change of the cost of calls if a replica of a workload moves. */
 double calls_delta(const State *state, int64_t workload, int32_t from, int32_t to) {
+  const Problem *problem = state->problem;
   double sum = 0;
-  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
-    EdgeEnd end = state->edge_end[entry];
+  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = problem->edge_end[entry];
     sum += end.is_callee ? delta_as_callee(state, end, from, to) : delta_as_caller(state, end, from, to);
   }
   return sum;
@@ -188,8 +173,8 @@ double calls_delta(const State *state, int64_t workload, int32_t from, int32_t t
 void calls_update_counts(State *state, int64_t workload, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
   int64_t zones = problem->zones, zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
-  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
-    EdgeEnd end = state->edge_end[entry];
+  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = problem->edge_end[entry];
     if (from >= 0) state->same_host_calls[end.edge * zones + zone_from] += same_host_delta(state, end, from, -1);
     if (to >= 0) state->same_host_calls[end.edge * zones + zone_to] += same_host_delta(state, end, to, 1);
     if (end.is_callee && zone_from != zone_to)
@@ -200,9 +185,10 @@ void calls_update_counts(State *state, int64_t workload, int32_t from, int32_t t
 
 /* Updates zone_cost after a move between two zones; all counts must be those after the move. */
 void calls_update_costs(State *state, int64_t workload, int64_t zone_from, int64_t zone_to) {
-  int64_t zones = state->problem->zones;
-  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
-    EdgeEnd end = state->edge_end[entry];
+  const Problem *problem = state->problem;
+  int64_t zones = problem->zones;
+  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++) {
+    EdgeEnd end = problem->edge_end[entry];
     int affects_all_zones = end.is_callee && zone_from != zone_to;
     for (int64_t zone = 0; zone < zones; zone++)
       if (affects_all_zones || zone == zone_from || zone == zone_to)

@@ -15,7 +15,7 @@ static int admits_after_ejection(State *state, int32_t class, int32_t host, cons
   const Problem *problem = state->problem;
   for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++) {
     int64_t resource = problem->request_resource[request], free = state->free[host * problem->resources + resource];
-    for (int index = 0; index < count; index++) free += state->requests[class_at(state, ejected[index]) * problem->resources + resource];
+    for (int index = 0; index < count; index++) free += problem->requests[class_at(state, ejected[index]) * problem->resources + resource];
     if (free < problem->request_amount[request]) return 0;
   }
   int depends_on_rules = has_rules(problem, class), is_admitted = 1;

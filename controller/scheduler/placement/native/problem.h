@@ -8,6 +8,8 @@ enum { ROUTE_ANY = 0, ROUTE_ZONE = 1, ROUTE_NODE = 2 };
 enum { RULE_SPREAD = 0, RULE_ANTI_AFFINITY = 1, RULE_AFFINITY = 2, RULE_PREFERENCE = 3 };
 enum { COUNTED = 1, OWNER = 2 }; /* flags of a role: the rule counts the replica, the replica carries the rule */
 
+typedef struct { int32_t edge, is_callee; } EdgeEnd; /* an edge of a workload, and whether the workload is its callee */
+
 /* native.py has the fields in the same order. Every array is C-contiguous, and its owner keeps it until the search returns. */
 typedef struct {
   int64_t hosts, resources, zones, classes, workloads, replicas, edges, tables, rules;
@@ -22,7 +24,10 @@ typedef struct {
   const int64_t *request_start;   /* [class + 1] into request_resource, request_amount */
   const int32_t *request_resource;
   const int64_t *request_amount;
+  const int64_t *requests;        /* [class][resource] */
   const int32_t *class_of;        /* [replica] */
+  const int64_t *member_start;    /* [workload + 1] into member */
+  const int32_t *member;          /* replicas by workload */
   const int64_t *replica_count;   /* [workload] fixed replicas included */
   const uint8_t *must_span_zones; /* [workload] whether its replicas must not all be in one zone */
   const double *host_penalty, *zone_penalty; /* [workload] half the cost of two of its replicas on one host, in one zone */
@@ -32,8 +37,12 @@ typedef struct {
   const int32_t *routing;         /* [edge] ROUTE_... */
   const int32_t *table;           /* [edge] its table of latencies and limits */
   const double *weight;           /* [edge] traffic of all callers together */
+  const double *pair_weight;      /* [edge] traffic of one pair of caller and replica of the callee */
+  const int64_t *edge_end_start;  /* [workload + 1] into edge_end */
+  const EdgeEnd *edge_end;        /* edges by workload */
   const double *latency;          /* [table][zone][zone] between different hosts */
   const double *host_latency;     /* [table] within a host */
+  const double *mean_detour;      /* [table][zone] mean extra latency of a call that leaves the zone */
   const uint8_t *violates_limit;  /* [table][zone][zone] whether the path exceeds the table's limit */
   const int32_t *rule_kind;       /* [rule] RULE_... */
   const int32_t *rule_max_skew;   /* [rule] */

@@ -26,10 +26,10 @@ static void mark_neighbours(Search *search, int64_t workload) {
   const State *state = search->state;
   const Problem *problem = state->problem;
   search->call++;
-  for (int64_t entry = state->edge_end_start[workload]; entry < state->edge_end_start[workload + 1]; entry++) {
-    int64_t other = adjacent_workload(problem, state->edge_end[entry]);
-    for (int64_t member = state->member_start[other]; member < state->member_start[other + 1]; member++) {
-      int32_t host = state->host_of[state->member[member]];
+  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++) {
+    int64_t other = adjacent_workload(problem, problem->edge_end[entry]);
+    for (int64_t member = problem->member_start[other]; member < problem->member_start[other + 1]; member++) {
+      int32_t host = state->host_of[problem->member[member]];
       if (host >= 0) search->neighbour_call[host] = search->call;
     }
     for (int64_t fixed = problem->fixed_start[other]; fixed < problem->fixed_start[other + 1]; fixed++)
@@ -97,17 +97,17 @@ static int compare_edges(const void *a, const void *b) {
 }
 
 /* Appends all replicas of two workloads in turn; the workloads may be the same. Workloads that are ordered already are left out. */
-static int64_t append_members(const State *state, const int32_t workloads[2], uint8_t *is_ordered, int32_t *order, int64_t length) {
+static int64_t append_members(const Problem *problem, const int32_t workloads[2], uint8_t *is_ordered, int32_t *order, int64_t length) {
   int64_t start[2] = {0, 0}, count[2] = {0, 0};
   for (int side = 0; side < 2; side++) {
     if (is_ordered[workloads[side]]) continue;
     is_ordered[workloads[side]] = 1;
-    start[side] = state->member_start[workloads[side]];
-    count[side] = state->member_start[workloads[side] + 1] - start[side];
+    start[side] = problem->member_start[workloads[side]];
+    count[side] = problem->member_start[workloads[side] + 1] - start[side];
   }
   for (int64_t member = 0; member < count[0] || member < count[1]; member++)
     for (int side = 0; side < 2; side++)
-      if (member < count[side]) order[length++] = state->member[start[side] + member];
+      if (member < count[side]) order[length++] = problem->member[start[side] + member];
   return length;
 }
 
@@ -122,10 +122,10 @@ static void order_by_traffic(State *state, int32_t *order) {
   int64_t length = 0;
   for (int64_t rank = 0; rank < problem->edges; rank++) {
     int32_t ends[2] = {problem->caller[ranked[rank].edge], problem->callee[ranked[rank].edge]};
-    length = append_members(state, ends, is_ordered, order, length);
+    length = append_members(problem, ends, is_ordered, order, length);
   }
   for (int32_t workload = 0; workload < problem->workloads; workload++)
-    length = append_members(state, (int32_t[2]){workload, workload}, is_ordered, order, length);
+    length = append_members(problem, (int32_t[2]){workload, workload}, is_ordered, order, length);
   free(ranked);
   free(is_ordered);
 }

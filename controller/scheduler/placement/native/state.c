@@ -2,49 +2,6 @@
 
 #include <string.h>
 
-static void init_edge_ends(State *state) {
-  const Problem *problem = state->problem;
-  state->edge_end_start = allocate(problem->workloads + 1, sizeof(int64_t));
-  state->edge_end = allocate(problem->edges * 2, sizeof(EdgeEnd));
-  int64_t *start = state->edge_end_start, *length = allocate(problem->workloads, sizeof(int64_t));
-  for (int64_t edge = 0; edge < problem->edges; edge++) {
-    start[problem->caller[edge] + 1]++;
-    start[problem->callee[edge] + 1]++;
-  }
-  for (int64_t workload = 0; workload < problem->workloads; workload++) start[workload + 1] += start[workload];
-  for (int32_t edge = 0; edge < problem->edges; edge++) {
-    int32_t caller = problem->caller[edge], callee = problem->callee[edge];
-    state->edge_end[start[caller] + length[caller]++] = (EdgeEnd){edge, 0};
-    state->edge_end[start[callee] + length[callee]++] = (EdgeEnd){edge, 1};
-  }
-  free(length);
-}
-
-static void init_members(State *state) {
-  const Problem *problem = state->problem;
-  state->member_start = allocate(problem->workloads + 1, sizeof(int64_t));
-  state->member = allocate(problem->replicas, sizeof(int32_t));
-  int64_t *start = state->member_start, *length = allocate(problem->workloads, sizeof(int64_t));
-  for (int64_t replica = 0; replica < problem->replicas; replica++) start[problem->workload_of[problem->class_of[replica]] + 1]++;
-  for (int64_t workload = 0; workload < problem->workloads; workload++) start[workload + 1] += start[workload];
-  for (int32_t replica = 0; replica < problem->replicas; replica++) {
-    int32_t workload = problem->workload_of[problem->class_of[replica]];
-    state->member[start[workload] + length[workload]++] = replica;
-  }
-  free(length);
-}
-
-static void init_resources(State *state) {
-  const Problem *problem = state->problem;
-  int64_t resources = problem->resources;
-  state->free = allocate(problem->hosts * resources, sizeof(int64_t));
-  memcpy(state->free, problem->free, (size_t)(problem->hosts * resources) * sizeof(int64_t));
-  state->requests = allocate(problem->classes * resources, sizeof(int64_t));
-  for (int64_t class = 0; class < problem->classes; class++)
-    for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++)
-      state->requests[class * resources + problem->request_resource[request]] += problem->request_amount[request];
-}
-
 static void init_counts(State *state) {
   const Problem *problem = state->problem;
   state->n_on_host = allocate(problem->workloads * problem->hosts, sizeof(int32_t));
@@ -70,10 +27,9 @@ State *state_new(const Problem *problem, uint64_t seed) {
   for (int64_t replica = 0; replica < problem->replicas; replica++) state->host_of[replica] = -1;
   state->list_index = allocate(problem->replicas, sizeof(int32_t));
   state->replicas_on = allocate(problem->hosts, sizeof(ReplicaList));
-  init_resources(state);
+  state->free = allocate(problem->hosts * problem->resources, sizeof(int64_t));
+  memcpy(state->free, problem->free, (size_t)(problem->hosts * problem->resources) * sizeof(int64_t));
   init_counts(state);
-  init_edge_ends(state);
-  init_members(state);
   calls_init(state);
   rules_init(state);
   return state;
@@ -81,10 +37,9 @@ State *state_new(const Problem *problem, uint64_t seed) {
 
 void state_free(State *state) {
   for (int64_t host = 0; host < state->problem->hosts; host++) free(state->replicas_on[host].item);
-  void *arrays[] = {state->host_of, state->replicas_on, state->list_index, state->free, state->requests, state->n_on_host,
-                    state->n_in_zone, state->n_unzoned, state->n_all_on_host, state->same_host_calls, state->cost_to_all,
-                    state->zone_cost, state->mean_detour, state->pair_weight, state->edge_end_start, state->edge_end,
-                    state->member_start, state->member, state->n_counted, state->n_owners, state->min_counted};
+  void *arrays[] = {state->host_of, state->replicas_on, state->list_index, state->free, state->n_on_host, state->n_in_zone,
+                    state->n_unzoned, state->n_all_on_host, state->same_host_calls, state->cost_to_all, state->zone_cost,
+                    state->n_counted, state->n_owners, state->min_counted};
   for (unsigned index = 0; index < sizeof arrays / sizeof *arrays; index++) free(arrays[index]);
   free(state);
 }

@@ -7,7 +7,6 @@
 #include "problem.h"
 
 typedef struct { int32_t *item, length, capacity; } ReplicaList;
-typedef struct { int32_t edge, is_callee; } EdgeEnd; /* an edge of a workload, and whether the workload is its callee */
 
 /* Counts of replicas and pods include fixed ones, unless they are of movable replicas. */
 typedef struct {
@@ -16,7 +15,6 @@ typedef struct {
   ReplicaList *replicas_on;     /* [host] movable replicas */
   int32_t *list_index;          /* [replica] in the list of its host */
   int64_t *free;                /* [host][resource] */
-  int64_t *requests;            /* [class][resource] */
   int32_t *n_on_host;           /* [workload][host] replicas */
   int64_t *n_in_zone;           /* [workload][zone] replicas */
   int64_t *n_unzoned;           /* [workload] replicas on nodes without a zone label */
@@ -24,12 +22,6 @@ typedef struct {
   int64_t *same_host_calls;     /* [edge][zone] sum of count_same_host_calls over the zone's hosts */
   double *cost_to_all;          /* [edge][zone] cost of one caller there to all replicas of the callee */
   double *zone_cost;            /* [edge][zone] cost_from_zone of the placement */
-  double *mean_detour;          /* [table][zone] mean extra latency of a call that leaves the zone */
-  double *pair_weight;          /* [edge] weight of one pair of caller and replica */
-  int64_t *edge_end_start;      /* [workload + 1] into edge_end */
-  EdgeEnd *edge_end;            /* edges by workload */
-  int64_t *member_start;        /* [workload + 1] into member */
-  int32_t *member;              /* movable replicas by workload */
   int64_t *n_counted, *n_owners; /* [rule's domain] pods that the rule counts, and that carry it */
   int64_t *min_counted;         /* [rule] least n_counted of the eligible domains */
   int64_t n_placed;             /* movable replicas that have a host */
