@@ -9,8 +9,8 @@ import msgspec
 import yaml
 from rich.console import RenderableType
 
+from controller.cli.cluster_file import read_documents
 from controller.cli.command import Command
-from controller.cli.offline_objects import read_documents
 from controller.cli.session import Session
 from controller.convert.documents import Document
 from controller.convert.spellings import Change, convert

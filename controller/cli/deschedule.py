@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.plan_inputs import belongs_to, read_inputs
+from controller.cli.plan_inputs import make_group_filter, read_inputs
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, make_table
 from controller.cluster.pods import Target
@@ -141,7 +141,8 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
 
     async def simulate_replacement(group: str, key: str, seed_offset: int) -> Target | None:
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""
-        members = [pod.group_pod for pod in pods if pod.group_pod is not None and belongs_to(inputs.state, group)(pod)]
+        is_member = make_group_filter(inputs.state, group)
+        members = [pod.group_pod for pod in pods if pod.group_pod is not None and is_member(pod)]
         group_snapshot = msgspec.structs.replace(
             without_pod(inputs.snapshot(group, members), key), seed_offset=seed_offset
         )

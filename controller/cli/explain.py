@@ -26,7 +26,7 @@ MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
     """The explanation of a pod; ``at`` is unix seconds."""
 
-    now: Explanation
+    explanation: Explanation
     diagnosis: PodDiagnosis | None = None
     at: float = 0.0
 
@@ -58,7 +58,7 @@ class ExplainCommand(Command):
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
         """What decided, then the tables of peers and of candidates."""
-        explanation, pod = answer.now, answer.diagnosis
+        explanation, pod = answer.explanation, answer.diagnosis
         parts: list[RenderableType] = [_headline(explanation)]
         # The headline suffices for a placed pod without a finding, and for a finished one.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):

@@ -1,16 +1,17 @@
-"""`simulate --offline FILE`: the plans that the controller would make of a cluster in a file."""
+"""`simulate --offline FILE`: plans the pending pods of a cluster in a file, as the controller would."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.offline_objects import ClusterFile
-from controller.cli.plan_inputs import inputs_of
+from controller.cli.cluster_file import ClusterFile
+from controller.cli.plan_inputs import build_inputs
 from controller.cli.style import BAD, FAINT, GOOD, make_table
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Pod
@@ -18,18 +19,20 @@ from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan
+from controller.scheduler.state import State
 from kubekit.text import pluralize
+from kubekit.wire import split_key
 
-NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it alone"
+_NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it alone"
 
 
 class OfflinePlan(msgspec.Struct, frozen=True):
-    """The placements of pending pods, and sums over all pods of their groups.
+    """The placements of pending pods, and totals over all pods of their groups.
 
     Attributes:
         placements: pending pod (namespace/name) -> node.
         unplaced: pending pod -> reason.
-        cost, violations, latency_us: as in `controller.cli.simulate.Outcome`, of placed and planned pods together.
+        cost, violations, latency_us: as in `controller.cli.simulate.PlacementOutcome`, for placed and planned pods together.
         seconds: duration of planning.
     """
 
@@ -45,42 +48,44 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """Plan the groups of a file one after the other, small ones first, as the leader does.
 
     Returns:
-        The plan, and remarks on objects that were left out and on costs.
+        The plan, and notes on objects that were left out and on costs.
     """
-    began, reader = time.perf_counter(), PodReader()
-    inputs, members, remarks = _read_inputs(cluster, reader)
+    started_s, reader = time.perf_counter(), PodReader()
+    inputs = build_offline_inputs(cluster, reader)
+    pods_by_group = list_members(inputs.state, cluster.pods)
+    notes = [*cluster.problems, *_list_refusals(inputs.state)]
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
     plans: list[Plan] = []
-    for key in sorted(members, key=lambda key: (len(members[key]), key)):
-        pods = members[key]
+    for key, pods in sorted(pods_by_group.items(), key=lambda item: (len(item[1]), item[0])):
         plan = inputs.plan_with_preemption(inputs.snapshot(key, pods))
         plans.append(plan)
-        remarks += [*_remarks_on_costs(inputs, key), *plan.annotation_errors]
+        notes += [*_list_cost_problems(inputs.state, key), *plan.annotation_errors]
         for pod in pods:
             if not pod.is_waiting:
                 continue
             pod_key, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
-                gates = f"held by another scheduling gate: {', '.join(pod.other_gates)}" if pod.other_gates else ""
-                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or gates or NO_WORKLOAD
+                gates = ", ".join(pod.other_gates)
+                reason = f"held by another scheduling gate: {gates}" if gates else _NO_WORKLOAD
+                unplaced[pod_key] = plan.unplaced_reasons.get(pod_key) or reason
                 continue
             placements[pod_key] = target.node
             inputs.node_cache.on_pod_change(pod_key, None, msgspec.structs.replace(reader.read(pod), node=target.node))
     traffic = sum(plan.traffic for plan in plans)
-    answer = OfflinePlan(
+    offline_plan = OfflinePlan(
         placements=dict(sorted(placements.items())),
         unplaced=dict(sorted(unplaced.items())),
         cost=sum(plan.cost for plan in plans),
         violations=sum(plan.violations for plan in plans),
         latency_us=round(sum(plan.latency_us * plan.traffic for plan in plans) / traffic, 3) if traffic else 0.0,
-        seconds=round(time.perf_counter() - began, 3),
+        seconds=round(time.perf_counter() - started_s, 3),
     )
-    return answer, list(dict.fromkeys(remarks))
+    return offline_plan, list(dict.fromkeys(notes))
 
 
-def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[Pod]], list[str]]:
-    """The planner's inputs, group (``namespace/name``) -> its pods, and remarks on objects that were left out."""
+def build_offline_inputs(cluster: ClusterFile, reader: PodReader) -> PlanInputs:
+    """The planner's inputs for a cluster in a file."""
     snapshot = ClusterSnapshot(
         now_s=0.0,
         nodes=tuple(cluster.nodes),
@@ -90,22 +95,29 @@ def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, d
         services=tuple(cluster.services),
     )
     volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
-    inputs = inputs_of(snapshot, map(reader.read, cluster.pods), volumes)
-    members: dict[str, list[Pod]] = defaultdict(list)
-    for pod in cluster.pods:
-        key = inputs.state.group_key_of(pod.metadata.namespace, pod.group) if pod.group else ""
+    return build_inputs(snapshot, map(reader.read, cluster.pods), volumes)
+
+
+def list_members(state: State, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
+    """AppGroup (``namespace/name``) -> its pods, in the order of ``pods``."""
+    pods_by_group: dict[str, list[Pod]] = defaultdict(list)
+    for pod in pods:
+        key = state.group_key_of(pod.metadata.namespace, pod.group) if pod.group else ""
         if key:
-            members[key].append(pod)
-    refusals = [
-        f"AppGroup {key} gets no pods of {', '.join(names)}: the namespace gives no consent"
-        for key in inputs.state.groups
-        if (names := snapshot.build_membership().refusing_namespaces(key))
+            pods_by_group[key].append(pod)
+    return pods_by_group
+
+
+def _list_refusals(state: State) -> list[str]:
+    return [
+        f"AppGroup {key} gets no pods of {', '.join(namespaces)}: the namespace gives no consent"
+        for key in state.groups
+        if (namespaces := state.membership.refusing_namespaces(key))
     ]
-    return inputs, members, [*cluster.problems, *refusals]
 
 
-def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
-    costs = inputs.state.costs(key.partition("/")[0])
+def _list_cost_problems(state: State, group_key: str) -> list[str]:
+    costs = state.costs(split_key(group_key)[0])
     if not costs.topology:
         return ["the scheduler uses no NetworkTopology: all zones are equally far from each other"]
     if not costs.weight:
@@ -116,14 +128,14 @@ def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
 def render_offline(answer: OfflinePlan) -> RenderableType:
     """The node of every pending pod, then the costs."""
     table = make_table("POD", "NODE")
-    reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
-    for pod, node in sorted((answer.placements | reasons).items()):
-        table.add_row(pod, node)
-    text = Text(f"{answer.latency_us:.0f} µs per call   total cost {answer.cost}   ")
-    text.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
+    reasons = {pod: Text(reason, style=BAD) for pod, reason in answer.unplaced.items()}
+    for pod, node_or_reason in sorted((answer.placements | reasons).items()):
+        table.add_row(pod, node_or_reason)
+    summary = Text(f"{answer.latency_us:.0f} µs per call   total cost {answer.cost}   ")
+    summary.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:
-        text.append(f"   {pluralize(len(answer.unplaced), 'pod')} without a place", style=BAD)
-    text.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
+        summary.append(f"   {pluralize(len(answer.unplaced), 'pod')} unplaced", style=BAD)
+    summary.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
     if not table.rows:
-        return Group(Text("no pod of an AppGroup is pending"), text)
-    return Group(table, Text(), text)
+        return Group(Text("no pod of an AppGroup is pending"), summary)
+    return Group(table, Text(), summary)

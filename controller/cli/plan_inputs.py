@@ -1,4 +1,7 @@
-"""Reads the planner's inputs for a command. Not part of `controller.cli.shared`, because `status` needs no numpy."""
+"""Reads the planner's inputs for a command.
+
+`controller.cli.shared` does not import this, because `status` starts sooner without numpy.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
 
 
-def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, as in the controller; ``pods`` and ``volumes`` are all of the cluster."""
+def build_inputs(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
+    """The planner's inputs, as the controller has them; ``pods`` and ``volumes`` are all of the cluster."""
     node_cache = NodeCache()
     for node in snapshot.nodes:
         node_cache.on_node_change(node.metadata.name, None, node)
@@ -35,16 +38,16 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
 
 
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:
-    """Read the planner's inputs and all pods that have not finished."""
+    """The planner's inputs, and all pods that have not finished."""
     pods, volumes, claims, classes = await asyncio.gather(
         session.list_unfinished_pods(),
         session.list_objects(VOLUMES, PersistentVolume),
         session.list_objects(CLAIMS, PersistentVolumeClaim),
         session.list_objects(CLASSES, StorageClass),
     )
-    return inputs_of(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
+    return build_inputs(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
 
 
-def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:
-    """A predicate: whether a pod belongs to the AppGroup ``key``, by the scheduler's rule."""
-    return lambda pod: state.group_key_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key
+def make_group_filter(state: State, group_key: str) -> Callable[[PodInfo], bool]:
+    """A predicate that is true for the pods of an AppGroup, by the scheduler's rule."""
+    return lambda pod: state.group_key_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == group_key

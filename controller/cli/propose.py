@@ -15,9 +15,9 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
-from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
+from controller.cli.simulate import PlacementOutcome, evaluate_placement, plan_placement, reset_group
 from controller.cli.style import BAD, FAINT, STRONG, format_rate, make_table
-from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
+from controller.cli.traffic import add_traffic_arguments, read_traffic
 from controller.cluster.crds import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.drift import Drift, find_drift
@@ -27,15 +27,15 @@ from kubekit.errors import ConfigError
 from kubekit.text import format_command, pluralize
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
-_RESOURCES = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
+_RESOURCE_BY_KIND = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 
-class Gain(msgspec.Struct, frozen=True, rename="camel"):
-    """The placement of a proposed group's pods: ``now``, and as one plan would place all of them."""
+class PlacementComparison(msgspec.Struct, frozen=True, rename="camel"):
+    """The current placement of a proposed group's pods, and the placement that one plan would give them."""
 
     group: str
-    now: Outcome
-    planned: Outcome
+    current: PlacementOutcome
+    planned: PlacementOutcome
 
 
 class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
@@ -48,7 +48,7 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
         proposals: proposed AppGroups, with patches that label pod templates.
         drift: differences between existing AppGroups and traffic.
         omitted: traffic that is not a dependency, greatest first.
-        gains: of each proposal, in the order of ``proposals``.
+        comparisons: of each proposal, in the order of ``proposals``.
     """
 
     namespace: str
@@ -57,7 +57,7 @@ class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
     proposals: tuple[Proposal, ...]
     drift: tuple[Drift, ...]
     omitted: tuple[OmittedTraffic, ...]
-    gains: tuple[Gain, ...]
+    comparisons: tuple[PlacementComparison, ...]
 
 
 class ProposeCommand(Command):
@@ -80,12 +80,13 @@ class ProposeCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> ProposalsView:
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
-        traffic, namespace = await read_traffic(session, options.source, options.window), session.namespace
+        namespace = session.namespace
+        traffic = await read_traffic(session, options.source, options.window)
         graph, groups = traffic.graph, traffic.snapshot.groups
         proposals = propose(graph, traffic.workloads, groups, namespace, traffic.costs)
-        gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in proposals]
+        comparisons = [await compare_placements(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
-            await _write(session, proposals)
+            await _apply_proposals(session, proposals)
             session.notes.append("AppGroups and labels were written; pods get the labels when they are created again")
         return ProposalsView(
             namespace=namespace,
@@ -94,20 +95,20 @@ class ProposeCommand(Command):
             proposals=tuple(proposals),
             drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in find_drift(g, graph)),
             omitted=tuple(o for o in graph.omitted if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
-            gains=tuple(gains),
+            comparisons=tuple(comparisons),
         )
 
     def render(self, answer: ProposalsView, options: argparse.Namespace, width: int) -> RenderableType:
         """A table per group, then drift, then traffic that is not a dependency; or YAML for kubectl."""
         if options.manifests:
-            return _manifests(answer.proposals)
+            return _format_manifests(answer.proposals)
         parts: list[RenderableType] = []
-        for proposal, gain in zip(answer.proposals, answer.gains, strict=True):
-            parts += [*_proposal_parts(proposal), _gain_text(gain), Text()]
+        for proposal, comparison in zip(answer.proposals, answer.comparisons, strict=True):
+            parts += [*_make_proposal_parts(proposal), _format_comparison(comparison), Text()]
         if not answer.proposals:
             parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
         if answer.drift:
-            table = make_table("DRIFT", "FROM", "TO", "RATE", "WHAT", numeric=["RATE"])
+            table = make_table("DRIFT", "FROM", "TO", "RATE", "DETAIL", numeric=["RATE"])
             for drift in answer.drift:
                 rate = format_rate(drift.bytes_per_s * 8)
                 table.add_row(Text(drift.kind, style=BAD), drift.client, drift.server, rate, drift.detail)
@@ -117,8 +118,8 @@ class ProposeCommand(Command):
         return Group(*parts)
 
 
-async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapshot) -> Gain:
-    """Plan the proposed group for the present cluster, and compare with the present placement.
+async def compare_placements(session: Session, proposal: Proposal, snapshot: ClusterSnapshot) -> PlacementComparison:
+    """Plan the proposed group on the cluster as it is, and compare the plan with the current placement.
 
     Raises:
         KubekitError: the API server does not answer.
@@ -126,28 +127,31 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     group, namespace = msgspec.convert(proposal.manifest, AppGroup), proposal.namespace
     for existing in snapshot.groups:
         if existing.metadata.key == group.metadata.key:
-            # Applying keeps annotations, such as netaware.io/spread.
+            # --apply keeps annotations, such as netaware.io/spread.
             group = msgspec.structs.replace(group, metadata=existing.metadata)
-    selectors = {
+    selector_by_workload = {
         f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
     }
     controllers = {
-        f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.list_workload_controllers(namespace)
+        selector_by_workload[workload]: controller
+        for controller in await session.list_workload_controllers(namespace)
+        if (workload := f"{namespace}/{controller.kind}/{controller.metadata.name}") in selector_by_workload
     }
-    templates = {selector: controllers[key] for key, selector in selectors.items() if key in controllers}
     inputs, _ = await read_inputs(session, snapshot)
-    nodes_now = defaultdict[str, list[str]](list)
+    nodes_by_selector = defaultdict[str, list[str]](list)
     for pod in inputs.node_cache.pods.values():
-        if pod.workload in selectors:
-            nodes_now[selectors[pod.workload]].append(pod.node)
-    inputs.node_cache.remove_pods(lambda pod: pod.workload in selectors)
-    group_snapshot = empty_group(inputs, group, templates)
-    now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in group_snapshot.pods]
-    planned = await asyncio.to_thread(planned_outcome, inputs, group_snapshot)
-    return Gain(proposal.name, outcome_of(group_snapshot, now), planned)
+        if pod.workload in selector_by_workload:
+            nodes_by_selector[selector_by_workload[pod.workload]].append(pod.node)
+    inputs.node_cache.remove_pods(lambda pod: pod.workload in selector_by_workload)
+    group_snapshot = reset_group(inputs, group, controllers)
+    # Replicas are interchangeable. Nodes of more pods than are declared, as in a rollout, are left out.
+    current_nodes = [nodes.pop() if (nodes := nodes_by_selector[pod.workload]) else "" for pod in group_snapshot.pods]
+    current = await asyncio.to_thread(evaluate_placement, group_snapshot, current_nodes)
+    planned = await asyncio.to_thread(plan_placement, inputs, group_snapshot)
+    return PlacementComparison(proposal.name, current, planned)
 
 
-def _manifests(proposals: Sequence[Proposal]) -> str:
+def _format_manifests(proposals: Sequence[Proposal]) -> str:
     text = yaml.safe_dump_all([p.manifest for p in proposals], sort_keys=False, allow_unicode=True, width=120)
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
@@ -155,16 +159,17 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
     return text
 
 
-def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
-    head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
-    head.append("  exists" if proposal.exists else "  new", style=FAINT)
-    table = make_table("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", numeric=["RATE", "MINBANDWIDTH", "MAXCOST"])
+def _make_proposal_parts(proposal: Proposal) -> list[RenderableType]:
+    headline = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
+    headline.append("  exists" if proposal.exists else "  new", style=FAINT)
+    numbers = ("RATE", "MINBANDWIDTH", "MAXCOST")
+    table = make_table("FROM", "TO", *numbers, "", numeric=numbers)
     for dependency in proposal.dependencies:
         limits = (format_rate(dependency.min_bandwidth_bps), str(dependency.max_network_cost), "")
         if dependency.is_user_defined:
             limits = ("", "", "as written")
         table.add_row(dependency.client, dependency.server, format_rate(dependency.bytes_per_s * 8), *limits)
-    parts: list[RenderableType] = [head, table]
+    parts: list[RenderableType] = [headline, table]
     if proposal.patches:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
         parts.append(Text(f"pod templates to label: {names}", style=FAINT))
@@ -173,12 +178,12 @@ def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     return parts
 
 
-def _gain_text(gain: Gain) -> Text:
-    now, planned = gain.now, gain.planned
-    text = Text(f"planned: {now.latency_us:.0f} → {planned.latency_us:.0f} µs per call")
-    text.append(f", {now.violations} → {pluralize(planned.violations, 'violated pair')}")
+def _format_comparison(comparison: PlacementComparison) -> Text:
+    current, planned = comparison.current, comparison.planned
+    text = Text(f"planned: {current.latency_us:.0f} → {planned.latency_us:.0f} µs per call")
+    text.append(f", {current.violations} → {pluralize(planned.violations, 'violated pod pair')}")
     if planned.unplaced:
-        text.append(f"; {pluralize(planned.unplaced, 'pod')} without a place", style=BAD)
+        text.append(f"; {pluralize(planned.unplaced, 'pod')} unplaced", style=BAD)
     return text
 
 
@@ -190,7 +195,7 @@ def _omitted_text(omitted: Sequence[OmittedTraffic]) -> str:
     return f"not dependencies: {', '.join(parts)}"
 
 
-async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
+async def _apply_proposals(session: Session, proposals: Sequence[Proposal]) -> None:
     """Write AppGroups, then labels, because upstream's scheduler crashes on a pod without its group."""
     manager = f"{FIELD_MANAGER}-propose"
     for proposal in proposals:
@@ -199,4 +204,4 @@ async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
         )
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
-            await session.client.patch(_RESOURCES[kind], name, patch, Object, namespace=proposal.namespace)
+            await session.client.patch(_RESOURCE_BY_KIND[kind], name, patch, Object, namespace=proposal.namespace)

@@ -14,10 +14,10 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from controller.cli.cluster_file import read_cluster, read_documents
 from controller.cli.command import Command
 from controller.cli.offline import OfflinePlan, plan_offline, render_offline
-from controller.cli.offline_objects import read_cluster, read_documents
-from controller.cli.plan_inputs import belongs_to, read_inputs
+from controller.cli.plan_inputs import make_group_filter, read_inputs
 from controller.cli.session import Session, WorkloadController
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -34,25 +34,25 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit.errors import ConfigError
 from kubekit.text import join_first, pluralize
 
+DEFAULT_SCHEDULER_RUNS = 25
+"""The default scheduler picks at random between equal nodes, so its placements differ."""
 MAX_NAMED_WORKLOADS = 8
-RUNS = 25
-"""Runs of the default scheduler, which picks at random between equal nodes."""
 
 
-class Outcome(View, frozen=True):
-    """One way to place the group.
+class PlacementOutcome(View, frozen=True):
+    """A placement of a group's replicas, and what follows from it.
 
     Attributes:
-        nodes: workload selector -> the nodes of its replicas; an empty text for a replica that fits nowhere.
-        zones: workload selector -> the zones of these nodes.
-        cost: networkCost, summed over all pairs of caller and callee.
-        latency_us: network time of a call, expected over all calls.
-        violations: pairs of caller and callee over maxNetworkCost, of callees that may answer the caller (in parity, of all).
+        nodes_by_workload: workload selector -> node of each replica; an empty text for a replica that fits nowhere.
+        zones_by_workload: workload selector -> zone of each of these nodes.
+        cost: networkCost, summed over all pairs of a calling and a called pod.
+        latency_us: expected network time of a call, in microseconds.
+        violations: pairs of pods over maxNetworkCost, in which the called pod may answer the caller; in parity mode all such pairs.
         unplaced: number of replicas that fit nowhere.
     """
 
-    nodes: dict[str, list[str]]
-    zones: dict[str, list[str]]
+    nodes_by_workload: dict[str, list[str]]
+    zones_by_workload: dict[str, list[str]]
     cost: int
     latency_us: float
     violations: int
@@ -64,20 +64,20 @@ class Simulation(View, frozen=True):
 
     Attributes:
         group: ``namespace/name``.
-        topology, weights: in use; null if the scheduler uses none.
+        topology, weights: names of those in use; null if the scheduler uses none.
         replicas: number of pods to place.
-        default: the median run of the default scheduler, ordered by unplaced pods and then by cost.
+        default_scheduler: the default scheduler's median run, by unplaced pods and then by cost.
         network_aware: our planner's placement.
-        default_costs: the cost of every run, ascending; a run that places fewer pods costs less.
+        default_scheduler_costs: cost of each of its runs, ascending; a run that places fewer pods costs less.
     """
 
     group: str
     topology: str | None
     weights: str | None
     replicas: int
-    default: Outcome
-    network_aware: Outcome
-    default_costs: tuple[int, ...]
+    default_scheduler: PlacementOutcome
+    network_aware: PlacementOutcome
+    default_scheduler_costs: tuple[int, ...]
 
 
 class SimulateCommand(Command):
@@ -86,11 +86,11 @@ class SimulateCommand(Command):
         ("simulate --offline cluster.json -o json", "plans of a cluster in a file"),
     )
     description = (
-        "Places an AppGroup of a file on the cluster as it is now, by our planner and by a model of the default scheduler "
-        "(resources, spreading; 25 runs, because it picks at random between equal nodes). Creates nothing. Pod templates come "
-        "from Deployments and StatefulSets in the file or else in the cluster; a workload without one counts as one pod "
-        "without requests. With --offline the whole cluster comes from a file, as `kubectl get ns,nodes,pods,services,pv,pvc,"
-        "storageclasses,appgroups,networktopologies -A -o json` prints it: shows the controller's plan for pending pods."
+        "Places an AppGroup of a file on the cluster as it is now, by our planner and by a model of the default scheduler (resources, "
+        f"spreading; {DEFAULT_SCHEDULER_RUNS} runs, because it picks at random between equal nodes). Creates nothing. Pod templates "
+        "come from Deployments and StatefulSets in the file or else in the cluster; a workload without one counts as one pod without "
+        "requests. With --offline the whole cluster comes from a file, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
+        "appgroups,networktopologies -A -o json` prints it: shows the controller's plan for pending pods."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,7 @@ class SimulateCommand(Command):
         add_argument("--offline", default="", help="a v1 List (JSON or YAML) of a cluster; - is standard input")
 
     def needs_cluster(self, options: argparse.Namespace) -> bool:
-        """Whether ``--filename`` is given, and not ``--offline``."""
+        """Whether ``--filename`` is given without ``--offline``."""
         return bool(options.filename) and not options.offline
 
     async def run(self, session: Session, options: argparse.Namespace) -> Simulation | OfflinePlan:
@@ -108,51 +108,56 @@ class SimulateCommand(Command):
         if not options.filename:
             raise ConfigError("--filename", "is missing", "give it an AppGroup, or give --offline FILE")
         documents, _ = convert(await asyncio.to_thread(read_documents, options.filename, "--filename"))
-        group, in_file = _decode_group(documents)
+        group, file_controllers = _decode_group(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         # The group's namespace decides which Services its pods use.
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
         snapshot = await session.read_snapshot(groups=True)
-        templates = {
+        # Controllers of the file replace those of the cluster.
+        controllers = {
             controller.labels.get(WORKLOAD_LABEL, ""): controller
-            for controller in (*await session.list_workload_controllers(namespace), *in_file)
+            for controller in (*await session.list_workload_controllers(namespace), *file_controllers)
             if controller.labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight:
             session.notes.append("costs: the scheduler uses none, so all zones are equally near")
-        without_template = [selector for selector in build_graph(group.spec).selectors if selector not in templates]
+        without_template = [selector for selector in build_graph(group.spec).selectors if selector not in controllers]
         if without_template:
             names = join_first(without_template, MAX_NAMED_WORKLOADS)
             session.notes.append(f"no template found for {names}: each counts as one pod without requests")
-        return await asyncio.to_thread(simulate, inputs, group, templates)
+        return await asyncio.to_thread(simulate, inputs, group, controllers)
 
     async def _plan_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "and --filename exclude each other", "give one of them")
         cluster = await asyncio.to_thread(read_cluster, options.offline)
-        answer, notes = await asyncio.to_thread(plan_offline, cluster)
+        offline_plan, notes = await asyncio.to_thread(plan_offline, cluster)
         session.notes += notes
-        return answer
+        return offline_plan
 
     def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:
         """Both placements side by side, then their sums."""
         if isinstance(answer, OfflinePlan):
             return render_offline(answer)
         costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
-        head = Text.assemble((answer.group, STRONG), f"  {pluralize(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
-        return Group(head, Text(), _placement_table(answer), Text(), _sum_table(answer))
+        pods = pluralize(answer.replicas, "pod")
+        headline = Text.assemble((answer.group, STRONG), f"  {pods}", (f"  {costs}", FAINT))
+        return Group(headline, Text(), _make_placement_table(answer), Text(), _make_summary_table(answer))
 
 
-def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, WorkloadController]) -> Simulation:
-    """Place a group with both schedulers, as if it had no pods yet. The default scheduler's random seeds are fixed."""
-    snapshot = empty_group(inputs, group, templates)
+def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, WorkloadController]) -> Simulation:
+    """Place a group with both schedulers, as if it had no pods yet; see `reset_group` for the arguments.
+
+    The default scheduler's random seeds are fixed.
+    """
+    snapshot = reset_group(inputs, group, controllers)
     hosts, used = inputs.node_cache.hosts, inputs.node_cache.requested
     reader = PodReader()
     pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
     runs = [
-        outcome_of(snapshot, simulate_scheduling(pods, hosts, used, random.Random(seed), snapshot.volumes))
-        for seed in range(RUNS)
+        evaluate_placement(snapshot, simulate_scheduling(pods, hosts, used, random.Random(seed), snapshot.volumes))
+        for seed in range(DEFAULT_SCHEDULER_RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     costs = inputs.state.costs(group.metadata.namespace)
@@ -161,48 +166,49 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Worklo
         topology=costs.topology or None,
         weights=costs.weight or None,
         replicas=len(snapshot.pods),
-        default=runs[len(runs) // 2],
-        network_aware=planned_outcome(inputs, snapshot),
-        default_costs=tuple(sorted(run.cost for run in runs)),
+        default_scheduler=runs[len(runs) // 2],
+        network_aware=plan_placement(inputs, snapshot),
+        default_scheduler_costs=tuple(sorted(run.cost for run in runs)),
     )
 
 
-def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, WorkloadController]) -> GroupSnapshot:
-    """The planner's input for a group that has no pods yet.
+def reset_group(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, WorkloadController]) -> GroupSnapshot:
+    """Replace a group's pods by its declared replicas, all pending, and return the planner's input for it.
 
     Args:
-        inputs: the cluster; the group and its pods in it are replaced.
+        inputs: the cluster, in which the group and its pods are replaced.
         group: the AppGroup.
-        templates: workload selector -> Deployment or StatefulSet; a workload without one counts as one pod without requests.
+        controllers: workload selector -> Deployment or StatefulSet; a workload without one counts as one pod without requests.
     """
     state, key = inputs.state, group.metadata.key
     state.on_group_change(key, state.groups.get(key), group)
-    inputs.node_cache.remove_pods(belongs_to(state, key))
-    return inputs.snapshot(key, _pending_pods(group, state.graph(key), templates))
+    inputs.node_cache.remove_pods(make_group_filter(state, key))
+    return inputs.snapshot(key, _make_pending_pods(group, state.graph(key), controllers))
 
 
-def planned_outcome(inputs: PlanInputs, snapshot: GroupSnapshot) -> Outcome:
-    """The outcome of the leader's plan of a group."""
+def plan_placement(inputs: PlanInputs, snapshot: GroupSnapshot) -> PlacementOutcome:
+    """Plan a group as the leader does."""
     targets, keys = inputs.plan_with_preemption(snapshot).targets, [pod.metadata.key for pod in snapshot.pods]
-    return outcome_of(snapshot, [targets[key].node if key in targets else "" for key in keys])
+    return evaluate_placement(snapshot, [targets[key].node if key in targets else "" for key in keys])
 
 
-def outcome_of(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
-    """The outcome of one placement; ``nodes`` are those of ``snapshot.pods``, empty for a pod that fits nowhere."""
-    replace, placed = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
-    bound = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in placed if node]
-    plan = plan_group(replace(snapshot, pods=bound))
-    by_workload: dict[str, list[str]] = defaultdict(list)
-    for pod, node in placed:
-        by_workload[pod.workload].append(node)
-    zone_of = {"": "", **{node: snapshot.hosts[node].location.zone for node in nodes if node}}
-    return Outcome(
-        nodes=dict(by_workload),
-        zones={workload: [zone_of[node] for node in of_replicas] for workload, of_replicas in by_workload.items()},
+def evaluate_placement(snapshot: GroupSnapshot, nodes: Sequence[str]) -> PlacementOutcome:
+    """The outcome of placing each of ``snapshot.pods`` on its node in ``nodes``; an empty node for a pod that fits nowhere."""
+    replace, assignments = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
+    bound_pods = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in assignments if node]
+    plan = plan_group(replace(snapshot, pods=bound_pods))
+    nodes_by_workload: dict[str, list[str]] = defaultdict(list)
+    zones_by_workload: dict[str, list[str]] = defaultdict(list)
+    for pod, node in assignments:
+        nodes_by_workload[pod.workload].append(node)
+        zones_by_workload[pod.workload].append(snapshot.hosts[node].location.zone if node else "")
+    return PlacementOutcome(
+        nodes_by_workload=dict(nodes_by_workload),
+        zones_by_workload=dict(zones_by_workload),
         cost=plan.cost,
         latency_us=round(plan.latency_us, 1),
         violations=plan.violations,
-        unplaced=len(placed) - len(bound),
+        unplaced=len(assignments) - len(bound_pods),
     )
 
 
@@ -226,14 +232,16 @@ def _decode_group(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[W
     return groups[0], controllers
 
 
-def _pending_pods(group: AppGroup, graph: DependencyGraph, templates: Mapping[str, WorkloadController]) -> list[Pod]:
+def _make_pending_pods(
+    group: AppGroup, graph: DependencyGraph, controllers: Mapping[str, WorkloadController]
+) -> list[Pod]:
     """The declared replicas as pending pods. Raises ConfigError if there are more than `MAX_PODS`."""
-    replicas = sum(max(0, templates.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
+    replicas = sum(max(0, controllers.get(selector, WorkloadController()).replicas) for selector in graph.selectors)
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
     pods: list[Pod] = []
     for selector in graph.selectors:
-        controller = templates.get(selector, WorkloadController())
+        controller = controllers.get(selector, WorkloadController())
         labels = {**controller.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
         template = controller.spec.template
         for _ in range(controller.replicas):
@@ -244,27 +252,32 @@ def _pending_pods(group: AppGroup, graph: DependencyGraph, templates: Mapping[st
     return pods
 
 
-def _zones_text(zones: Sequence[str]) -> str:
+def _format_zones(zones: Sequence[str]) -> str:
     placed, unplaced = sorted(filter(None, zones)), zones.count("")
     return format_counts(Counter([*placed, *["does not fit"] * unplaced]))
 
 
-def _placement_table(answer: Simulation) -> RenderableType:
+def _make_placement_table(answer: Simulation) -> RenderableType:
     table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", numeric=("PODS",))
-    for workload, zones in answer.default.zones.items():
-        table.add_row(workload, str(len(zones)), _zones_text(zones), _zones_text(answer.network_aware.zones[workload]))
+    for workload, zones in answer.default_scheduler.zones_by_workload.items():
+        table.add_row(
+            workload,
+            str(len(zones)),
+            _format_zones(zones),
+            _format_zones(answer.network_aware.zones_by_workload[workload]),
+        )
     return table
 
 
-def _sum_table(answer: Simulation) -> RenderableType:
-    """Sums of both placements; for the default scheduler of the median run, and the range of all runs' costs."""
-    numbers = ("COST", "TIME PER CALL", "VIOLATED PAIRS", "UNPLACED")
+def _make_summary_table(answer: Simulation) -> RenderableType:
+    """The sums of both placements, and the range of costs over the default scheduler's runs."""
+    numbers = ("COST", "TIME PER CALL", "VIOLATED POD PAIRS", "UNPLACED")
     table = make_table("", *numbers, "", numeric=numbers)
-    costs = answer.default_costs
+    costs = answer.default_scheduler_costs
     cost_range = f"{costs[0]} to {costs[-1]} over {len(costs)} runs"
-    rows = (("default scheduler", answer.default, cost_range), ("network-aware", answer.network_aware, ""))
-    for name, outcome, remark in rows:
+    rows = (("default scheduler", answer.default_scheduler, cost_range), ("network-aware", answer.network_aware, ""))
+    for scheduler, outcome, note in rows:
         violated = Text(str(outcome.violations), style=BAD if outcome.violations else GOOD)
         unplaced = Text(str(outcome.unplaced), style=BAD if outcome.unplaced else "")
-        table.add_row(name, str(outcome.cost), f"{outcome.latency_us:.0f} µs", violated, unplaced, remark)
+        table.add_row(scheduler, str(outcome.cost), f"{outcome.latency_us:.0f} µs", violated, unplaced, note)
     return table

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController, GroupIndexes
+from controller.cli.cluster_file import ClusterFile
 from controller.cli.commands import load_command
-from controller.cli.offline import _read_inputs
-from controller.cli.offline_objects import ClusterFile
+from controller.cli.offline import build_offline_inputs, list_members
 from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.cli.shared import build_state
@@ -238,8 +238,8 @@ class Components:
         if self.config == DEFAULT:  # files have no configuration
             file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))
             file.namespaces.extend(self.decode("Namespace", Object))
-            _, pods_of, _ = _read_inputs(file, PodReader())
-            found["offline"] = sum(pod.is_bound for pod in pods_of.get(key, ()))
+            members = list_members(build_offline_inputs(file, PodReader()).state, pods)
+            found["offline"] = sum(pod.is_bound for pod in members.get(key, ()))
         return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from controller.cli.session import Session
-from controller.cli.traffic_reading import Traffic
+from controller.cli.traffic import Traffic
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.snapshot import ClusterSnapshot

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from controller.cli.cluster_file import read_cluster
 from controller.cli.offline import OfflinePlan, plan_offline
-from controller.cli.offline_objects import read_cluster
 from tests.unit.controller.clusters import Json, Style, random_objects, style_of
 from tests.unit.controller.oracle import Best, World
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from controller.cli.cluster_file import ClusterFile
 from controller.cli.offline import plan_offline
-from controller.cli.offline_objects import ClusterFile
-from controller.cli.plan_inputs import inputs_of
+from controller.cli.plan_inputs import build_inputs
 from controller.cli.session import WorkloadController
 from controller.cli.simulate import simulate
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -110,11 +110,11 @@ class Planners(World):
         template = msgspec.structs.replace(made.spec.template, metadata=pod.metadata, spec=spec)
         one = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, template=template))
         none = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, replicas=0))
-        inputs = inputs_of(snapshot, self._read(), volumes)
+        inputs = build_inputs(snapshot, self._read(), volumes)
         answer = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none})
         ours, default = (
-            [n for nodes in outcome.nodes.values() for n in nodes if n]
-            for outcome in (answer.network_aware, answer.default)
+            [n for nodes in outcome.nodes_by_workload.values() for n in nodes if n]
+            for outcome in (answer.network_aware, answer.default_scheduler)
         )
         if not any(known.spec.affinity or known.spec.priority for known in self.file.pods):
             assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"

@@ -1,4 +1,4 @@
-"""Commands use the running controller's configuration, AppGroups, costs and nodes; `propose` shows what a plan would gain."""
+"""Commands use the running controller's configuration, AppGroups, costs and nodes; `propose` compares a plan with the present."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.cli.propose import Gain, gain_of
+from controller.cli.propose import PlacementComparison, compare_placements
 from controller.cli.session import Session
 from controller.cli.shared import build_state
 from controller.cluster.costs import CostTable, Location
@@ -80,7 +80,7 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
-    assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
+    assert (explained.explanation.topology, explained.explanation.weight) == (f"{HOME}/ours", "Mine")
 
 
 def requesting(cpu: str) -> Json:
@@ -128,7 +128,7 @@ async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespac
     session = session_of(HEAD, *nodes, app_group, *pods)
     session.namespace = "default"
     simulated = await answer_of(session, "simulate", "-f", file)
-    assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
+    assert simulated.network_aware.unplaced == simulated.default_scheduler.unplaced == 0
 
 
 async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
@@ -140,7 +140,7 @@ async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_dist
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
     session = session_of(HEAD, *nodes, service, topology(weight("UserDefined", 7)))
     simulated = await answer_of(session, "simulate", "-f", file)
-    zones = simulated.network_aware.zones
+    zones = simulated.network_aware.zones_by_workload
     assert sorted(zones["a"]) == sorted(zones["b"]) == ["z1", "z2"]
     assert simulated.network_aware.violations == 0, "each caller has a replica in its own zone, which answers it"
 
@@ -196,8 +196,8 @@ def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
     return [controller("Deployment", name, labels, 2), manifest("Service", name, service), *pods]
 
 
-async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, Gain]:
-    """The gain of w0, which calls the seven others, on three nodes of three zones."""
+async def compare(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, PlacementComparison]:
+    """The proposal of w0, which calls the seven others, on three nodes of three zones; and its comparison with the present."""
     status = {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}
     nodes = [{**node(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
     objects = [each for i, name in enumerate(WORKLOADS) for each in workload(name, i, labelled=labelled)]
@@ -210,22 +210,23 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     workloads = Workloads.from_objects(await session.list_unfinished_pods(), LOCATIONS)
     snapshot, graph = await session.read_snapshot(groups=True), TrafficGraph(tuple(calls), ())
     (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())
-    return proposal, await gain_of(session, proposal, snapshot)
+    return proposal, await compare_placements(session, proposal, snapshot)
 
 
-async def test_the_gain_is_that_of_one_plan_of_the_whole_group() -> None:
-    proposal, gain = await gained("16")
-    labelled, same = await gained("16", labelled=True)
+async def test_propose_compares_the_placement_with_one_plan_of_the_whole_group() -> None:
+    proposal, comparison = await compare("16")
+    labelled, same = await compare("16", labelled=True)
     assert (len(proposal.patches), len(labelled.patches)) == (len(WORKLOADS), 0)
-    assert same == gain
-    assert gain.planned.latency_us < gain.now.latency_us
-    assert gain.planned.zones.keys() == gain.now.zones.keys() == set(gain.planned.nodes)
-    assert {len(set(zones)) for zones in gain.planned.zones.values()} == {2}
-    assert (gain.now.unplaced, gain.planned.unplaced) == (0, 0)
+    assert same == comparison
+    current, planned = comparison.current, comparison.planned
+    assert planned.latency_us < current.latency_us
+    assert planned.zones_by_workload.keys() == current.zones_by_workload.keys() == set(planned.nodes_by_workload)
+    assert {len(set(zones)) for zones in planned.zones_by_workload.values()} == {2}
+    assert (current.unplaced, planned.unplaced) == (0, 0)
     twin = controller("StatefulSet", "w1", {"app": "w1"}, 7)
-    assert (await gained("16", twin))[1] == gain, "a StatefulSet with a Deployment's name is another workload"
+    assert (await compare("16", twin))[1] == comparison, "a StatefulSet with a Deployment's name is another workload"
 
 
-async def test_pods_without_a_place_are_counted() -> None:
-    _, gain = await gained("300m")
-    assert gain.planned.unplaced == 2 * len(WORKLOADS) - 9
+async def test_propose_counts_pods_that_a_plan_cannot_place() -> None:
+    _, comparison = await compare("300m")
+    assert comparison.planned.unplaced == 2 * len(WORKLOADS) - 9

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from controller.appgroups import reconciler
+from controller.cli.cluster_file import ClusterFile
 from controller.cli.offline import plan_offline
-from controller.cli.offline_objects import ClusterFile
-from controller.cli.plan_inputs import inputs_of
+from controller.cli.plan_inputs import build_inputs
 from controller.cli.shared import diagnose_listed_pod
 from controller.cluster.costs import Location
 from controller.cluster.crds import AppGroup, NetworkTopology
@@ -93,7 +93,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     (shown,), _ = await components.command("graph", "-n", "default")
     (page,) = (await components.group_view("default/g")).edges
     plain = components.decode("Pod", Pod)
-    inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
+    inputs = build_inputs(snapshot, map(PodReader().read, plain), Volumes())
     explained = explain(state, plain[0])
     found = {
         "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,

@@ -163,4 +163,4 @@ def test_the_table_counts_unplaced_pods(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps([node("n"), app_group(workloads=1), pod("p", "w0"), pod("q", "w0", cpu="99")]))
     assert main(["simulate", "--offline", str(path)]) == 0
-    assert "1 pod without a place" in capsys.readouterr().out
+    assert "1 pod unplaced" in capsys.readouterr().out
