@@ -66,11 +66,7 @@ class Reflector(Store[T]):
 
     @overload
     def __init__(
-        self: Reflector[ObjectT],
-        client: Client,
-        resource: Resource,
-        type_: type[ObjectT],
-        **scope: Unpack[Scope],
+        self: Reflector[ObjectT], client: Client, resource: Resource, type_: type[ObjectT], **scope: Unpack[Scope]
     ) -> None: ...
 
     @overload

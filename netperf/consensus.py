@@ -1,9 +1,9 @@
-"""Finds the latency of each link that most of its pairs of nodes agree on, and the nodes that are outliers.
+"""Finds the latency that most pairs of nodes of a link agree on, and the nodes that are outliers.
 
-A round trip includes delays of both nodes. Other nodes contradict a slow or lying node in all of its pairs, so its latencies are ignored
-and the node is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a link count as
-one, otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides,
-then the triangle inequality with third zones.
+A round trip includes delays of both nodes. A slow or lying node is contradicted by other nodes in all of its pairs. Its latencies are
+ignored, and the node is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a link count
+as one; otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed latency decides,
+else the triangle inequality with third zones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ZoneLink = tuple[str, str]
 CONTRADICTION_RATIO, CONTRADICTION_US = 0.12, 300.0
 """Two latencies contradict each other if they differ by more than this share of the larger one, and by more than this time."""
 RESOLVED_SHARE = 0.6
-"""Share of both limits at which a dispute ends, so that latencies at the limit do not flap."""
+"""A dispute ends below this share of both limits, so that latencies at a limit do not start and end it again and again."""
 MIN_CONTRADICTIONS = 2
 """Fewest contradicted latencies for which a node is suspected."""
 MAX_ITERATIONS = 50
-TRIANGLE_SHARE, TRIANGLE_US = 0.5, 2000.0
-"""See `triangle_minimum_us`."""
+TRIANGLE_SHARE, TRIANGLE_SLACK_US = 0.5, 2000.0
+"""Allowance for paths that break the triangle inequality, see `triangle_minimum_us`."""
 
 
 def link_between(a: str, b: str) -> ZoneLink:
@@ -65,7 +65,7 @@ def find_consensus(
     agreed_us_by_link: Mapping[ZoneLink, float],
     disputed_before: Collection[ZoneLink] = (),
 ) -> Consensus:
-    """Find the latency of each link that most reporters agree on, and the outliers.
+    """Find the latency that most reporters of each link agree on, and the outliers.
 
     Args:
         latencies: latencies that are not stale, at most one per directed pair of nodes.
@@ -80,7 +80,7 @@ def find_consensus(
     ignored: set[NodePairLatency] = set()
     for _ in range(MAX_ITERATIONS):
         suspects = _find_suspects(by_link)
-        if suspects is None:
+        if not suspects:
             break
         for latency in suspects:
             by_link[latency.link].remove(latency)
@@ -119,25 +119,25 @@ def contradicts(latency_us: float, other_us: float, *, share: float = 1.0) -> bo
 def _find_contradictions(
     by_link: Mapping[ZoneLink, list[NodePairLatency]],
 ) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
-    """The contradicted latencies of each node, and the number of each node's latencies that others can contradict."""
+    """Contradicted latencies by node, and by node the number of latencies that others can contradict."""
     contradicted: dict[str, list[NodePairLatency]] = defaultdict(list)
-    count: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for latencies in by_link.values():
         if len(latencies) < 2:
             continue
         for latency in latencies:
             others_us = _median_of_others_us(latency, latencies)
             for node in (latency.origin, latency.destination):
-                count[node] += 1
+                counts[node] += 1
                 if others_us is not None and contradicts(latency.latency_us, others_us):
                     contradicted[node].append(latency)
-    return contradicted, count
+    return contradicted, counts
 
 
 def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -> float | None:
-    """The median of a link's other reporters; None if there is none, or if the middle two contradict each other.
+    """The median of a link's other reporters; None without other reporters, or if the middle two contradict each other.
 
-    If a reporter has several latencies, the nearest one counts, because the others may be of a slow destination.
+    If another reporter has several latencies, the one nearest to ``latency`` counts, because the others may be of a slow destination.
     """
     latencies_us = sorted(
         min((other.latency_us for other in report), key=lambda us: abs(us - latency.latency_us))
@@ -150,22 +150,21 @@ def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairL
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
-def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency] | None:
-    """The latencies to ignore next; None if there are none.
+def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
+    """The latencies to ignore next.
 
-    These are the contradicted latencies of the most contradicted node, if one node stands out; else those of a link that contradict the
-    majority.
+    If one node is contradicted most, these are its contradicted latencies; else the latencies of a link that contradict its majority.
     """
-    contradicted, count = _find_contradictions(by_link)
+    contradicted, counts = _find_contradictions(by_link)
 
     def severity(node: str) -> tuple[float, int]:
         number = len(contradicted.get(node, ()))
-        return number / max(1, count.get(node, 0)), number
+        return number / max(1, counts.get(node, 0)), number
 
     for node in sorted(sorted(contradicted), key=severity, reverse=True):
         suspects = contradicted[node]
-        is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= count[node]
-        if is_minority or _is_one_against_one(suspects, by_link):
+        is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= counts[node]
+        if is_minority or _has_only_two_reporters(suspects, by_link):
             continue
         # The partners of a bad node are contradicted too, but only in the pair with this node.
         partners = {s.destination if s.origin == node else s.origin for s in suspects}
@@ -180,11 +179,13 @@ def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[No
             majority = {latency.origin for latency in latencies if latency not in outvoted}
             if outvoted and 2 * len(outvoted) < len(latencies) and len(majority) > 1:
                 return outvoted
-    return None
+    return []
 
 
-def _is_one_against_one(suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> bool:
-    """Whether only two reporters of one link contradict each other."""
+def _has_only_two_reporters(
+    suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]
+) -> bool:
+    """Whether the suspects are of one link that has only two reporters, so that no majority decides."""
     links = {latency.link for latency in suspects}
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
@@ -215,7 +216,7 @@ def _resolve_disputes(
         if len(_by_reporter(by_link[link])) == 1
         and link in agreed_us_by_link
         and contradicts(us, agreed_us_by_link[link])
-        and (us < triangle_minimum_us(link, undisputed_us_by_link) or _contradict_each_other(by_link[link]))
+        and (us < triangle_minimum_us(link, undisputed_us_by_link) or _has_contradictions(by_link[link]))
     }
     for link in sorted(disputed | implausible):
         rejected = latencies = by_link[link]
@@ -226,7 +227,7 @@ def _resolve_disputes(
     return frozenset(disputed | implausible)
 
 
-def _contradict_each_other(latencies: Collection[NodePairLatency]) -> bool:
+def _has_contradictions(latencies: Collection[NodePairLatency]) -> bool:
     values_us = [latency.latency_us for latency in latencies]
     return contradicts(min(values_us), max(values_us))
 
@@ -237,7 +238,10 @@ def _choose_rejected(
     agreed_us: float | None,
     undisputed_us_by_link: Mapping[ZoneLink, float],
 ) -> list[NodePairLatency]:
-    """The latencies of the reporter to ignore: the one farther from the last agreed latency, else the one that breaks the triangle."""
+    """The latencies of one of a link's two reporters, to ignore.
+
+    This is the reporter farther from the last agreed latency. Without that latency it is the one that breaks the triangle inequality.
+    """
     low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:
         return max(
@@ -245,59 +249,63 @@ def _choose_rejected(
         )
     if _median_us(low) < triangle_minimum_us(link, undisputed_us_by_link):
         return low
-    # A slow node raises a latency, so the higher one is rejected. If both pairs share a node, this node may have forged the lower one.
+    # A slow node raises a latency, so the higher latency is rejected. A node that both reports share may have forged the lower one.
     low_nodes, high_nodes = ({node for n in report for node in (n.origin, n.destination)} for report in (low, high))
     return low if low_nodes & high_nodes else high
 
 
-def triangle_minimum_us(link: ZoneLink, latencies_us: Mapping[ZoneLink, float]) -> float:
+def triangle_minimum_us(link: ZoneLink, latency_us_by_link: Mapping[ZoneLink, float]) -> float:
     """The lowest plausible latency of a link, from the median difference of third zones' latencies to its ends; 0 if unknown.
 
-    Paths on the internet break the triangle inequality, hence only `TRIANGLE_SHARE` of the difference, minus `TRIANGLE_US`.
+    Only `TRIANGLE_SHARE` of the difference counts, minus `TRIANGLE_SLACK_US`, because paths on the internet break the triangle inequality.
     """
     a, b = link
-    third_zones = {zone for other in latencies_us for zone in other} - {a, b}
+    third_zones = {zone for other in latency_us_by_link for zone in other} - {a, b}
     differences_us = [
-        abs(latencies_us[to_a] - latencies_us[to_b])
+        abs(latency_us_by_link[to_a] - latency_us_by_link[to_b])
         for zone in third_zones
-        if (to_a := link_between(a, zone)) in latencies_us and (to_b := link_between(b, zone)) in latencies_us
+        if (to_a := link_between(a, zone)) in latency_us_by_link
+        and (to_b := link_between(b, zone)) in latency_us_by_link
     ]
     if len(differences_us) < 2:
         return 0.0
-    return max(0.0, TRIANGLE_SHARE * statistics.median(differences_us) - TRIANGLE_US)
+    return max(0.0, TRIANGLE_SHARE * statistics.median(differences_us) - TRIANGLE_SLACK_US)
 
 
 def _spread_us(latencies: list[NodePairLatency], latency_us: float) -> float | None:
     if len(latencies) < 2:
         return None
-    return statistics.median(abs(n.latency_us - latency_us) for n in latencies)
+    return statistics.median(abs(other.latency_us - latency_us) for other in latencies)
 
 
 def _find_outliers(
-    latencies: Collection[NodePairLatency], ignored: set[NodePairLatency], latencies_us: Mapping[ZoneLink, float]
+    latencies: Collection[NodePairLatency], ignored: set[NodePairLatency], latency_us_by_link: Mapping[ZoneLink, float]
 ) -> dict[str, float]:
-    """Outlier nodes with the median error of their ignored latencies, microseconds.
+    """Median error of the ignored latencies of each outlier node, microseconds.
 
     An ignored latency counts against the end with the larger share of ignored latencies; if the shares are equal, against the reporter.
-    A node is an outlier if at least half of its latencies count against it, or most of those that it reported.
+    A node is an outlier if at least half of its latencies count against it, or most of the latencies that it reported.
     """
-    reported = Counter(latency.origin for latency in latencies)
-    count = Counter(node for latency in latencies for node in (latency.origin, latency.destination))
-    ignored_count = Counter(node for latency in ignored for node in (latency.origin, latency.destination))
-    against: dict[str, list[NodePairLatency]] = defaultdict(list)
+    reported_counts = Counter(latency.origin for latency in latencies)
+    counts = Counter(node for latency in latencies for node in (latency.origin, latency.destination))
+    ignored_counts = Counter(node for latency in ignored for node in (latency.origin, latency.destination))
+    blamed_latencies: dict[str, list[NodePairLatency]] = defaultdict(list)
     for latency in ignored:
-        by_origin, by_destination = (
-            (ignored_count[node] / count[node], ignored_count[node]) for node in (latency.origin, latency.destination)
+        origin_blame, destination_blame = (
+            (ignored_counts[node] / counts[node], ignored_counts[node])
+            for node in (latency.origin, latency.destination)
         )
-        against[latency.destination if by_destination > by_origin else latency.origin].append(latency)
+        blamed_latencies[latency.destination if destination_blame > origin_blame else latency.origin].append(latency)
 
     def is_outlier(node: str) -> bool:
-        as_reporter = sum(latency.origin == node for latency in against[node])
-        is_bad_reporter = as_reporter >= MIN_CONTRADICTIONS and 2 * as_reporter > reported[node]
-        return 2 * len(against[node]) >= count[node] or is_bad_reporter
+        bad_reports = sum(latency.origin == node for latency in blamed_latencies[node])
+        is_bad_reporter = bad_reports >= MIN_CONTRADICTIONS and 2 * bad_reports > reported_counts[node]
+        return 2 * len(blamed_latencies[node]) >= counts[node] or is_bad_reporter
 
     return {
-        node: statistics.median(n.latency_us - latencies_us.get(n.link, n.latency_us) for n in against[node])
-        for node in sorted(against)
+        node: statistics.median(
+            n.latency_us - latency_us_by_link.get(n.link, n.latency_us) for n in blamed_latencies[node]
+        )
+        for node in sorted(blamed_latencies)
         if is_outlier(node)
     }

@@ -1,7 +1,7 @@
 """The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
 
-`update_state` adds samples and failures. `restore_state` starts from the costs that were written last, `resume_state` also from the state
-of an earlier leadership. All are pure.
+`update_state` adds samples and failures. `restore_state` starts from the costs that were written last; `resume_state` adds what is known
+from an earlier leadership.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from netperf.sample import Failure, NodeLocation, ProberName, Sample, Sighting, 
 from netperf.smoothing import SmoothedLatency, add_sample, replace_newest_sample
 
 INFERRED_ERROR_RATIO = 0.5
-"""Error bar of an inferred latency, as a share of it; after a restart it distinguishes inferred from measured latencies."""
+"""Error bar of an inferred latency, as a share of the latency; after a restart it tells inferred from measured latencies."""
 
 
 class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -30,8 +30,8 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         test: the netperf test.
         smoothed: the smoothed latency, of the policy's percentile.
         sighting: when the newest sample was first seen.
-        added_s: time when the newest sample was added, by our clock; another sample within half a round replaces it.
-        ignored_since_s: time since which its latency is ignored, because others contradict it; None while it counts.
+        added_s: time when the newest sample was added, by our clock; another sample within half a round replaces that sample.
+        ignored_since_s: time since which the latency is ignored, because others contradict it; None while the latency counts.
     """
 
     origin: NodeLocation
@@ -45,7 +45,7 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The state of a directed pair of zones, kept while its pairs of nodes change.
+    """The state of a directed pair of zones, which survives changes of its pairs of nodes.
 
     Attributes:
         node_pairs: states of its pairs of nodes.
@@ -58,7 +58,7 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         is_unverified: whether the last good latency was read from the NetworkTopology, and may have been inferred.
         is_inferred: whether the current cost is inferred; the first measured one replaces it without hysteresis.
         has_full_window: whether the current cost rests on `WINDOW_SAMPLES` samples of each pair of nodes.
-        is_disputed: whether its two reporters contradict each other.
+        is_disputed: whether its latency is disputed, see `netperf.consensus.Consensus`.
     """
 
     node_pairs: tuple[NodePairState, ...] = ()
@@ -80,9 +80,9 @@ CostState = dict[ZonePair, ZonePairState]
 def restore_state(
     written_costs: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
-    """The state from the written costs, after a restart.
+    """The state after a restart, from the costs and latencies in the NetworkTopology.
 
-    Hysteresis applies to these costs. Those of unmeasured pairs are stale from the start and stay until they expire.
+    Hysteresis applies to these costs. A restored latency is stale at once, and expires if nothing measures its pair.
     """
     latencies = latencies or Latencies()
     state: CostState = {}
@@ -100,7 +100,7 @@ def restore_state(
             is_inferred=is_inferred,
             has_full_window=not is_inferred,
         )
-        # A reachable pair may cost as much as an unreachable one, but then it has a latency.
+        # A pair with the cost of unreachable pairs is reachable if it has a latency.
         if pair in latencies.unreachable_pairs or (cost >= policy.unreachable_cost and latency_us is None):
             restored = msgspec.structs.replace(restored, cost=None, last_good_us=None, is_unreachable=True)
         state[pair] = restored
@@ -136,18 +136,18 @@ def update_state(
     failures: Iterable[Failure] = (),
     interval_s: float = 60.0,
 ) -> CostState:
-    """Add samples and failures to the state. A sample that was added before changes nothing; a flagged one is left out.
+    """Add samples and failures to the state. A sample that was added before changes nothing; a flagged sample is left out.
 
     Args:
-        samples: all present samples, new or not; pairs of nodes without a sample are forgotten, last good latencies are not.
+        samples: all present samples, new or not; pairs of nodes without a sample are forgotten, but last good latencies stay.
         state: the last result of this function, `compute_costs` or `restore_state`.
         policy: the cost policy.
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; used for the age of samples that are seen for the first time.
         failures: all present failures without a newer sample.
-        interval_s: length of a probing round; of two samples of a pair of nodes within half of it the newer counts.
+        interval_s: length of a probing round; of two samples of a pair of nodes within half a round only the newer counts.
     """
-    by_pair: dict[ZonePair, list[NodePairState]] = defaultdict(list)
+    node_pairs_by_zones: dict[ZonePair, list[NodePairState]] = defaultdict(list)
     for sample in samples:
         if sample.origin.zone == sample.destination.zone or sample.measurement.test == "TCP_STREAM":
             continue
@@ -155,37 +155,38 @@ def update_state(
         expected_us = starting_latency_us(pair, state.get(sample.zones[::-1]))
         before = find_node_pair(sample, pair.node_pairs)
         sighting = update_sighting(before.sighting if before else None, sample, now_s, wall_s)
-        times = {"now_s": now_s, "replace_within_s": interval_s / 2}
-        node_pair = _update_node_pair(sample, before, sighting, policy, expected_us=expected_us, **times)
+        node_pair = _update_node_pair(
+            sample, before, sighting, policy, expected_us=expected_us, now_s=now_s, replace_within_s=interval_s / 2
+        )
         if node_pair is not None:
-            by_pair[sample.zones].append(node_pair)
-    failed: dict[ZonePair, list[Failure]] = defaultdict(list)
+            node_pairs_by_zones[sample.zones].append(node_pair)
+    failures_by_zones: dict[ZonePair, list[Failure]] = defaultdict(list)
     for failure in failures:
-        failed[failure.origin.zone, failure.destination.zone].append(failure)
+        failures_by_zones[failure.origin.zone, failure.destination.zone].append(failure)
     return {
         pair: msgspec.structs.replace(
             state.get(pair, ZonePairState()),
-            node_pairs=tuple(by_pair.get(pair, ())),
-            failures=tuple(failed.get(pair, ())),
+            node_pairs=tuple(node_pairs_by_zones.get(pair, ())),
+            failures=tuple(failures_by_zones.get(pair, ())),
         )
-        for pair in state.keys() | by_pair.keys() | failed.keys()
+        for pair in state.keys() | node_pairs_by_zones.keys() | failures_by_zones.keys()
     }
 
 
-def starting_latency_us(pair: ZonePairState, back: ZonePairState | None) -> float | None:
+def starting_latency_us(pair: ZonePairState, reverse: ZonePairState | None) -> float | None:
     """The latency that a new pair of nodes starts from: the last good one of either direction; None if there is none."""
-    states = [state for state in (pair, back) if state is not None and not state.is_unverified]
+    states = [state for state in (pair, reverse) if state is not None and not state.is_unverified]
     return next((state.last_good_us for state in states if state.last_good_us), None)
 
 
 def find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> NodePairState | None:
-    """The state of the sample's pair of nodes and test, whichever of our instruments its cost came from; None if absent."""
+    """The state of the sample's pair of nodes and test; None if absent. Samples of netperf and of datagrams share a state."""
 
     def key(origin: NodeLocation, destination: NodeLocation, test: Test, prober: ProberName) -> tuple[object, ...]:
         return origin.node, destination.node, test, prober == "external"
 
-    wanted = key(sample.origin, sample.destination, sample.measurement.test, sample.measurement.prober)
-    return next((p for p in node_pairs if key(p.origin, p.destination, p.test, p.prober) == wanted), None)
+    sample_key = key(sample.origin, sample.destination, sample.measurement.test, sample.measurement.prober)
+    return next((p for p in node_pairs if key(p.origin, p.destination, p.test, p.prober) == sample_key), None)
 
 
 def _update_node_pair(
@@ -229,12 +230,12 @@ def _update_node_pair(
 
 
 def prober_rank(node_pair: NodePairState) -> int:
-    """Precedence, lower is better: TCP_RR by our agents, UDP_RR by our agents, numbers of other components."""
+    """Rank of a latency's source, lower is better: TCP_RR by our agents, UDP_RR by our agents, numbers of other components."""
     return 2 if node_pair.prober == "external" else int(node_pair.test == "UDP_RR")
 
 
 def choose_representative(node_pairs: Iterable[NodePairState]) -> NodePairState | None:
-    """The pair of nodes to show for two zones: the median of those with the best `prober_rank`."""
+    """The pair of nodes to show for two zones: the one with the median latency among those with the best `prober_rank`."""
     ranked = sorted(node_pairs, key=lambda p: (prober_rank(p), p.smoothed.latency_us, p.origin, p.destination))
     best = [p for p in ranked if prober_rank(p) == prober_rank(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

@@ -194,11 +194,7 @@ def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
 
 
 def _compute_entry(
-    latency: _ZonePairLatency,
-    measured: _ZonePairLatency | None,
-    old: ZonePairState,
-    policy: CostPolicy,
-    now_s: float,
+    latency: _ZonePairLatency, measured: _ZonePairLatency | None, old: ZonePairState, policy: CostPolicy, now_s: float
 ) -> ZoneCost:
     """The entry of a latency. A cost that was inferred or rests on the first few samples is replaced without hysteresis."""
     is_more_reliable = measured is not None and measured.has_full_window and not old.has_full_window

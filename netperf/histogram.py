@@ -1,7 +1,7 @@
 """A mergeable sparse histogram of round trips, accurate to half a per cent.
 
-Buckets are 1/128 of an octave wide. Only buckets with values are stored: an agent may have a hundred histograms, and a dense one, such as
-HdrHistogram with three digits, takes 180 kB.
+Buckets are 1/128 of an octave wide. Only buckets with values are stored: an agent may have a hundred histograms, and a dense histogram,
+such as HdrHistogram with three digits, takes 180 kB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def nearest_rank(percent: float, count: int) -> int:
 
 
 class Histogram:
-    """Counts by logarithm of the value. Values are microseconds; values that are infinite or not above 0 are ignored."""
+    """Counts of values in microseconds by their logarithm. Values that are infinite or not above 0 are ignored."""
 
     __slots__ = ("_counts", "count", "max_us", "min_us")
 
@@ -38,7 +38,7 @@ class Histogram:
         self.min_us, self.max_us = min(self.min_us, value_us), max(self.max_us, value_us)
 
     def merge(self, other: Histogram) -> None:
-        """Add the counts of ``other``, so that percentiles are those of both together."""
+        """Add the values of ``other``."""
         for index, count in other._counts.items():
             self._counts[index] = self._counts.get(index, 0) + count
         self.count += other.count

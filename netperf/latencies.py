@@ -1,8 +1,8 @@
 """Encodes latencies in microseconds in an annotation of the NetworkTopology.
 
-``networkCost`` has whole units and hysteresis, because limits are compared with it; between the zones of most clouds it is 2 for every
-pair. Plans need the measured latency, so the controller publishes that of every directed pair of zones. It uses an annotation, because
-upstream's definition prunes unknown fields (docs/adr/0007-measurement.md).
+``networkCost`` has whole units and hysteresis, because limits are compared with it. Between the zones of most clouds it is 2 for every
+pair. Plans need finer values, so the controller publishes the latency of every directed pair of zones. The latencies are in an annotation,
+because upstream's definition prunes unknown fields (docs/adr/0007-measurement.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kubekit.wire import DECODE_ERRORS
 
 LATENCY_ANNOTATION = "netaware.io/latency-us"
 MAX_TEXT_BYTES = 200 * 1024
-"""The API server takes 256 KiB of annotations per object, the user's included."""
+"""The API server accepts 256 KiB for all annotations of an object, including those of users."""
 HYSTERESIS_RATIO, HYSTERESIS_US = 0.03, 15.0
 """A written latency stays while the new one differs from it by at most this share, or at most this time."""
 
@@ -102,7 +102,7 @@ def _matrix_to_pairs(
 def encode_latencies(latencies: Latencies) -> str:
     """Encode the annotation; zones are in bytewise order, so that equal latencies give equal texts.
 
-    A text that is too long for an annotation (above about 180 zones) is encoded without error bars; if still too long, it is empty.
+    If the text is too long for an annotation (above about 180 zones), it has no error bars; if still too long, it is empty.
     """
     pairs = {*latencies.latency_us_by_pair, *latencies.unreachable_pairs}
     zones = sorted({zone for pair in pairs for zone in pair})
@@ -121,32 +121,22 @@ def _pairs_to_matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> li
 
 
 def apply_hysteresis(written: Latencies, fresh: Latencies) -> Latencies:
-    """The latencies to write: ``written`` itself unless one changed by more than the hysteresis.
+    """The latencies to write: ``written`` itself unless a latency changed by more than the hysteresis.
 
-    Then every latency that changed by more than half of the hysteresis is written too, because each of them would soon cause another
-    write. Changed error bars alone do not cause a write.
+    Otherwise every latency that changed by more than half of the hysteresis is written too, because it would soon cause another write.
+    Changed error bars alone do not cause a write.
     """
-    has_same_pairs = (
-        written.latency_us_by_pair.keys() == fresh.latency_us_by_pair.keys()
-        and written.unreachable_pairs == fresh.unreachable_pairs
-    )
-    if has_same_pairs and not any(
-        _differs(written.latency_us_by_pair[pair], us, 1.0) for pair, us in fresh.latency_us_by_pair.items()
-    ):
+    old_us, new_us = written.latency_us_by_pair, fresh.latency_us_by_pair
+    has_same_pairs = old_us.keys() == new_us.keys() and written.unreachable_pairs == fresh.unreachable_pairs
+    if has_same_pairs and not any(_differs(old_us[pair], us, 1.0) for pair, us in new_us.items()):
         return written
-    is_kept = {
-        pair: pair in written.latency_us_by_pair and not _differs(written.latency_us_by_pair[pair], us, 0.5)
-        for pair, us in fresh.latency_us_by_pair.items()
-    }
-    us = {
-        pair: written.latency_us_by_pair[pair] if is_kept[pair] else us for pair, us in fresh.latency_us_by_pair.items()
-    }
-    return Latencies(us, fresh.error_us_by_pair, fresh.unreachable_pairs)
+    kept_us = {pair: us for pair, us in old_us.items() if pair in new_us and not _differs(us, new_us[pair], 0.5)}
+    return Latencies({**new_us, **kept_us}, fresh.error_us_by_pair, fresh.unreachable_pairs)
 
 
-def _differs(written_us: float, new_us: float, share: float) -> bool:
+def _differs(written_us: float, new_us: float, hysteresis_share: float) -> bool:
     """Whether a latency changed by more than a share of the hysteresis."""
-    return abs(new_us - written_us) > share * max(HYSTERESIS_RATIO * written_us, HYSTERESIS_US)
+    return abs(new_us - written_us) > hysteresis_share * max(HYSTERESIS_RATIO * written_us, HYSTERESIS_US)
 
 
 def round_up_error(value_us: float) -> int:
@@ -166,8 +156,7 @@ def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, floa
         measured_us: directed pair -> microseconds, above 0.
 
     Returns:
-        Missing pair -> microseconds of the shortest path. Mark it as inferred: the direct path may be slower
-        or faster.
+        Missing pair -> microseconds of the shortest path. The direct path may be slower or faster, so callers mark it as inferred.
     """
     edges_us = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
     inferred: dict[ZonePair, float] = {}

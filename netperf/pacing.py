@@ -1,7 +1,7 @@
 """Computes the start of each run, and limits the bandwidth of TCP_STREAM.
 
 Agents do not coordinate: rounds follow the wall clock, slots come from the plan, and jitter comes from a hash. If clocks differ by more
-than the slack of a slot, runs may overlap. An overlap causes run-queue delay, and the sample gets a quality flag.
+than the slack of a slot, runs may overlap. The overlap delays processes, so the samples get the quality flag ``run-queue``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from netperf.plans import Probe, ProbeSettings, ZonePlan
 from netperf.sample import Test
 
 CONNECT_ALLOWANCE_S = 2.0
-"""Time that a run takes beside its test: process start, control connection, and one or two long round trips."""
+"""Time that a run takes in addition to its test: process start, control connection, and one or two long round trips."""
 STREAM_WINDOW_S = 600.0
-"""The bandwidth of streams is limited on average over a sliding window of this length."""
+"""Length of the sliding window over which the mean bandwidth of streams is limited."""
 
 
 class ScheduledRun(msgspec.Struct, frozen=True):
-    """One run of a probe; ``starts_at_s`` is its start by the wall clock."""
+    """One run of a probe: its start by the wall clock, its round since 1970, and the netperf test."""
 
     probe: Probe
     starts_at_s: float
@@ -32,13 +32,13 @@ class ScheduledRun(msgspec.Struct, frozen=True):
 
 
 def find_next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
-    """The node's first run at or after ``now_s`` (wall clock, s); None if the plan has no probe of it. Missed runs are not repeated."""
+    """The node's first run at or after ``now_s`` (wall clock); None if the plan has no probe of the node."""
     current_round = math.floor(now_s / plan.interval_s)
     runs = (
         ScheduledRun(probe, probe_start_s(plan, probe, round_), round_, choose_test(plan.settings, probe, round_))
         for round_ in (current_round, current_round + 1)
         for probe in plan.probes_from(node)
-        if probe.pair_index == 0  # datagrams alone measure the others
+        if probe.pair_index == 0  # only datagrams measure the others
     )
     return min((run for run in runs if run.starts_at_s >= now_s), key=lambda run: run.starts_at_s, default=None)
 
@@ -81,10 +81,10 @@ class StreamRun(NamedTuple):
 
 
 def select_recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, ...]:
-    """The runs inside the window."""
+    """The runs that ended within the last `STREAM_WINDOW_S`."""
     return tuple(run for run in runs if now_s - run.ended_at_s < STREAM_WINDOW_S)
 
 
 def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
-    """Whether another stream may start now, because the mean of the window is below ``max_bps``. The stream itself may exceed it."""
+    """Whether another stream may start: the mean bandwidth of the window is below ``max_bps``. The stream itself may exceed that."""
     return 8 * sum(run.sent_bytes for run in select_recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S

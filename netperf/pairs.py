@@ -18,6 +18,7 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join_path
+from netperf.consensus import ZoneLink, link_between
 from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, make_refusal
 from netperf.plans import (
@@ -35,7 +36,7 @@ from netperf.plans import (
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
 from netperf.shards import assign_shards
-from netperf.slots import assign_slots, rounds_by_pair
+from netperf.slots import assign_slots, order_pairs
 
 ROTATION_S = 3600.0
 """After this time a zone replaces the nodes of one pair index. The moment differs between zones."""
@@ -152,13 +153,12 @@ def plan_pairs(
     zones = sorted(usable)
     keys = _pair_keys(usable, options)
     chosen = _choose_nodes(keys, usable, _previous_nodes(before), options, now_s)
-    rounds = rounds_by_pair(zones)
-    old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
-    slot_by_zones, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
+    old_slots = {_link_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
+    slot_by_link, slots = assign_slots(order_pairs(zones), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
-        slot = slot_by_zones[key.a, key.b] if key.pair_index == 0 else 0
+        slot = slot_by_link[key.a, key.b] if key.pair_index == 0 else 0
         probe = _build_probe(key, chosen[key], usable, slot)
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
@@ -239,9 +239,8 @@ def _pair_keys(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -
     ]
 
 
-def _zones_of(probe: Probe) -> tuple[str, str]:
-    a, b = sorted((probe.origin.zone, probe.destination.zone))
-    return a, b
+def _link_of(probe: Probe) -> ZoneLink:
+    return link_between(probe.origin.zone, probe.destination.zone)
 
 
 def _starts_at_a(key: _PairKey) -> bool:
@@ -253,7 +252,7 @@ def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNod
     nodes: dict[_PairKey, _PairNodes] = {}
     for plan in previous.values():
         for probe in plan.probes:
-            key = _PairKey(*_zones_of(probe), probe.pair_index)
+            key = _PairKey(*_link_of(probe), probe.pair_index)
             a, b = (probe.origin, probe.destination) if _starts_at_a(key) else (probe.destination, probe.origin)
             nodes[key] = _PairNodes(a.node, b.node, probe.rotation)
     return nodes

@@ -1,9 +1,9 @@
 """Encodes and decodes the results ConfigMap.
 
-Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so that writers neither
-conflict nor lose each other's updates. Our format has a `Sample` or a `Failure` per key. Upstream's format has a number per key (the
-measurement ConfigMap, docs/contracts); it is always read and optionally written as well. A key names the origin, the only node that may
-write it (manifests/policies). Each key is decoded alone; a malformed key is refused by name and never becomes a number.
+Each agent writes only keys of its own node pairs, as a JSON merge patch. The API server merges key by key, so writers neither conflict nor
+lose each other's updates. Our format has a `Sample` or a `Failure` per key. Upstream's format has a number per key (the measurement
+ConfigMap, docs/contracts); it is always read, and optionally written as well. A key names the origin node, and no other node may write the
+key (manifests/policies). Each key is decoded alone; a malformed key is refused by name and never becomes a number.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size, measure_size
 from netperf.errors import Refusal, make_refusal
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
-from netperf.upstream_keys import KEY_LIMIT, NodePair, UpstreamValues, add_value, to_sample, upstream_key
+from netperf.upstream_keys import MAX_KEY_LENGTH, NodePair, UpstreamValues, add_value, combine_values, upstream_key
 
-_parse_sample = msgspec.json.Decoder(Sample).decode
-_parse_failure = msgspec.json.Decoder(Failure).decode
+_decode_sample = msgspec.json.Decoder(Sample).decode
+_decode_failure = msgspec.json.Decoder(Failure).decode
 
 KEY_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = MAX_CONFIGMAP_BYTES * 3 // 4
-"""Size from which the controller warns; only keys of other components can make the object so large."""
-REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
-"""See `refresh_interval_s`."""
-VALUE_LIMIT_BYTES = 2048
+"""Size above which the controller warns; only keys of other components can make the object so large."""
+MIN_REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
+"""An unchanged sample is written again after this time, or this many rounds if they are longer."""
+MAX_VALUE_BYTES = 2048
 """Longest value of one of our keys; the agents' admission policy has the same limit."""
-SHOWN_REFUSALS = 100
+MAX_LISTED_REFUSALS = 100
 MAX_NAME_LENGTH = 111
-"""Longest name of a node that is measured: a key has two names, and the API server accepts 253 characters."""
-_LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
-_OUR_KEY = re.compile(
+"""Longest node name that fits into a key: a key has two names, and the API server accepts 253 characters."""
+_KEY_PATTERN = re.compile(r"[-._a-zA-Z0-9]+")
+_OUR_KEY_PATTERN = re.compile(
     rf"{re.escape(KEY_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
 )
 _MIN_CLOCK_S = 1_795_000_000
-"""Earliest plausible time, seconds since 1970; a clock that shows less was never set."""
+"""Earliest plausible time, seconds since 1970; a clock that shows an earlier time was never set."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
-        samples: samples by key; upstream's keys of one node pair are one sample of prober ``external``, under the last of these keys.
-        failures: failures by key, without those that are older than a sample of the same pair.
-        refusals: the first `SHOWN_REFUSALS` refused keys.
+        samples: samples by key; the numbers of a node pair in upstream's format are one sample, under the last of their keys.
+        failures: failures by key, without failures that are older than a sample of the same pair.
+        refusals: the first `MAX_LISTED_REFUSALS` refused keys.
         refusal_counts: number of refused keys by reason.
         size_bytes: size of all keys and values.
     """
@@ -65,9 +65,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultKey(NamedTuple):
-    """A parsed key: the pair of nodes, the test, and whether the key is of a failure.
+    """A parsed key of our format: the pair of nodes, the test, and whether the key is of a failure.
 
-    An underscore ends each node's name, which cannot contain one, so that the admission policy can check the writer by a prefix.
+    An underscore, which no node's name contains, ends each name. So the admission policy can check the writer by a prefix.
     """
 
     origin: str
@@ -80,8 +80,8 @@ class ResultKey(NamedTuple):
 
 
 def parse_key(key: str) -> ResultKey | None:
-    """Parse a key; None if it is not in our format."""
-    match = _OUR_KEY.fullmatch(key)
+    """Parse a key; None if the key is not in our format."""
+    match = _OUR_KEY_PATTERN.fullmatch(key)
     return ResultKey(match[1], match[2], cast("Test", match[3]), bool(match[4])) if match else None
 
 
@@ -98,7 +98,7 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
 
 
 def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
-    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 without any. Never raises.
+    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises.
 
     Args:
         data: data of one results ConfigMap.
@@ -126,8 +126,8 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
 
     Args:
         samples: samples of any test.
-        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. That format has no quality flags, so
-            the number stays if a sample is flagged. A missing percentile removes the number.
+        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. A missing percentile removes the
+            number. The number of a flagged sample is not written, because upstream's format has no flags; the last number stays.
     """
     data: dict[str, str | None] = {}
     for sample in samples:
@@ -149,10 +149,10 @@ def build_merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str
     return {"data": dict(data)}
 
 
-def list_planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
-    """Keys of samples and failures that agents should write -> probe."""
+def list_planned_keys(plans: Iterable[ZonePlan]) -> set[str]:
+    """Keys of the samples and failures that agents should write."""
     return {
-        key + suffix: probe
+        key + suffix
         for plan in plans
         for probe in plan.probes
         for key in list_sample_keys(plan, probe)
@@ -161,15 +161,15 @@ def list_planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
 
 
 def list_sample_keys(plan: ZonePlan, probe: Probe) -> list[str]:
-    """The keys of a probe's samples, one per test; a pair that only datagrams measure has one key, of the usual test."""
+    """The keys of a probe's samples, one per test; if only datagrams measure the pair, one key with the usual test."""
     tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
     return [sample_key(probe.origin.location, probe.destination.location, test) for test in tests]
 
 
 def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
-    """Keys that the controller removes: keys of our format that no plan contains, or whose value is refused.
+    """Keys for the controller to remove: keys of our format that no plan contains, or whose value is refused.
 
-    Upstream's keys of an unplanned pair are removed too if the pair has a key of our format, because then we wrote them.
+    The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
 
     Args:
         data: data of one results ConfigMap.
@@ -190,7 +190,7 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
 
 
 def _round_sample(sample: Sample) -> Sample:
-    """The sample with two decimals, which are more precise than its clocks, so that it takes less space in etcd."""
+    """The sample with two decimals, to save space in etcd. Its clocks are less precise."""
     return msgspec.structs.replace(
         sample,
         measurement=_round_measurement(sample.measurement),
@@ -221,9 +221,9 @@ def decode_results(
         data: keys and values, by any writer.
         locations: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
             (``moved-node``) are refused.
-        planned: `list_planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
-            that agents measure. None if the plan is unknown.
-        now_s: wall clock, seconds since 1970; an implausibly high sequence is read as 0, so that no sample is older.
+        planned: `list_planned_keys`. Other keys of our format, and upstream's keys of other pairs in zones that agents measure, are
+            refused (``unplanned``). None if the plan is unknown.
+        now_s: wall clock, seconds since 1970; an implausibly high sequence counts as 0, so that it hides no later result.
     """
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
@@ -241,20 +241,20 @@ def decode_results(
                 samples[key] = outcome
             else:
                 failures[key] = outcome
-    newest: dict[NodePair, int] = {}
+    newest_sequences: dict[NodePair, int] = {}
     for sample in samples.values():
         pair = sample.origin.node, sample.destination.node
-        newest[pair] = max(sample.sequence, newest.get(pair, 0))
-    refusals += _add_external(external, locations, planned or (), newest, samples)
+        newest_sequences[pair] = max(sample.sequence, newest_sequences.get(pair, 0))
+    refusals += _add_external(external, locations, planned or (), newest_sequences, samples)
     return Results(
         samples=samples,
         failures={
             # A sample of any test counts: the next run of a failed extra test may be ten rounds away.
             key: failure
             for key, failure in failures.items()
-            if newest.get((failure.origin.node, failure.destination.node), -1) <= failure.sequence
+            if newest_sequences.get((failure.origin.node, failure.destination.node), -1) <= failure.sequence
         },
-        refusals=tuple(refusals[:SHOWN_REFUSALS]),
+        refusals=tuple(refusals[:MAX_LISTED_REFUSALS]),
         refusal_counts=dict(Counter(refusal.reason for refusal in refusals)),
         size_bytes=measure_size(data),
     )
@@ -268,8 +268,8 @@ def _decode_key(
     external: dict[NodePair, UpstreamValues],
 ) -> Sample | Failure | Refusal | None:
     """Decode a key of any format; numbers in upstream's format are added to ``external``."""
-    if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
-        return make_refusal(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
+    if len(key) > MAX_KEY_LENGTH or not _KEY_PATTERN.fullmatch(key):
+        return make_refusal(key, "illegal-key", f"at most {MAX_KEY_LENGTH} of [-._a-zA-Z0-9]")
     if key.startswith(KEY_PREFIX):
         return _decode_our_key(key, value, locations, planned)
     return add_value(key, value, locations, external)
@@ -279,12 +279,12 @@ def _add_external(
     external: Mapping[NodePair, UpstreamValues],
     locations: Mapping[str, NodeLocation],
     planned: Collection[str],
-    newest: Container[NodePair],
+    measured_pairs: Container[NodePair],
     samples: dict[str, Sample],
 ) -> list[Refusal]:
-    """Add the numbers of other components to ``samples``; returns refusals.
+    """Add the numbers of other components to ``samples``; returns refusals of unplanned numbers.
 
-    A pair with a sample of ours (in ``newest``) is left out, because our agent also wrote its numbers.
+    The numbers of ``measured_pairs``, which have a sample in our format, are ignored, because our agent wrote them too.
     """
     refusals: list[Refusal] = []
     unplanned = _unplanned_pairs(external, locations, planned)
@@ -292,8 +292,8 @@ def _add_external(
         if (origin, destination) in unplanned:
             detail = f"node {origin} was not asked to measure {destination}"
             refusals += [make_refusal(key, "unplanned", detail, origin) for key, *_ in values.values()]
-        elif (origin, destination) not in newest:
-            key, sample = to_sample(locations[origin], locations[destination], values)
+        elif (origin, destination) not in measured_pairs:
+            key, sample = combine_values(locations[origin], locations[destination], values)
             samples[key] = sample
     return refusals
 
@@ -305,53 +305,53 @@ def _decode_our_key(
     result_key = parse_key(key)
     if result_key is None:
         return make_refusal(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
-    source = result_key.origin
+    writer = result_key.origin
     if planned is not None and key not in planned:
         return make_refusal(
-            key, "unplanned", f"node {source} was not asked to measure {result_key.destination}", source
+            key, "unplanned", f"node {writer} was not asked to measure {result_key.destination}", writer
         )
     result = _decode_value(key, result_key, value)
     for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
         current = locations.get(location.node)
         if current is None:
-            return make_refusal(key, "unknown-node", f"there is no node {location.node!r}", source)
+            return make_refusal(key, "unknown-node", f"there is no node {location.node!r}", writer)
         if current.zone != location.zone:
             detail = f"{location.node} was in zone {location.zone!r} and is in {current.zone!r}"
-            return make_refusal(key, "moved-node", detail, source)
+            return make_refusal(key, "moved-node", detail, writer)
     return result
 
 
 def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failure | Refusal:
     """Decode a value; it is refused if it is not of the pair that the key names."""
-    source = result_key.origin
-    if len(value) > VALUE_LIMIT_BYTES:
-        return make_refusal(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", source)
+    writer = result_key.origin
+    if len(value) > MAX_VALUE_BYTES:
+        return make_refusal(key, "too-large", f"{len(value)} bytes, at most {MAX_VALUE_BYTES}", writer)
     result: Sample | Failure
     try:
-        result = _parse_failure(value) if result_key.is_failure else _parse_sample(value)
+        result = _decode_failure(value) if result_key.is_failure else _decode_sample(value)
         canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
-        return make_refusal(key, "bad-field", str(error), source)
+        return make_refusal(key, "bad-field", str(error), writer)
     except DECODE_ERRORS as error:
-        return make_refusal(key, "half-written", str(error), source)
+        return make_refusal(key, "half-written", str(error), writer)
     if canonical != value:
-        # Parsers differ in which of two equal members they use, so the admission policy might read another one.
-        return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", source)
+        # Parsers differ in which of two members with one name they use, so the admission policy might check the other member.
+        return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", writer)
     if (result.origin.node, result.destination.node) != result_key[:2]:
-        return make_refusal(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", source)
+        return make_refusal(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", writer)
     problem = _find_sample_problem(result, result_key.test) if isinstance(result, Sample) else None
-    return result if problem is None else make_refusal(key, *problem, source)
+    return result if problem is None else make_refusal(key, *problem, writer)
 
 
 def _find_sample_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
-    """Reason and detail if the values of a well-formed sample contradict each other or its key."""
+    """Reason and detail if the values of a decoded sample contradict each other or the key; None if they do not."""
     measurement = sample.measurement
     if measurement.test != test:
         return "wrong-key", f"is of test {measurement.test}"
-    for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
-        if figures.prober == "external":
+    for part in (measurement, *([sample.datagrams] if sample.datagrams else [])):
+        if part.prober == "external":
             return "bad-field", "prober external is only for upstream's format"
-        ascending = [v for v in (figures.p50_us, figures.p90_us, figures.p99_us) if v is not None]
+        ascending = [v for v in (part.p50_us, part.p90_us, part.p99_us) if v is not None]
         if ascending != sorted(ascending):
             return "bad-field", "percentiles do not ascend"
     if measurement.throughput_bps is None and not any((measurement.p50_us, measurement.p90_us, measurement.p99_us)):
@@ -374,8 +374,7 @@ def _unplanned_pairs(
 def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
     """Check the size of a ConfigMap after a merge patch; returns it in bytes.
 
-    A patch that adds no key is always allowed: it hardly changes the size, and costs must not become stale because another writer
-    filled the object.
+    A patch that adds no key is always allowed: it hardly changes the size, and a full object must not make costs stale.
 
     Raises:
         ConfigMapTooLargeError: the patch adds keys, and the object would be larger than the limit.
@@ -387,5 +386,5 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
 
 
 def refresh_interval_s(interval_s: float) -> float:
-    """Time after which an unchanged sample is written again, so that it is not stale (`CostPolicy.stale_after_s`, three rounds)."""
-    return max(REFRESH_S, REFRESH_ROUNDS * interval_s)
+    """Time after which an unchanged sample is written again, before it becomes stale (`CostPolicy.stale_after_s`, three rounds)."""
+    return max(MIN_REFRESH_S, REFRESH_ROUNDS * interval_s)

@@ -1,7 +1,7 @@
 """Assigns zones to results ConfigMaps, so that each stays small.
 
-Every write makes etcd keep another copy of the whole object until it compacts, and sends one to each watcher. 100 zones write 8 samples
-per second: 240 kB/s with objects of 30 kB, 8 MB/s with objects of 1 MiB.
+After every write, etcd keeps another copy of the whole object until its next compaction, and each watcher receives a copy. 100 zones
+write 8 samples per second: 240 kB/s with objects of 30 kB, 8 MB/s with objects of 1 MiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 MAX_ZONES_PER_SHARD = 10
 SAMPLES_PER_SHARD = 65
 MAX_SHARDS = 100
-"""The agents' Role and admission policy list this many names."""
+"""Number of names that the agents' Role and admission policy list."""
 
 
 def zones_per_shard(zone_count: int) -> int:
@@ -31,17 +31,23 @@ def shard_names(base: str, zone_count: int) -> list[str]:
 
 
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
-    """Zone -> ConfigMap that its agents write, at most `zones_per_shard` zones to each; zones keep their ConfigMap if possible."""
-    free = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
+    """Assign to each zone the ConfigMap that its agents write, at most `zones_per_shard` zones to each; returns names by zone.
+
+    Args:
+        zones: all zones.
+        base: name of the first ConfigMap.
+        previous: the current name by zone; a zone keeps it if possible.
+    """
+    free_places = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
     assigned: dict[str, str] = {}
     for zone in sorted(zones):
         name = previous.get(zone, "")
-        if free.get(name, 0) > 0:
+        if free_places.get(name, 0) > 0:
             assigned[zone] = name
-            free[name] -= 1
+            free_places[name] -= 1
     for zone in sorted(zones):
         if zone not in assigned:
-            name = next(name for name, count in free.items() if count > 0)
+            name = next(name for name, count in free_places.items() if count > 0)
             assigned[zone] = name
-            free[name] -= 1
+            free_places[name] -= 1
     return assigned

@@ -14,54 +14,60 @@ from collections.abc import Mapping, Sequence
 from netperf.consensus import ZoneLink
 
 
-def rounds_by_pair(zones: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Round of every pair of zones by the circle method; each key has its zones in the order of ``zones``."""
+def order_pairs(zones: Sequence[str]) -> list[ZoneLink]:
+    """All pairs of zones, in the order of the circle method, in which `assign_slots` needs the fewest slots.
+
+    Args:
+        zones: all zones in bytewise order.
+    """
     count = len(zones) + len(zones) % 2
-    rounds: dict[tuple[str, str], int] = {}
-    for i in range(len(zones)):
+    tournament_rounds: dict[ZoneLink, int] = {}
+    for i, a in enumerate(zones):
         for j in range(i + 1, len(zones)):
             # The last zone stays in place and the others rotate: zones i and j meet in round (i + j) mod (count - 1).
-            rounds[zones[i], zones[j]] = (i + j if j < count - 1 else 2 * i) % (count - 1)
-    return rounds
+            tournament_rounds[a, zones[j]] = (i + j if j < count - 1 else 2 * i) % (count - 1)
+    return sorted(tournament_rounds, key=lambda pair: (tournament_rounds[pair], pair))
 
 
 def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
-    """Assign a slot to every pair; pairs that had one keep it.
+    """Assign a slot to every pair; a pair keeps its previous slot.
 
     Args:
-        pairs: pairs in order of preference for the low slots.
+        pairs: the pairs of `order_pairs`; earlier ones get lower slots.
         previous_slots: slots of the current plans; empty to start over.
 
     Returns:
-        Slot by pair, and the number of slots (at least 1). Previous slots are ignored if keeping them needs more than
+        Slot by pair, and the number of slots (at least 1). All previous slots are dropped if keeping them needs more than
         ceil(1.25 n) + 1 slots, where n is the number of slots without them.
     """
-    kept, kept_count = _first_fit(pairs, previous_slots)
+    kept, kept_count = _assign_first_fit(pairs, previous_slots)
     if not previous_slots:
         return kept, kept_count
-    fresh, fresh_count = _first_fit(pairs, {})
+    fresh, fresh_count = _assign_first_fit(pairs, {})
     return (kept, kept_count) if kept_count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
 
 
-def _first_fit(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]) -> tuple[dict[ZoneLink, int], int]:
-    used: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
+def _assign_first_fit(
+    pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]
+) -> tuple[dict[ZoneLink, int], int]:
+    used_slots: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
     slots: dict[ZoneLink, int] = {}
     unassigned: list[ZoneLink] = []
 
     def assign(pair: ZoneLink, slot: int) -> None:
         slots[pair] = slot
         for zone in pair:
-            used[zone] |= 1 << slot
+            used_slots[zone] |= 1 << slot
 
     for pair in pairs:
         slot = previous_slots.get(pair)
         # A slot comes from a ConfigMap and may be any number; the limit bounds the bit sets and the number of slots.
-        if slot is None or slot > 4 * len(pairs) or (used[pair[0]] | used[pair[1]]) >> slot & 1:
+        if slot is None or slot > 4 * len(pairs) or (used_slots[pair[0]] | used_slots[pair[1]]) >> slot & 1:
             unassigned.append(pair)
         else:
             assign(pair, slot)
     for pair in unassigned:
-        used_by_either = used[pair[0]] | used[pair[1]]
+        used_by_either = used_slots[pair[0]] | used_slots[pair[1]]
         lowest_free_bit = ~used_by_either & (used_by_either + 1)
         assign(pair, lowest_free_bit.bit_length() - 1)
     return slots, max(slots.values(), default=0) + 1

@@ -1,8 +1,8 @@
 """Smooths the latencies of a pair of nodes over its samples.
 
 The smoothed latency is the median of the last few samples, so that one outlier among them changes nothing. An outlier does not count
-at first; if the next sample is near it, the window restarts from these two. A new pair of nodes starts from the latency of its zones.
-`CostPolicy.percentile` names the percentile that is smoothed.
+at first. If the next sample is near the outlier, the window restarts from these two. A new pair of nodes starts from the latency of its
+zones. `CostPolicy.percentile` names the percentile that is smoothed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import msgspec
 
 WINDOW_SAMPLES = 5
 OUTLIER_RATIO, MIN_OUTLIER_US = 0.15, 100.0
-"""An outlier differs by more than this share, and by more than this time: smaller differences are noise of CPU schedulers and interrupts."""
+"""An outlier differs by more than this share, and by more than this time; smaller differences are noise of schedulers and interrupts."""
 OUTLIER_DEVIATIONS = 5.0
 """An outlier also differs by more than this many median absolute deviations, if there are at least three samples."""
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The smoothed latency of one pair of nodes, and the samples that it rests on.
+    """The smoothed latency of one pair of nodes, and the window of samples from which it is computed.
 
     Attributes:
         latency_us: the smoothed latency.
         mad_us: median absolute deviation of the window's samples from it: the noise.
-        recent_us: the window, oldest first; empty until the first sample counts. The smoothed latency is then that of the zones.
-        pending_us: the newest sample, if it is an outlier that the next one must confirm.
+        recent_us: the window, oldest sample first; empty before the first sample counts, when the latency is that of the zones.
+        pending_us: the newest sample, if it is an outlier that the next sample must confirm.
         count: number of samples since the window last restarted.
     """
 
@@ -46,13 +46,13 @@ def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: f
     """
     if smoothed is None:
         if expected_us is None:
-            return _median_of((value_us,), 1)
+            return _smooth_window((value_us,), 1)
         smoothed = SmoothedLatency(latency_us=expected_us)
     if not _is_outlier(value_us, smoothed):
-        return _median_of((*smoothed.recent_us, value_us)[-WINDOW_SAMPLES:], smoothed.count + 1)
+        return _smooth_window((*smoothed.recent_us, value_us)[-WINDOW_SAMPLES:], smoothed.count + 1)
     pending_us = smoothed.pending_us
     if pending_us is not None and _is_near(value_us, pending_us):
-        return _median_of((pending_us, value_us), 2)
+        return _smooth_window((pending_us, value_us), 2)
     return msgspec.structs.replace(smoothed, pending_us=value_us)
 
 
@@ -73,11 +73,11 @@ def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:
 
 
 def _is_near(value_us: float, other_us: float) -> bool:
-    """Whether two samples are so near that they confirm a new latency, of which the noise is not known yet."""
+    """Whether two samples confirm a new latency. Its noise is unknown, so only `OUTLIER_RATIO` and `MIN_OUTLIER_US` count."""
     return abs(value_us - other_us) <= max(OUTLIER_RATIO * max(value_us, other_us), MIN_OUTLIER_US)
 
 
-def _median_of(recent_us: tuple[float, ...], count: int) -> SmoothedLatency:
+def _smooth_window(recent_us: tuple[float, ...], count: int) -> SmoothedLatency:
     latency_us = statistics.median(recent_us)
     mad_us = statistics.median(abs(value - latency_us) for value in recent_us)
     return SmoothedLatency(latency_us=latency_us, mad_us=mad_us, recent_us=recent_us, count=count)

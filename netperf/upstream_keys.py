@@ -1,4 +1,4 @@
-"""Results keys in upstream's format (docs/contracts, section 3)."""
+"""Encodes and decodes results keys in upstream's format (docs/contracts, section 3)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 from netperf.errors import Refusal, make_refusal
 from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, NodeLocation, Percentile, Sample
 
-KEY_LIMIT = 253
-_KEY = re.compile(
+MAX_KEY_LENGTH = 253
+_KEY_PATTERN = re.compile(
     r"netperf(?P<dot>[._])(?P<percentile>p50|p90|p99)(?P=dot)latency(?P=dot)(?P<unit>milliseconds|microseconds)"
     r"\.origin\.(?P<nodes>.+)",
     re.DOTALL,
 )
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
-_UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
+_NUMBER_PATTERN = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
+_US_BY_UNIT = {"milliseconds": 1000.0, "microseconds": 1.0}
 
 NodePair = tuple[str, str]
 """Names of the origin and the destination."""
 
 
 class UpstreamValue(NamedTuple):
-    """The number of a key, with the unit in which the key gives it."""
+    """The number of a key, converted to microseconds; ``unit`` is the key's own."""
 
     key: str
     value_us: float
@@ -36,14 +36,14 @@ UpstreamValues = dict[Percentile, UpstreamValue]
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
     """Upstream's key in milliseconds; None if the two names make it too long."""
     key = f"netperf.{percentile}.latency.milliseconds.origin.{origin_node}.destination.{destination_node}"
-    return key if len(key) <= KEY_LIMIT else None
+    return key if len(key) <= MAX_KEY_LENGTH else None
 
 
 def add_value(
     key: str, value: str, locations: Mapping[str, NodeLocation], values: dict[NodePair, UpstreamValues]
 ) -> Refusal | None:
     """Add the number of a key to ``values``; returns a refusal if the key is invalid. Ignores keys of other formats."""
-    match = _KEY.fullmatch(key)
+    match = _KEY_PATTERN.fullmatch(key)
     if match is None:
         return None
     pairs = _split_nodes(match["nodes"])
@@ -53,9 +53,9 @@ def add_value(
     if len(existing_pairs) != 1:
         return make_refusal(key, "ambiguous-key" if existing_pairs else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
-    if not _NUMBER.fullmatch(number) or float(number) <= 0:
+    if not _NUMBER_PATTERN.fullmatch(number) or float(number) <= 0:
         return make_refusal(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
-    value_us = float(number) * _UNIT_US[match["unit"]]
+    value_us = float(number) * _US_BY_UNIT[match["unit"]]
     if value_us > MAX_LATENCY_US:
         return make_refusal(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
@@ -66,21 +66,17 @@ def add_value(
     return None
 
 
-def _split_nodes(text: str) -> list[tuple[str, str]]:
-    """Every way to split ``<node>.destination.<node>``, because names may contain ``.destination.``."""
+def _split_nodes(text: str) -> list[NodePair]:
+    """All ways to split ``<node>.destination.<node>``, because names may contain ``.destination.``."""
     parts = text.split(".destination.")
     return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
 
 
-def to_sample(origin: NodeLocation, destination: NodeLocation, values: UpstreamValues) -> tuple[str, Sample]:
-    """The lexicographically greatest key of a pair, and the pair's numbers as one sample of prober ``external``."""
+def combine_values(origin: NodeLocation, destination: NodeLocation, values: UpstreamValues) -> tuple[str, Sample]:
+    """The numbers of a pair as one sample of prober ``external``, with the last of its keys in bytewise order."""
     us = {percentile: value.value_us for percentile, value in values.items()}
     measurement = Measurement(
-        prober="external",
-        test="TCP_RR",
-        p50_us=us.get("p50"),
-        p90_us=us.get("p90"),
-        p99_us=us.get("p99"),
+        prober="external", test="TCP_RR", p50_us=us.get("p50"), p90_us=us.get("p90"), p99_us=us.get("p99")
     )
     key = max(value.key for value in values.values())
     return key, Sample(origin=origin, destination=destination, measurement=measurement)

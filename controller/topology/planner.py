@@ -148,7 +148,7 @@ class ProbePlanner:
         probe_nodes = [to_probe_node(node, agents) for node in nodes]
         plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
         # Another leader may have made the previous plan, so its keys may not be expected yet.
-        keys = list_planned_keys((*previous.values(), *plan.zones.values())).keys()
+        keys = list_planned_keys((*previous.values(), *plan.zones.values()))
         return previous, plan, keys, len({node.zone for node in probe_nodes} - {""})
 
     def _expect_keys(self, keys: Collection[str]) -> None:
@@ -188,7 +188,7 @@ class ProbePlanner:
     async def _remove_obsolete_results(self) -> None:
         """Remove unreadable keys and keys of pairs that are no longer planned, so that objects do not grow without limit."""
         plans = tuple(self._plans.values())
-        planned = await asyncio.to_thread(lambda: list_planned_keys(plans).keys())
+        planned = await asyncio.to_thread(list_planned_keys, plans)
         for name in self.result_objects():
             results = self._cache.results.get(str(name))
             if results is None:

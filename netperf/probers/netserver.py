@@ -52,13 +52,7 @@ class Netserver:
     """
 
     def __init__(
-        self,
-        binary: str,
-        address: str,
-        port: int,
-        passphrase: bytes,
-        *,
-        wall_clock: Callable[[], float] = time.time,
+        self, binary: str, address: str, port: int, passphrase: bytes, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._binary, self._address, self._port, self._passphrase = binary, address, port, passphrase
         self._wall_clock, self._backoff = wall_clock, Backoff()

@@ -7,7 +7,7 @@ hold back what says the same as what they wrote, as the real ones do.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.cost_state import CostState, update_state
@@ -168,7 +168,7 @@ class SimulatedNetwork:
         )
         self._data |= {k: v for k, v in encode_failure(failure, "TCP_RR").items() if v is not None}
 
-    def _decide(self, keys: Mapping[str, Probe], now_s: float) -> None:
+    def _decide(self, keys: Collection[str], now_s: float) -> None:
         results = decode_results(self._data | self.extra_data, self.locations, keys)
         self.refused = results.refusal_counts
         self.named |= {refusal.writer for refusal in results.refusals if refusal.writer}

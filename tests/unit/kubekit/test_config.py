@@ -58,13 +58,7 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("server", "127.0.0.1"),
-        ("ca.crt", None),
-        ("ca.crt", "no PEM"),
-        ("tls.crt", "no PEM"),
-        ("namespace", "\xff"),
-    ],
+    [("server", "127.0.0.1"), ("ca.crt", None), ("ca.crt", "no PEM"), ("tls.crt", "no PEM"), ("namespace", "\xff")],
 )
 def test_errors_name_the_file(folder: Path, name: str, text: str | None) -> None:
     (folder / name).unlink(missing_ok=True)

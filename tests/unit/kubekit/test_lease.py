@@ -254,9 +254,7 @@ async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
         fence.check()
 
 
-async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_lead_again(
-    api: SimulatedApi,
-) -> None:
+async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_lead_again(api: SimulatedApi) -> None:
     loop = asyncio.get_running_loop()
     async with replicas(api, 2) as (first, second):
         first.start()

@@ -67,10 +67,7 @@ def test_a_cost_never_decreases_with_the_latency(
     assert 2 <= low_cost <= high_cost <= MAX_NETWORK_COST
 
 
-@given(
-    st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), latencies, min_size=1),
-    latencies,
-)
+@given(st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), latencies, min_size=1), latencies)
 def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, float], slower_by_us: float) -> None:
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
     victim = next(iter(measured))
@@ -242,8 +239,7 @@ def test_computing_costs_twice_changes_nothing(measured: dict[str, float]) -> No
 
 
 @given(
-    st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1),
-    st.floats(0.97, 1.03),
+    st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1), st.floats(0.97, 1.03)
 )
 def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], drift: float) -> None:
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())

@@ -24,7 +24,7 @@ from netperf.results import (
     sample_key,
 )
 from netperf.sample import Failure, Measurement, NodeLocation, Percentile, Sample
-from netperf.upstream_keys import KEY_LIMIT, upstream_key
+from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
 from tests.unit.netperf.building import one_each, plan_of
 
 P90: tuple[Percentile, ...] = ("p90",)
@@ -89,10 +89,10 @@ node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 def test_keys_are_legal_for_all_names_of_nodes_and_zones(n1: str, n2: str) -> None:
     key = str(ResultKey(n1[:MAX_NAME_LENGTH], n2[:MAX_NAME_LENGTH], "TCP_STREAM", is_failure=True))
     assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
-    assert len(key) <= KEY_LIMIT
+    assert len(key) <= MAX_KEY_LENGTH
     assert parse_key(key) == (n1[:MAX_NAME_LENGTH], n2[:MAX_NAME_LENGTH], "TCP_STREAM", True)
     foreign = upstream_key(n1, n2, "p90")
-    assert foreign is None or len(foreign) <= KEY_LIMIT
+    assert foreign is None or len(foreign) <= MAX_KEY_LENGTH
 
 
 @given(st.text(alphabet="ab.1-", min_size=1, max_size=30), st.text(alphabet="ab.1-", min_size=1, max_size=30))
