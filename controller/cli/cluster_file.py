@@ -23,19 +23,18 @@ from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DECODE_ERRORS, Node, Object
 
-MAX_PARSER_ERROR = 300
-DEFAULT_PODS = "110"
-"""The kubelet's default of pods per node, for nodes without the field."""
-_QUANTITIES = frozenset({"requests", "limits", "allocatable", "capacity", "overhead"})
-_NAMESPACED = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "PersistentVolumeClaim"})
+MAX_PARSER_ERROR_LENGTH = 300
+DEFAULT_ALLOCATABLE_PODS = "110"
+"""The kubelet's default, for nodes without the field."""
+_QUANTITY_MAPS = frozenset({"requests", "limits", "allocatable", "capacity", "overhead"})
+_NAMESPACED_KINDS = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "PersistentVolumeClaim"})
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
     """The objects of a file, by kind and in the file's order.
 
     Attributes:
-        classes: StorageClasses.
-        problems: objects that were left out, with reasons.
+        problems: texts about objects that were left out, with the reason.
     """
 
     nodes: list[Node] = []
@@ -43,54 +42,54 @@ class ClusterFile(msgspec.Struct, frozen=True):
     services: list[Service] = []
     volumes: list[PersistentVolume] = []
     claims: list[PersistentVolumeClaim] = []
-    classes: list[StorageClass] = []
+    storage_classes: list[StorageClass] = []
     groups: list[AppGroup] = []
     namespaces: list[Object] = []
     topologies: list[NetworkTopology] = []
     problems: list[str] = []
 
 
-_FIELDS: dict[str, tuple[str, type[Object]]] = {
+_FIELD_BY_KIND: dict[str, tuple[str, type[Object]]] = {
     "Node": ("nodes", Node),
     "Pod": ("pods", Pod),
     "Service": ("services", Service),
     "PersistentVolume": ("volumes", PersistentVolume),
     "PersistentVolumeClaim": ("claims", PersistentVolumeClaim),
-    "StorageClass": ("classes", StorageClass),
+    "StorageClass": ("storage_classes", StorageClass),
     "AppGroup": ("groups", AppGroup),
     "Namespace": ("namespaces", Object),
     "NetworkTopology": ("topologies", NetworkTopology),
 }
-"""Kind -> field of `ClusterFile`, and type."""
-_API_VERSIONS = {kind.kind: f"{kind.group}/{kind.version}" for kind in (APPGROUPS, NETWORK_TOPOLOGIES)}
+"""Kind -> field of `ClusterFile`, type of the object."""
+_API_VERSION_BY_KIND = {crd.kind: f"{crd.group}/{crd.version}" for crd in (APPGROUPS, NETWORK_TOPOLOGIES)}
 
 
-def read_cluster(name: str) -> ClusterFile:
-    """Read the objects of a file; see `read_documents`."""
+def read_cluster(path: str) -> ClusterFile:
+    """Read the objects of the file ``--offline``; see `read_documents`."""
     cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
-    for document in read_documents([name], "--offline"):
+    for document in read_documents([path], "--offline"):
         for item in objects_in(document, cluster.problems):
-            _add(item, cluster, seen)
+            _add_object(item, cluster, seen)
     return cluster
 
 
-def read_documents(names: Iterable[str], flag: str) -> list[Any]:
+def read_documents(paths: Iterable[str], flag: str) -> list[Any]:
     """The documents of files, JSON or YAML; ``-`` is standard input.
 
     Raises:
-        ConfigError: a file that ``flag`` names cannot be read, or is neither JSON nor YAML.
+        ConfigError: a file cannot be read, or is neither JSON nor YAML; names ``flag``, which gave the path.
     """
-    return [document for name in names for document in _read_file(name, flag)]
+    return [document for path in paths for document in _read_file(path, flag)]
 
 
-def _read_file(name: str, flag: str) -> list[Any]:
+def _read_file(path: str, flag: str) -> list[Any]:
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(flag, f"{name}: {error.strerror or error}") from error
+        raise ConfigError(flag, f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(flag, f"{name} is not UTF-8: {error}") from error
+        raise ConfigError(flag, f"{path} is not UTF-8: {error}") from error
     try:
         return [msgspec.json.decode(text)]
     except DECODE_ERRORS:
@@ -98,8 +97,8 @@ def _read_file(name: str, flag: str) -> list[Any]:
     try:
         return list(yaml.load_all(text, Loader=_PlainLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        detail = " ".join(str(error).split())[:MAX_PARSER_ERROR]
-        raise ConfigError(flag, f"{name} is neither JSON nor YAML: {detail}") from error
+        detail = " ".join(str(error).split())[:MAX_PARSER_ERROR_LENGTH]
+        raise ConfigError(flag, f"{path} is neither JSON nor YAML: {detail}") from error
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -112,7 +111,7 @@ _PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
+def _add_object(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
     """Decode an object and add it to its list; an invalid, nameless or repeated object becomes a problem.
 
     Args:
@@ -121,15 +120,15 @@ def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]])
         seen: kind and key of each object in ``cluster``.
     """
     kind = str(item.get("kind") or "")
-    if kind not in _FIELDS:
+    if kind not in _FIELD_BY_KIND:
         return
-    field, type_ = _FIELDS[kind]
+    field, type_ = _FIELD_BY_KIND[kind]
     name = "?"
     try:
-        normalized = _normalize(_with_current_spelling(item) if kind in _API_VERSIONS else item)
+        normalized = _normalize(_with_current_spelling(item) if kind in _API_VERSION_BY_KIND else item)
         metadata = normalized.setdefault("metadata", {})
         name = str(metadata.get("name") or "?")
-        if kind in _NAMESPACED:
+        if kind in _NAMESPACED_KINDS:
             metadata.setdefault("namespace", "default")
         decoded = msgspec.convert(normalized, type_, strict=False)
     except (msgspec.ValidationError, KubekitError, AttributeError) as error:
@@ -147,7 +146,7 @@ def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]])
 
 def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
     """The object as the API server accepts it, but with its own name, because pods refer to it."""
-    if str(item.get("apiVersion") or "") in {_API_VERSIONS[item["kind"]], ""}:
+    if str(item.get("apiVersion") or "") in {_API_VERSION_BY_KIND[item["kind"]], ""}:
         return item
     converted = convert([item])[0][0]
     name = (item.get("metadata") or {}).get("name")
@@ -157,7 +156,7 @@ def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
 def _normalize(value: Any, key: str = "") -> Any:
     """A value of the field ``key`` without nulls, and with quantities as strings."""
     if isinstance(value, dict):
-        are_quantities = key in _QUANTITIES
+        are_quantities = key in _QUANTITY_MAPS
         return {
             str(name): str(inner) if are_quantities and isinstance(inner, int | float) else _normalize(inner, str(name))
             for name, inner in value.items()
@@ -173,5 +172,5 @@ def _with_default_allocatable(node: Node) -> Node:
     status = node.status
     allocatable = status.allocatable or status.capacity or {}
     if allocatable and "pods" not in allocatable:
-        allocatable = {**allocatable, "pods": (status.capacity or {}).get("pods", DEFAULT_PODS)}
+        allocatable = {**allocatable, "pods": (status.capacity or {}).get("pods", DEFAULT_ALLOCATABLE_PODS)}
     return msgspec.structs.replace(node, status=msgspec.structs.replace(status, allocatable=allocatable))

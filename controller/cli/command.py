@@ -19,13 +19,11 @@ class Command(ABC):
     Attributes:
         description: what it shows and how to read it.
         examples: arguments of ``kubectl netaware``, each with its effect.
-        reads_cluster: whether it reads the API server itself; `page` leaves that to kubectl.
         prints_documents: whether ``render`` returns documents for other programs, in which texts stay unchanged.
     """
 
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
-    reads_cluster: ClassVar[bool] = True
     prints_documents: ClassVar[bool] = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
@@ -33,7 +31,7 @@ class Command(ABC):
 
     @abstractmethod
     async def run(self, session: Session, options: argparse.Namespace) -> Any:
-        """The answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print unchanged.
+        """Return the answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print unchanged.
 
         Raises:
             KubekitError: there is no answer; the text gives the reason.
@@ -41,11 +39,11 @@ class Command(ABC):
 
     @abstractmethod
     def render(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
-        """The answer as text or tables, if possible at most ``width`` columns wide."""
+        """Return the answer as text or tables, if possible at most ``width`` columns wide."""
 
-    def needs_cluster(self, options: argparse.Namespace) -> bool:
-        """Whether the command reads the API server with these arguments."""
-        return self.reads_cluster
+    def reads_cluster(self, options: argparse.Namespace) -> bool:
+        """Whether ``run`` reads the API server with these arguments."""
+        return True
 
     async def keep_open(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
-        """Runs after the answer is shown; the command ends when it returns. By default it returns at once."""
+        """Called after the answer is shown; the command ends when this returns, by default at once."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from controller.cli.command import Command
 
-HELP: Mapping[str, str] = {
+HELP_BY_COMMAND: Mapping[str, str] = {
     "status": "all parts and findings on one screen",
     "diagnose": "findings, their causes and fixes",
     "page": "open the web page: findings, costs, placement",
@@ -25,12 +25,11 @@ HELP: Mapping[str, str] = {
     "convert": "update older spellings of AppGroup and NetworkTopology",
 }
 """Command -> its line in the help, in the help's order."""
-ALIASES = {"why": "diagnose"}
-"""Alias -> command."""
+COMMAND_BY_ALIAS = {"why": "diagnose"}
 
 
 def load_command(name: str) -> Command:
-    """Import a command by its name or alias."""
-    module = ALIASES.get(name, name)
+    """Import and create a command by its name or alias."""
+    module = COMMAND_BY_ALIAS.get(name, name)
     command: Command = getattr(import_module(f"controller.cli.{module}"), f"{module.capitalize()}Command")()
     return command

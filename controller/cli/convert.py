@@ -17,7 +17,7 @@ from controller.convert.spellings import Change, convert
 
 
 class ConversionResult(msgspec.Struct, frozen=True):
-    """The converted objects, and what was changed."""
+    """All objects of the files, and the changes to them."""
 
     objects: list[Document]
     changes: list[Change]
@@ -30,12 +30,14 @@ class ConvertCommand(Command):
         "accepts; other objects stay unchanged. Lists the changes on standard error. Needs no cluster. Usage: "
         "kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
-    reads_cluster = False
     prints_documents = True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        text = "file to convert; - is standard input"
-        parser.add_argument("-f", "--filename", action="append", required=True, metavar="FILE", help=text)
+        help_text = "file to convert; - is standard input"
+        parser.add_argument("-f", "--filename", action="append", required=True, metavar="FILE", help=help_text)
+
+    def reads_cluster(self, options: argparse.Namespace) -> bool:
+        return False
 
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")

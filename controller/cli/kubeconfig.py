@@ -1,4 +1,4 @@
-"""Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, with plugins and proxies.
+"""Log-ins from outside a cluster: kubeconfigs as the ``kubernetes`` package reads them, with log-in plugins and proxies.
 
 Fields that kubectl supports and the package ignores are errors: if ``as`` were ignored, commands would run as another user.
 """
@@ -24,10 +24,12 @@ _UNSUPPORTED_FIELDS = ("as", "as-uid", "as-groups", "as-user-extra")
 _SUPPORTED_PROVIDERS = ("gcp", "oidc")
 
 
-def find_cluster(
+def find_cluster_config(
     kubeconfig: str | None = None, context: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ClusterConfig:
-    """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. May run a log-in plugin.
+    """The API server and log-in of ``--kubeconfig``, else ``$KUBECONFIG``, else of the pod itself, else ``~/.kube/config``.
+
+    May run a log-in plugin.
 
     Raises:
         ConfigError: there is no kubeconfig, or a field cannot be used; names the file or field.
@@ -41,14 +43,14 @@ def find_cluster(
         raise ConfigError(
             "--kubeconfig", f"{paths}: no such file", "give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
         )
-    return KubeconfigLogin(paths, context).cluster()
+    return KubeconfigLogin(paths, context).cluster_config()
 
 
 class KubeconfigLogin:
-    """A context of one or more kubeconfigs.
+    """The log-in of a context in one or more kubeconfigs; a `kubekit.credentials.CredentialProvider`.
 
     Args:
-        paths: of the files, separated as in ``$KUBECONFIG``.
+        paths: of the kubeconfigs, separated as in ``$KUBECONFIG``.
         context: name of the context; None for the current one.
     """
 
@@ -57,42 +59,43 @@ class KubeconfigLogin:
         self._lock, self._is_refused = asyncio.Lock(), False
         self._load()
 
-    def cluster(self) -> ClusterConfig:
+    def cluster_config(self) -> ClusterConfig:
         """Address and credentials of the API server."""
         return ClusterConfig(
             server=self._configuration.host,
-            ssl_context=self._tls,
+            ssl_context=self._ssl_context,
             namespace=str(self._context_entry.get("namespace") or "default"),
             context=self._context or "",
             credential_provider=self,
-            proxy=self._proxy(),
+            proxy=self._find_proxy(),
             server_name=self._configuration.tls_server_name or "",
         )
 
     async def get_credential(self) -> Credential:
         """See `kubekit.credentials.CredentialProvider`. Runs a plugin in a thread, once for concurrent callers."""
         async with self._lock:
-            return await asyncio.to_thread(self._credential)
+            return await asyncio.to_thread(self._load_credential)
 
     def discard(self, credential: Credential) -> None:
         """See `kubekit.credentials.CredentialProvider`."""
         self._is_refused = True
 
-    def _credential(self) -> Credential:
+    def _load_credential(self) -> Credential:
         if self._is_refused:
             self._load()
-        with _logged_messages() as messages:
+        with _collect_log_messages() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
         if value and kind != "Bearer":
             raise ConfigError(
-                self._field("username"), "API servers accept no passwords", "use a token or a client certificate"
+                self._user_field("username"), "API servers accept no passwords", "use a token or a client certificate"
             )
         if messages:
-            raise CredentialError(f"{self._field('exec')}: {'; '.join(messages)}")
-        return Credential(token, self._tls)
+            raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages)}")
+        return Credential(token, self._ssl_context)
 
     def _load(self) -> None:
+        """Read the kubeconfigs, and run the plugin if the user has one."""
         # Imported here, because the package is large and other log-ins do not need it.
         try:
             from kubernetes.client import Configuration
@@ -106,25 +109,25 @@ class KubeconfigLogin:
         try:
             merged = KubeConfigMerger(self._paths)
             # kubectl uses the first file's current-context, the package the last one's.
-            contexts = (each.get("current-context") for each in merged.config_files.values())
-            self._context = self._context or next((str(name) for name in contexts if name), None)
+            current_contexts = (file.get("current-context") for file in merged.config_files.values())
+            self._context = self._context or next((str(name) for name in current_contexts if name), None)
             loader = KubeConfigLoader(merged.config, active_context=self._context, config_base_path=None)
             self._context_entry: Mapping[str, Any] = loader.current_context["context"]
-            self._user = self._entry(merged.config, "users", "user")
-            self._cluster = self._entry(merged.config, "clusters", "cluster")
+            self._user = self._find_entry(merged.config, "users", "user")
+            self._cluster = self._find_entry(merged.config, "clusters", "cluster")
             self._check_user()
-            with _logged_messages() as messages:
+            with _collect_log_messages() as messages:
                 loader.load_and_set(configuration)
-            self._tls = _tls_context(configuration) if configuration.host.startswith("https") else None
+            self._ssl_context = _create_ssl_context(configuration) if configuration.host.startswith("https") else None
         except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             # The package does not validate files: an entry of a wrong type raises any of these.
             raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
         if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
-            raise CredentialError(f"{self._field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
+            raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
         self._configuration, self._is_refused = configuration, False
 
-    def _entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
-        """The context's entry in ``users`` or ``clusters``; empty without one."""
+    def _find_entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
+        """What the context's entry of ``users`` or ``clusters`` holds; empty if there is no entry."""
         name = self._context_entry.get(kind)
         entry = merged[section].get_with_name(name, safe=True) if name else None
         value = entry.value.get(kind) if entry is not None else None
@@ -133,19 +136,22 @@ class KubeconfigLogin:
     def _check_user(self) -> None:
         for name in _UNSUPPORTED_FIELDS:
             if self._user.get(name):
-                raise ConfigError(self._field(name), "is not supported", "remove it; log in as that user")
+                raise ConfigError(self._user_field(name), "is not supported", "remove it; log in as that user")
         provider = self._user.get("auth-provider")
         if provider and provider.get("name") not in _SUPPORTED_PROVIDERS:
             raise ConfigError(
-                self._field("auth-provider"), "is not supported", "use your provider's plugin under users[].user.exec"
+                self._user_field("auth-provider"),
+                "is not supported",
+                "use your provider's plugin under users[].user.exec",
             )
 
-    def _proxy(self) -> str:
+    def _find_proxy(self) -> str:
+        """The URL of the HTTP proxy that kubectl would use; empty for none."""
         from kubernetes.client.rest import should_bypass_proxies
 
         configuration, has_proxy_url = self._configuration, bool(self._cluster.get("proxy-url"))
-        host = (urllib.parse.urlsplit(configuration.host).hostname or "").strip("[]")
-        if not has_proxy_url and (host in {"localhost", "::1"} or host.startswith("127.")):
+        hostname = (urllib.parse.urlsplit(configuration.host).hostname or "").strip("[]")
+        if not has_proxy_url and (hostname in {"localhost", "::1"} or hostname.startswith("127.")):
             return ""  # kubectl also ignores the environment's proxy for a loopback address
         url = configuration.proxy or ""
         if not url or (not has_proxy_url and should_bypass_proxies(configuration.host, configuration.no_proxy or "")):
@@ -156,12 +162,12 @@ class KubeconfigLogin:
             raise ConfigError(field, f"{url!r} is no HTTP proxy", "use an HTTP proxy; SOCKS is not supported")
         return url
 
-    def _field(self, name: str) -> str:
+    def _user_field(self, name: str) -> str:
         """Path of a user's field, for error messages."""
         return f"{self._paths}: users[].user.{name}"
 
 
-def _tls_context(configuration: Any) -> ssl.SSLContext:
+def _create_ssl_context(configuration: Any) -> ssl.SSLContext:
     authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
     context = tls.create_client_context(authorities)
     if not configuration.verify_ssl:
@@ -173,7 +179,7 @@ def _tls_context(configuration: Any) -> ssl.SSLContext:
 
 
 @contextmanager
-def _logged_messages() -> Iterator[list[str]]:
+def _collect_log_messages() -> Iterator[list[str]]:
     """Collects log messages within the block, because the package only logs the failure of a plugin."""
     messages: list[str] = []
 

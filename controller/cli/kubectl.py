@@ -1,4 +1,4 @@
-"""Runs kubectl for `page`: forwards a port and creates a token, with kubectl's own log-in."""
+"""Runs kubectl for `page`: forwards a port and creates a token, with the user's log-in of kubectl."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ READY_TIMEOUT_S = 60.0
 """Time for kubectl to answer, including an interactive log-in."""
 STOP_TIMEOUT_S = 5.0
 TOKEN_LIFETIME = "8h"
-_FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
+_FORWARDING_LINE = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
-class KubectlError(KubekitError):
-    """kubectl is missing or failed, or the page cannot be used."""
+class PageError(KubekitError):
+    """The page cannot be opened, because kubectl is missing or failed, or because the controller refuses."""
 
 
 class PortForward(NamedTuple):
-    """A running port-forward: its URL on this machine, and a task that ends with kubectl."""
+    """A running port-forward: its URL on this machine, and a task that ends when kubectl does."""
 
     url: str
-    end: asyncio.Task[None]
+    exit_task: asyncio.Task[None]
 
 
 @asynccontextmanager
@@ -39,38 +39,38 @@ async def port_forward(kubectl: Sequence[str], namespace: str) -> AsyncIterator[
         namespace: of the controller.
 
     Raises:
-        KubectlError: kubectl ends, or forwards nothing in time.
+        PageError: kubectl ends, or forwards nothing within `READY_TIMEOUT_S`.
     """
     target = (f"deployment/{CONTROLLER}", ":metrics")
     arguments = (*kubectl, "--namespace", namespace, "port-forward", "--address=127.0.0.1", *target)
-    async with _run(arguments, stderr=asyncio.subprocess.STDOUT) as process:
+    async with _run_kubectl(arguments, stderr=asyncio.subprocess.STDOUT) as process:
         assert process.stdout is not None
         port = await _read_local_port(process.stdout)
-        drain = asyncio.create_task(_drain(process.stdout))
+        exit_task = asyncio.create_task(_drain_output(process.stdout))
         try:
-            yield PortForward(f"http://127.0.0.1:{port}", drain)
+            yield PortForward(f"http://127.0.0.1:{port}", exit_task)
         finally:
-            drain.cancel()
+            exit_task.cancel()
 
 
-async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str, str]:
-    """A token of the page's ServiceAccount, and an error; one of them is empty."""
+async def create_page_token(kubectl: Sequence[str], namespace: str) -> str:
+    """Create a token of the page's ServiceAccount; for the arguments and errors see `port_forward`."""
     flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFETIME}")
     arguments = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT, *flags)
-    async with _run(arguments, stderr=asyncio.subprocess.PIPE) as process:
+    async with _run_kubectl(arguments, stderr=asyncio.subprocess.PIPE) as process:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
-        except TimeoutError:
-            return "", f"kubectl create token: nothing within {READY_TIMEOUT_S:g} s"
+        except TimeoutError as error:
+            raise PageError(f"kubectl create token: no answer within {READY_TIMEOUT_S:g} s") from error
     if process.returncode:
-        return "", errors.rpartition("\n")[2] or "kubectl create token failed"
-    return output, ""
+        raise PageError(errors.rpartition("\n")[2] or "kubectl create token failed")
+    return output
 
 
 @asynccontextmanager
-async def _run(arguments: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs a program within the block."""
+async def _run_kubectl(arguments: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs kubectl within the block."""
     # In a session of its own, because Ctrl-C must not end kubectl before us.
     process = await asyncio.create_subprocess_exec(
         *arguments,
@@ -82,7 +82,7 @@ async def _run(arguments: Sequence[str], *, stderr: int) -> AsyncIterator[asynci
     try:
         yield process
     finally:
-        await _stop(process)
+        await _stop_process(process)
 
 
 async def _read_local_port(output: asyncio.StreamReader) -> int:
@@ -92,21 +92,23 @@ async def _read_local_port(output: asyncio.StreamReader) -> int:
             # Log-in plugins print empty lines among their instructions.
             while data := await output.readline():
                 line = data.decode(errors="replace").strip()
-                if match := _FORWARDING.match(line):
+                if match := _FORWARDING_LINE.match(line):
                     return int(match[1])
                 last_line = line or last_line
     except TimeoutError as error:
-        raise KubectlError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:g} s: {last_line}") from error
-    raise KubectlError(f"kubectl port-forward: {last_line}")
+        raise PageError(
+            f"kubectl port-forward: not ready within {READY_TIMEOUT_S:g} s; last line: {last_line}"
+        ) from error
+    raise PageError(f"kubectl port-forward: {last_line}")
 
 
-async def _drain(output: asyncio.StreamReader) -> None:
-    """Read kubectl's line for each connection, so that the pipe never fills."""
+async def _drain_output(output: asyncio.StreamReader) -> None:
+    """Read until kubectl ends. It prints a line for each connection, which would fill the pipe."""
     while await output.readline():
         pass
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

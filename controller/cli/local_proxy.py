@@ -1,7 +1,6 @@
 """A loopback proxy to the controller's page, which adds the token and requires a one-time key.
 
-The key in the address is valid once and is replaced by a cookie. So other users of this machine, and web sites that guess the port,
-cannot read the page.
+A cookie replaces the key at the first request. So other users of this machine, and web sites that guess the port, cannot read the page.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class LocalProxy:
     """
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
-        self._session, self._headers = session, {PAGE_TOKEN_HEADER: token} if token else {}
+        self._session, self._token_headers = session, {PAGE_TOKEN_HEADER: token} if token else {}
         self._key, self._cookie, self._port = secrets.token_urlsafe(24), secrets.token_urlsafe(24), 0
 
     @asynccontextmanager
@@ -45,7 +44,7 @@ class LocalProxy:
         """Serves on a free loopback port within the block; yields the address to open, with the key."""
         app = web.Application()
         for path in ("/", PAGE_DATA_PATH):
-            app.router.add_get(path, self._answer, allow_head=False)
+            app.router.add_get(path, self._forward, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -57,30 +56,30 @@ class LocalProxy:
 
     async def fetch_token_error(self) -> str:
         """The page's message if the page refuses the token, else an empty text."""
-        async with self._session.get("/", headers=self._headers) as answer:
+        async with self._session.get("/", headers=self._token_headers) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        # The cookie's name has the port, because a host's ports share cookies and several proxies may run.
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        # The port is in the cookie's name, because all ports of a host share cookies and several proxies may run.
         cookie = f"netaware-{self._port}"
-        if self._key and _equal(request.query.get("key", ""), self._key):
+        if self._key and _is_equal(request.query.get("key", ""), self._key):
             self._key = ""
             redirect = web.Response(status=303, headers={hdrs.LOCATION: "/"})
             redirect.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
             return redirect
-        if not _equal(request.cookies.get(cookie, ""), self._cookie):
+        if not _is_equal(request.cookies.get(cookie, ""), self._cookie):
             text = "run `kubectl netaware page` again, and open the address that it prints; it is valid once\n"
             return web.Response(status=403, text=text)
         headers = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async with self._session.get(request.path, headers=headers | self._headers) as answer:
+                async with self._session.get(request.path, headers=headers | self._token_headers) as answer:
                     headers = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
                     return web.Response(status=answer.status, headers=headers, body=await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return web.Response(status=502, text=f"no controller answers: {error}\n")
 
 
-def _equal(text: str, secret: str) -> bool:
-    """Whether they are equal, in constant time."""
+def _is_equal(text: str, secret: str) -> bool:
+    """Whether the texts are equal; takes the same time for all texts of one length."""
     return secrets.compare_digest(text.encode(), secret.encode())

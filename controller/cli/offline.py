@@ -94,7 +94,7 @@ def build_offline_inputs(cluster: ClusterFile, reader: PodReader) -> PlanInputs:
         namespaces=tuple(cluster.namespaces),
         services=tuple(cluster.services),
     )
-    volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
+    volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.storage_classes)
     return build_inputs(snapshot, map(reader.read, cluster.pods), volumes)
 
 

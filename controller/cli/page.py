@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.kubectl import READY_TIMEOUT_S, KubectlError, create_page_token, port_forward
+from controller.cli.kubectl import READY_TIMEOUT_S, PageError, PortForward, create_page_token, port_forward
 from controller.cli.local_proxy import LocalProxy
 from controller.cli.session import Session
 from controller.cli.style import FAINT, STRONG
@@ -30,38 +30,47 @@ class PageAddress(msgspec.Struct, frozen=True):
 
 
 class PageCommand(Command):
-    reads_cluster = False
     examples = (
         ("page", "open it in the browser"),
         ("page --no-browser", "only print the address"),
     )
     description = (
-        "Runs kubectl port-forward to a controller, prints an address that is valid once, and opens it in the browser. "
+        "Runs kubectl port-forward to a controller, prints an address with a one-time key, and opens it in the browser. "
         "Ends with Ctrl-C, or with the controller. If the page requires a token (page.auth), creates one for the ServiceAccount "
         "netaware-page."
     )
 
+    _port_forward: PortForward
+
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+    def reads_cluster(self, options: argparse.Namespace) -> bool:
+        """False: kubectl connects to the API server."""
+        return False
 
     async def run(self, session: Session, options: argparse.Namespace) -> PageAddress:
         kubectl = shutil.which("kubectl")
         if kubectl is None:
-            raise KubectlError("there is no kubectl on PATH; install it, the page needs its port-forward")
+            raise PageError("there is no kubectl on PATH; install it, the page needs its port-forward")
         flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
         command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
         enter_context = session.stack.enter_async_context
-        forward = await enter_context(port_forward(command, session.netaware_namespace))
-        token, token_error = await create_page_token(command, session.netaware_namespace)
+        self._port_forward = await enter_context(port_forward(command, session.netaware_namespace))
+        token = token_error = ""
+        try:
+            token = await create_page_token(command, session.netaware_namespace)
+        except PageError as error:
+            # The page needs no token if page.auth is none.
+            token_error = str(error)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
-        proxy = LocalProxy(await enter_context(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
+        proxy = LocalProxy(await enter_context(aiohttp.ClientSession(self._port_forward.url, timeout=timeout)), token)
         try:
             refusal = await proxy.fetch_token_error()
         except (aiohttp.ClientError, OSError) as error:
-            raise KubectlError(str(error) or type(error).__name__) from error
+            raise PageError(str(error) or type(error).__name__) from error
         if refusal:
-            raise KubectlError(f"the page requires a token: {'; '.join(filter(None, (refusal, token_error)))}")
-        self._port_forward_end = forward.end
+            raise PageError(f"the page requires a token: {'; '.join(filter(None, (refusal, token_error)))}")
         return PageAddress(await enter_context(proxy.serve()))
 
     def render(self, answer: PageAddress, options: argparse.Namespace, width: int) -> RenderableType:
@@ -76,8 +85,8 @@ class PageCommand(Command):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         if not options.no_browser and _has_display():
             await asyncio.to_thread(webbrowser.open, answer.address)
-        await self._port_forward_end
-        raise KubectlError("the connection to the controller has ended; run the command again")
+        await self._port_forward.exit_task
+        raise PageError("the connection to the controller has ended; run the command again")
 
 
 def _has_display() -> bool:

@@ -1,4 +1,4 @@
-"""The argument parser: kubectl's flags, before or after the subcommand."""
+"""Parses a command line, with kubectl's flags before or after the subcommand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.cli.command import Command
-from controller.cli.commands import ALIASES, HELP, load_command
+from controller.cli.commands import COMMAND_BY_ALIAS, HELP_BY_COMMAND, load_command
 from kubekit.version import installed_version
 from netperf.contract import NETAWARE_NAMESPACE
 
-WIDTH = 100
-"""Width of descriptions, in columns."""
+DESCRIPTION_WIDTH = 100
 FORMATS = ("table", "json", "yaml")
 DESCRIPTION = (
     "Shows the cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and findings."
@@ -53,14 +52,14 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; shared flags may stand before or after the subcommand."""
+    """The options of a command line."""
     # Defaults are set here, because a subcommand's own defaults would overwrite flags before it.
     return build_parser(argv).parse_args(argv or ["--help"], argparse.Namespace(**_DEFAULTS))
 
 
-def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the commands in ``words`` only, because importing all commands is slow."""
-    shared = _shared_flags()
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with arguments only of commands that ``argv`` names, because importing all commands is slow."""
+    shared = _build_shared_flags()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
         description=DESCRIPTION,
@@ -71,17 +70,17 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
-    for name, text in HELP.items():
-        aliases = [alias for alias, command_name in ALIASES.items() if command_name == name]
-        if not {name, *aliases} & set(words):
-            subparsers.add_parser(name, aliases=aliases, help=text)
+    for name, help_text in HELP_BY_COMMAND.items():
+        aliases = [alias for alias, command_name in COMMAND_BY_ALIAS.items() if command_name == name]
+        if not {name, *aliases} & set(argv):
+            subparsers.add_parser(name, aliases=aliases, help=help_text)
             continue
         command = load_command(name)
         subparser = subparsers.add_parser(
             name,
             aliases=aliases,
-            help=text,
-            description=textwrap.fill(command.description, WIDTH),
+            help=help_text,
+            description=textwrap.fill(command.description, DESCRIPTION_WIDTH),
             epilog=_format_examples(command),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
@@ -92,12 +91,12 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _format_examples(command: Command) -> str:
-    width = max(len(line) for line, _ in command.examples) + 3
-    lines = [f"  kubectl netaware {line:<{width}}{effect}" for line, effect in command.examples]
+    width = max(len(arguments) for arguments, _ in command.examples) + 3
+    lines = [f"  kubectl netaware {arguments:<{width}}{effect}" for arguments, effect in command.examples]
     return "\n".join(["examples:", *lines])
 
 
-def _shared_flags() -> argparse.ArgumentParser:
+def _build_shared_flags() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     group = shared.add_argument_group("cluster")
     group.add_argument("-n", "--namespace", metavar="NAME", help="namespace of AppGroups and pods")

@@ -1,4 +1,4 @@
-"""Runs one command: its answer goes to standard output, everything else to standard error."""
+"""Runs a command line: its answer goes to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ async def _run_command(command: Command, options: argparse.Namespace) -> ExitCod
             screen.print_note(note)
         sys.stdout.flush()
         await command.keep_open(session, answer, options)
+        # Only answers with findings have the flag --exit-code.
         has_findings = options.exit_code and any(finding.severity != "info" for finding in answer.findings)
         return ExitCode.FINDINGS if has_findings else ExitCode.SUCCESS
 
 
 async def _open_session(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
-    from controller.cli.kubeconfig import find_cluster
+    from controller.cli.kubeconfig import find_cluster_config
     from controller.cli.session import Session
     from controller.prometheus import PrometheusClient
     from kubekit.client import Client
@@ -78,8 +79,8 @@ async def _open_session(command: Command, options: argparse.Namespace, stack: As
 
     # Commands that need no cluster get a client that they never use.
     cluster = ClusterConfig("http://offline.invalid")
-    if command.needs_cluster(options):
-        cluster = await asyncio.to_thread(find_cluster, options.kubeconfig or None, options.context or None)
+    if command.reads_cluster(options):
+        cluster = await asyncio.to_thread(find_cluster_config, options.kubeconfig or None, options.context or None)
     client = Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout, list_timeout_s=options.timeout)
     await stack.enter_async_context(client)
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")

@@ -98,7 +98,7 @@ class SimulateCommand(Command):
         add_argument("-f", "--filename", action="append", default=[], help="an AppGroup; - is standard input")
         add_argument("--offline", default="", help="a v1 List (JSON or YAML) of a cluster; - is standard input")
 
-    def needs_cluster(self, options: argparse.Namespace) -> bool:
+    def reads_cluster(self, options: argparse.Namespace) -> bool:
         """Whether ``--filename`` is given without ``--offline``."""
         return bool(options.filename) and not options.offline
 

@@ -16,19 +16,19 @@ from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
 from kubekit.text import join_first
 
-MAX_UNKNOWN = 3
+MAX_UNKNOWN_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Measured traffic with the objects that it belongs to.
+    """Measured traffic, with the workloads, costs and other objects of its cluster.
 
     Attributes:
         graph: observed dependencies between workloads.
         workloads: all workloads of the cluster.
-        source: of the traffic.
+        source: metrics from which the traffic was read.
         window_s: range of the traffic's rates; shorter than requested if Prometheus has less.
-        costs: the scheduler's, for the session's namespace.
+        costs: those that the scheduler uses for the session's namespace.
         snapshot: the cluster.
     """
 
@@ -49,7 +49,7 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_window(text: str) -> int:
-    """A duration in seconds."""
+    """The seconds of a duration such as ``30m``."""
     try:
         return int(parse_duration(text, "", minimum_s=60.0))
     except ConfigError as error:
@@ -57,13 +57,13 @@ def _parse_window(text: str) -> int:
         raise argparse.ArgumentTypeError(msg) from error
 
 
-async def read_traffic(session: Session, source_name: str, requested_s: int) -> Traffic:
-    """Read traffic and the cluster; adds remarks on what the source does not tell.
+async def read_traffic(session: Session, source_name: str, requested_window_s: int) -> Traffic:
+    """Read traffic and the cluster; adds notes on what the source does not show.
 
     Args:
-        session: with Prometheus.
+        session: a session with Prometheus.
         source_name: see `read_flows`.
-        requested_s: range of rates.
+        requested_window_s: range of rates.
 
     Raises:
         ConfigError: no Prometheus is named, or it has no traffic.
@@ -72,21 +72,23 @@ async def read_traffic(session: Session, source_name: str, requested_s: int) -> 
     if session.prometheus is None:
         fix = "give --prometheus http://HOST:PORT, or set NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is missing; traffic is read from Prometheus", fix)
-    (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
-        read_flows(session.prometheus, source_name, requested_s),
+    (source, window_s, flows, notes), snapshot, pods = await asyncio.gather(
+        read_flows(session.prometheus, source_name, requested_window_s),
         session.read_snapshot(groups=True),
         session.list_unfinished_pods(),
     )
     workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
-    resolved_flows, bytes_of_unknown = workloads.resolve(flows)
-    if bytes_of_unknown:
-        names = join_first(sorted(bytes_of_unknown, key=lambda name: -bytes_of_unknown[name]), MAX_UNKNOWN)
-        session.notes.append(f"ignored traffic of workloads that do not exist (any more): {names}")
-    session.notes += remarks
+    resolved_flows, bytes_by_unknown = workloads.resolve(flows)
+    if bytes_by_unknown:
+        names = join_first(sorted(bytes_by_unknown, key=lambda name: -bytes_by_unknown[name]), MAX_UNKNOWN_SHOWN)
+        session.notes.append(f"traffic of workloads that do not exist, or no longer, is left out: {names}")
+    session.notes += notes
     minutes = window_s // 60
-    if window_s < requested_s:
-        session.notes.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
-    session.notes.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
+    if window_s < requested_window_s:
+        session.notes.append(
+            f"Prometheus has this traffic only for the last {minutes} of {requested_window_s // 60} min"
+        )
+    session.notes.append(f"traffic: {source.title}, the last {minutes} min; not visible in it: {source.limitations}")
     costs = snapshot.build_cost_index().for_namespace(session.namespace or session.netaware_namespace).table
     graph = build_traffic_graph(resolved_flows, session.netaware_namespace)
     return Traffic(graph, workloads, source, window_s, costs, snapshot)

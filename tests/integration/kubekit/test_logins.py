@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import yaml
 
-from controller.cli.kubeconfig import find_cluster
+from controller.cli.kubeconfig import find_cluster_config
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableError
 from kubekit.wire import CONFIGMAPS, NODES, Node
@@ -92,7 +92,7 @@ async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
 ) -> None:
     cluster, _ = administrator(control_plane)
     answer(tmp_path, expires_in_s=12, token=await token_of(client, namespace))
-    async with Client(find_cluster(write(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
+    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
         assert calls(tmp_path) == 1
         # The package takes a token for expired some minutes before: the next request gets a new one, and keeps it.
         answer(tmp_path, token=await token_of(client, namespace))
@@ -106,14 +106,14 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
 ) -> None:
     cluster, _ = administrator(control_plane)
     answer(tmp_path, token="revoked")
-    async with Client(find_cluster(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
+    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
         with pytest.raises(ApiError, match="401"):
             await who_am_i(ours)
         answer(tmp_path, token=await token_of(client, namespace))
         assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
-        find_cluster(write(tmp_path, cluster, plugin(tmp_path)))
+        find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
@@ -122,7 +122,7 @@ async def test_a_plugins_certificate_logs_in_also_for_watches(
     cluster, user = administrator(control_plane)
     certificate, key = (base64.b64decode(user[f"client-{part}-data"]).decode() for part in ("certificate", "key"))
     answer(tmp_path, clientCertificateData=certificate, clientKeyData=key)
-    async with Client(find_cluster(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
+    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
         assert await who_am_i(ours) == await who_am_i(client)
         await ours.list(NODES, Node)
         async with ours.watch(CONFIGMAPS, "0", namespace=namespace) as events:
@@ -139,16 +139,16 @@ async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
     account = f"system:serviceaccount:{namespace}:default"
     oidc = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
     for values, name in ((oidc, account), ({"tokenFile": "token"}, account), (user, await who_am_i(client))):
-        async with Client(find_cluster(write(tmp_path, cluster, values))) as ours:
+        async with Client(find_cluster_config(write(tmp_path, cluster, values))) as ours:
             assert await who_am_i(ours) == name
 
 
 async def test_the_servers_other_name_is_the_one_that_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster, user = administrator(control_plane)
-    async with Client(find_cluster(write(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))) as ours:
+    async with Client(find_cluster_config(write(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))) as ours:
         await who_am_i(ours)
     wrong = {**cluster, "tls-server-name": "elsewhere.example"}
-    async with Client(find_cluster(write(tmp_path, wrong, user))) as ours:
+    async with Client(find_cluster_config(write(tmp_path, wrong, user))) as ours:
         with pytest.raises(Exception, match=r"elsewhere\.example"):
             await who_am_i(ours)
 
@@ -168,14 +168,14 @@ def test_unsupported_settings_are_refused_by_name(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        find_cluster(write(tmp_path, {"server": "https://api.example", **cluster}, user))
+        find_cluster_config(write(tmp_path, {"server": "https://api.example", **cluster}, user))
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "contexts: []", "contexts: 5\ncurrent-context: c", "5"])
 def test_files_that_are_not_kubeconfigs_are_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "config").write_text(content)
     with pytest.raises(ConfigError, match="config"):
-        find_cluster(str(tmp_path / "config"))
+        find_cluster_config(str(tmp_path / "config"))
 
 
 def test_the_first_of_several_files_names_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def test_the_first_of_several_files_names_the_context(tmp_path: Path, monkeypatc
     other = Path(write(tmp_path, {"server": "https://two.example"}, {"token": "y"}))
     other.write_text(other.read_text().replace("current-context: c", "current-context: none"))
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path}/absent:{other}")
-    assert (find_cluster().server, find_cluster().context) == ("https://one.example", "c")
+    assert (find_cluster_config().server, find_cluster_config().context) == ("https://one.example", "c")
     with pytest.raises(ConfigError, match="elsewhere"):
-        find_cluster(context="elsewhere")
+        find_cluster_config(context="elsewhere")
 
 
 FAR = "kubernetes.default.svc"
@@ -245,7 +245,7 @@ async def test_the_same_proxy_is_used_as_by_kubectl(
             monkeypatch.setenv(name, value.replace("PROXY", address))
         told = {name: value.replace("PROXY", address) for name, value in cluster.items()}
         file = write(tmp_path, {**known, "server": f"https://{host}:{port}", **told}, user)
-        async with Client(find_cluster(file), timeout_s=10) as ours:
+        async with Client(find_cluster_config(file), timeout_s=10) as ours:
             if by_proxy or host == LOOPBACK:
                 await who_am_i(ours)
             else:

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from controller.cli.kubectl import KubectlError
+from controller.cli.kubectl import PageError
 from controller.cli.page import PageCommand
 from controller.cli.session import Session
 from controller.page.config import PageConfig
@@ -51,7 +51,7 @@ async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures
     url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
-        with pytest.raises(KubectlError, match=r"port-forward: Error from server \(NotFound\)$"):
+        with pytest.raises(PageError, match=r"port-forward: Error from server \(NotFound\)$"):
             await PageCommand().run(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
         opened = await PageCommand().run(session, options(control_plane))
@@ -77,5 +77,5 @@ async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures
         async with browser.get(f"{root}api/v1/overview", headers={"If-None-Match": overview.headers["ETag"]}) as again:
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
-        with pytest.raises(KubectlError, match=r"the page requires a token: run.*not found"):
+        with pytest.raises(PageError, match=r"the page requires a token: run.*not found"):
             await PageCommand().run(session, options(control_plane))

@@ -104,7 +104,7 @@ class Planners(World):
     def _simulated(self, pod: Pod) -> list[str]:
         """By `simulate`, of a template like the pod."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
-        volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.classes)
+        volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.storage_classes)
         made = WorkloadController()
         spec = msgspec.structs.replace(pod.spec, scheduling_gates=None)
         template = msgspec.structs.replace(made.spec.template, metadata=pod.metadata, spec=spec)

@@ -23,7 +23,7 @@ import yaml
 from aiohttp import web
 
 from controller.cli.command import Command
-from controller.cli.commands import HELP, load_command
+from controller.cli.commands import HELP_BY_COMMAND, load_command
 from controller.cli.costs import CostsView
 from controller.cli.explain import MAX_CANDIDATES, ExplainView
 from controller.cli.latency import LatencyView
@@ -170,10 +170,10 @@ async def test_a_pipe_gets_no_colours_and_json_equals_yaml(name: str, monkeypatc
 
 
 def test_all_keys_of_json_answers_are_in_camel_case() -> None:
-    answers = [get_type_hints(load_command(name).run)["return"] for name in HELP]
+    answers = [get_type_hints(load_command(name).run)["return"] for name in HELP_BY_COMMAND]
     types = [type_ for answer in answers for type_ in (get_args(answer) if type(answer) is UnionType else (answer,))]
     _, schemas = msgspec.json.schema_components(types)
-    assert len(schemas) > len(HELP)
+    assert len(schemas) > len(HELP_BY_COMMAND)
     names = [key for schema in schemas.values() for key in schema.get("properties", {}) if "_" in key]
     assert names == ["latency_us"], "of `simulate --offline`, whose format is fixed"
 
@@ -351,7 +351,7 @@ def test_help_imports_no_command_and_status_no_planner() -> None:
 
 
 def test_every_example_of_the_help_is_valid_usage() -> None:
-    commands = {name: load_command(name) for name in HELP}
+    commands = {name: load_command(name) for name in HELP_BY_COMMAND}
     lines = [(line.split()[0], line) for line in re.findall(r"kubectl netaware (.*?)\s{3,}", EPILOG)]
     assert lines
     assert all(command.examples for command in commands.values())

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.cli import kubectl
-from controller.cli.kubectl import port_forward
+from controller.cli.kubectl import PageError, port_forward
 from controller.cluster.cluster_cache import ClusterCache
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
@@ -129,8 +129,8 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubectl, "READY_TIMEOUT_S", 0.5)
     async with asyncio.timeout(30):
-        token, why = await kubectl.create_page_token([sys.executable, "-c", "import time; time.sleep(600)"], "home")
-    assert (token, why) == ("", "kubectl create token: nothing within 0.5 s")
+        with pytest.raises(PageError, match=r"kubectl create token: no answer within 0\.5 s"):
+            await kubectl.create_page_token([sys.executable, "-c", "import time; time.sleep(600)"], "home")
 
 
 async def test_the_end_of_kubectl_ends_the_port_forward() -> None:
@@ -138,4 +138,4 @@ async def test_the_end_of_kubectl_ends_the_port_forward() -> None:
     async with port_forward([sys.executable, "-u", "-c", script], "home") as forward:
         assert forward.url == "http://127.0.0.1:43121"
         async with asyncio.timeout(30):
-            await forward.end
+            await forward.exit_task

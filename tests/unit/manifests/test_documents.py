@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from agent.config import read_capacities
-from controller.cli.commands import HELP
+from controller.cli.commands import HELP_BY_COMMAND
 from controller.cli.parser import build_parser
 from controller.config import parse_config
 from lab.__main__ import build_parser as build_lab_parser
@@ -65,7 +65,7 @@ def test_commands_in_documents_are_right_usage() -> None:
         return False
 
     parsers = (
-        ("kubectl netaware", build_parser([*HELP]), 2),
+        ("kubectl netaware", build_parser([*HELP_BY_COMMAND]), 2),
         ("python -m lab", build_lab_parser(), 3),
     )
     assert [
