@@ -16,8 +16,8 @@ from controller.cli.session import Session
 from controller.cli.shared import note_unused_costs
 from controller.cli.style import GOOD, STRONG, format_age, format_percent, format_rate
 from controller.diagnosis.cluster_views import NetworkView, NodeBandwidthView
-from controller.views.group_views import GroupView, Overview
-from controller.views.overview import build_overview
+from controller.views.group_views import GroupView
+from controller.views.overview import Overview, build_overview
 
 
 class StatusCommand(Command):

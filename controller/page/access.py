@@ -1,7 +1,7 @@
 """Authentication and authorization of the page: TokenReview and SubjectAccessReview.
 
-A page token is valid for the page's own audience only, so that a stolen one is useless elsewhere. Its user needs the right to reach the
-page through the API server's proxy: ``get services/proxy`` of the controller's Service.
+A page token is valid for the page's own audience only, so a stolen token is useless elsewhere. Its user needs the right to reach
+the page through the API server's proxy: ``get services/proxy`` of the controller's Service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from aiohttp import hdrs, web
 
-from controller.page.document import security_headers
+from controller.page.document import build_security_headers
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -28,13 +28,14 @@ ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", is_namespaced=False
 )
 CACHE_TTL_S = 10.0
+"""A right that is withdrawn has effect after this time."""
 MAX_CACHED_DECISIONS = 256
 MAX_CONCURRENT_REVIEWS = 4
 MAX_TOKEN_LENGTH = 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Decision = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
-"""``unauthenticated``: no token, or invalid, or for another audience; ``unavailable``: the API server does not answer."""
+"""``unauthenticated``: the token is absent, invalid or for another audience; ``unavailable``: the API server does not answer."""
 _REFUSALS: Mapping[Decision, tuple[int, str]] = {
     "unauthenticated": (401, f"run `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
     "forbidden": (403, f"the token's user needs the right to get services/proxy of {CONTROLLER}"),
@@ -57,27 +58,27 @@ class PageAuthorizer:
 
     def __init__(self, client: Client, namespace: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._namespace, self._clock = client, namespace, clock
-        # SHA-256 of a token (no token is kept) -> time of the decision, and the decision.
+        # SHA-256 of a token (tokens are not kept) -> time of the decision, and the decision.
         self._decisions: dict[bytes, tuple[float, Decision]] = {}
         self._limiter = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
 
-    def authorize(self, handler: Handler) -> Handler:
-        """Wraps a handler with authorization."""
+    def require_authorization(self, handler: Handler) -> Handler:
+        """A handler that answers only authorized requests by ``handler``, and others with an error."""
 
         async def authorized(request: web.Request) -> web.StreamResponse:
-            decision = await self.decide(request)
+            decision = await self.decide_access(request)
             if decision == "allowed":
                 return await handler(request)
             status, text = _REFUSALS[decision]
-            headers = security_headers()
+            headers = build_security_headers()
             if status == 401:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)
 
         return authorized
 
-    async def decide(self, request: web.Request) -> Decision:
-        """The API server's decision about the token of a request."""
+    async def decide_access(self, request: web.Request) -> Decision:
+        """The API server's decision about the token of a request; up to `CACHE_TTL_S` old."""
         token = request.headers.get(PAGE_TOKEN_HEADER, "")
         if not token or len(token) > MAX_TOKEN_LENGTH:
             return "unauthenticated"
@@ -87,7 +88,7 @@ class PageAuthorizer:
             return decision
         try:
             async with self._limiter:
-                decision = await self._review(token)
+                decision = await self._review_token(token)
         except KubekitError as error:
             log.log_change("reviews", type(error).__name__, "access review failed", error=error)
             return "unavailable"
@@ -98,13 +99,13 @@ class PageAuthorizer:
             del self._decisions[next(iter(self._decisions))]
         return decision
 
-    async def _review(self, token: str) -> Decision:
+    async def _review_token(self, token: str) -> Decision:
         body = {**TOKEN_REVIEWS.type_meta, "spec": {"token": token, "audiences": [PAGE_AUDIENCE]}}
-        review = (await self._client.create(TOKEN_REVIEWS, body, _Review)).status
-        # An authenticator that knows no audiences leaves them out; its tokens were not issued for the page.
-        if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
+        token_status = (await self._client.create(TOKEN_REVIEWS, body, _Review)).status
+        # An authenticator without support for audiences returns none; its tokens were not issued for the page.
+        if not token_status.get("authenticated") or PAGE_AUDIENCE not in (token_status.get("audiences") or ()):
             return "unauthenticated"
-        user = review.get("user") or {}
+        user = token_status.get("user") or {}
         attributes = {
             "namespace": self._namespace,
             "verb": "get",

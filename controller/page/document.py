@@ -1,7 +1,7 @@
 """Builds the page's HTML document from its style and script files.
 
-A single document needs one request, leaves no stale files in caches after an upgrade, and allows a Content-Security-Policy with the
-hashes of its script and style and nothing else.
+With a single document, the browser sends one request, caches keep no stale files after an upgrade, and the Content-Security-Policy
+allows nothing but the hashes of the document's script and style.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ SCRIPTS = ("base.js", "matrix.js", "groups.js", "now.js", "app.js")
 
 
 @lru_cache(maxsize=1)
-def document() -> bytes:
-    """The whole page, UTF-8."""
+def build_document() -> bytes:
+    """The whole page as HTML in UTF-8."""
     style, script = _read_style_and_script()
-    text = _read("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    text = _read_asset("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     return text.encode()
 
 
 @lru_cache(maxsize=1)
-def security_policy() -> str:
-    """Value of Content-Security-Policy for `document`."""
+def build_security_policy() -> str:
+    """The Content-Security-Policy of the document."""
     style, script = _read_style_and_script()
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -32,8 +32,8 @@ def security_policy() -> str:
     )
 
 
-def security_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
-    """Headers of every response; the default ``policy`` is for responses that are not documents."""
+def build_security_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
+    """Headers of every response; the default Content-Security-Policy is for responses other than the document."""
     return {
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
@@ -43,10 +43,10 @@ def security_headers(policy: str = "default-src 'none'; frame-ancestors 'none'")
 
 
 def _read_style_and_script() -> tuple[str, str]:
-    return _read("style.css"), "\n".join(_read(name) for name in SCRIPTS)
+    return _read_asset("style.css"), "\n".join(_read_asset(name) for name in SCRIPTS)
 
 
-def _read(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("controller.page").joinpath("assets", name).read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Encodes an overview for the browser: pairs as columns, agents and bandwidth as totals.
+"""Encodes an overview for the browser: pairs of zones as columns, agents and bandwidth as totals.
 
 100 zones have 9,900 pairs. Columns, one list per quantity in the order of the zones, need a seventh of the bytes of objects.
 """
@@ -7,31 +7,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from controller.diagnosis.cluster_views import PairView
-from controller.views.group_views import Overview
+from controller.diagnosis.cluster_views import AgentState, PairView
+from controller.views.overview import Overview
 
 COLUMNS: Mapping[str, Callable[[PairView], object]] = {
-    "cost": lambda p: p.cost,
-    "basis": lambda p: p.basis,
-    "p50": lambda p: _rounded(p.p50_us),
-    "p90": lambda p: _rounded(p.p90_us),
-    "p99": lambda p: _rounded(p.p99_us),
-    "at": lambda p: None if p.measured_at is None else round(p.measured_at, 1),
-    "flags": lambda p: " ".join(p.quality_flags),
-    "prober": lambda p: p.prober,
-    "jitter": lambda p: _rounded(p.jitter_us),
-    "loss": lambda p: p.loss_ratio,
-    "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.destination_node else "",
+    "cost": lambda pair: pair.cost,
+    "basis": lambda pair: pair.basis,
+    "p50Us": lambda pair: _round(pair.p50_us),
+    "p90Us": lambda pair: _round(pair.p90_us),
+    "p99Us": lambda pair: _round(pair.p99_us),
+    "jitterUs": lambda pair: _round(pair.jitter_us),
+    "lossRatio": lambda pair: pair.loss_ratio,
+    "measuredAt": lambda pair: _round(pair.measured_at),
+    "qualityFlags": lambda pair: " ".join(pair.quality_flags),
+    "prober": lambda pair: pair.prober,
+    "originNode": lambda pair: pair.origin_node,
+    "destinationNode": lambda pair: pair.destination_node,
 }
-"""Name of a column of the matrix -> its value for a pair; latencies in whole microseconds, times in unix seconds."""
+"""Name of a column of the matrix -> its value for a pair: the fields of `PairView` in whole microseconds and seconds."""
 
 
 def encode_overview(overview: Overview) -> dict[str, Any]:
-    """The page's data for an overview, without the time. Pure.
+    """The page's data for an overview, without the time.
 
     Returns:
         ``network``: `NetworkView` without pairs; ``matrix``: `COLUMNS` over all ordered pairs, by origin and then by destination;
@@ -40,22 +41,22 @@ def encode_overview(overview: Overview) -> dict[str, Any]:
     network = msgspec.to_builtins(overview.network)
     network.pop("pairs")
     agents, nodes, pods = overview.agents, overview.bandwidth.nodes, overview.bandwidth.pods
-    states = Counter[str](agent.state for agent in agents)
+    agent_counts = Counter[str](agent.state for agent in agents)
     return {
         "network": network,
-        "matrix": {name: [value(pair) for pair in overview.network.pairs] for name, value in COLUMNS.items()},
-        "agents": {"total": len(agents), "states": {state: states[state] for state in ("up", "down", "excluded")}},
+        "matrix": {name: [value_of(pair) for pair in overview.network.pairs] for name, value_of in COLUMNS.items()},
+        "agents": {"total": len(agents), "states": {state: agent_counts[state] for state in get_args(AgentState)}},
         "groups": overview.groups,
         "bandwidth": {
             "totalNodes": len(nodes),
             "totalPods": len(pods),
-            "known": sum(n.allocatable_bps is not None for n in nodes),
-            "capacityBps": sum(n.allocatable_bps or 0 for n in nodes),
-            "allocatedBps": sum(n.allocated_bps for n in nodes),
+            "nodesWithCapacity": sum(node.allocatable_bps is not None for node in nodes),
+            "allocatableBps": sum(node.allocatable_bps or 0 for node in nodes),
+            "allocatedBps": sum(node.allocated_bps for node in nodes),
         },
         "findings": overview.findings,
     }
 
 
-def _rounded(value: float | None) -> int | None:
+def _round(value: float | None) -> int | None:
     return None if value is None else round(value)

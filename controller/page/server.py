@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.document import document, security_headers, security_policy
+from controller.page.document import build_document, build_security_headers, build_security_policy
 from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.views.overview import build_overview
@@ -31,11 +31,16 @@ log = logs.get("controller.page")
 
 MIN_REFRESH_INTERVAL_S = 1.0
 PAUSE_FACTOR = 4.0
-"""Pause after a computation, as a multiple of its duration: the page takes at most a fifth of the replica's time."""
+"""Pause after a computation, as a multiple of its duration, so that the page takes at most a fifth of the replica's time."""
 
 
 class PageData(NamedTuple):
-    """The ETag, a hash of the data without ``at``, and the JSON, compressed by gzip."""
+    """The answer to a request for data.
+
+    Attributes:
+        etag: a hash of the data without ``at``.
+        body: JSON, compressed by gzip.
+    """
 
     etag: str
     body: bytes
@@ -46,8 +51,8 @@ class Page:
 
     Args:
         config: the section ``page``.
-        snapshots: of the cluster.
-        authorizer: used with ``page.auth: token``.
+        snapshots: reads snapshots of the cluster.
+        authorizer: checks requests with ``page.auth: token``.
         clock: unix seconds.
     """
 
@@ -68,16 +73,19 @@ class Page:
         if self._config.enabled:
             for path, handler in (("/", self._serve_document), (PAGE_DATA_PATH, self._serve_overview)):
                 needs_token = self._config.auth == "token"
-                app.router.add_get(path, self._authorizer.authorize(handler) if needs_token else handler)
+                app.router.add_get(path, self._authorizer.require_authorization(handler) if needs_token else handler)
 
     async def _serve_document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
-            body=document(), content_type="text/html", charset="utf-8", headers=security_headers(security_policy())
+            body=build_document(),
+            content_type="text/html",
+            charset="utf-8",
+            headers=build_security_headers(build_security_policy()),
         )
 
     async def _serve_overview(self, request: web.Request) -> web.StreamResponse:
         data = await self._current_data()
-        headers = {**security_headers(), hdrs.ETAG: data.etag}
+        headers = {**build_security_headers(), hdrs.ETAG: data.etag}
         if request.headers.get(hdrs.IF_NONE_MATCH) == data.etag:
             return web.Response(status=304, headers=headers)
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
@@ -101,27 +109,24 @@ class Page:
                     self._data = None
             if self._data is None:
                 text = "the page cannot be computed; the controller's log has the reason\n"
-                raise web.HTTPServiceUnavailable(text=text, headers=security_headers())
+                raise web.HTTPServiceUnavailable(text=text, headers=build_security_headers())
             return self._data
 
     async def _refresh(self) -> None:
-        began = time.monotonic()
+        began_at = time.monotonic()
         try:
             snapshot = await self._snapshots.read(self._clock())
-            began = time.monotonic()  # without the wait for the API server
+            began_at = time.monotonic()  # without the wait for the API server
             # In a thread, so that the event loop can answer health checks.
             self._data = await asyncio.to_thread(_compute_page_data, snapshot)
         finally:
-            ended = time.monotonic()
-            self._next_refresh_at = ended + max(MIN_REFRESH_INTERVAL_S, PAUSE_FACTOR * (ended - began))
+            ended_at = time.monotonic()
+            self._next_refresh_at = ended_at + max(MIN_REFRESH_INTERVAL_S, PAUSE_FACTOR * (ended_at - began_at))
 
 
 def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:
-    """The data of a snapshot. The body, but not the ETag, has the snapshot's time ``at``, from which the page computes ages."""
-    content = escape_control_characters(
-        msgspec.json.encode(encode_overview(build_overview(snapshot))).decode()
-    ).encode()
-    etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    return PageData(
-        etag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), compresslevel=6)
-    )
+    """The data of a snapshot. Its time ``at``, from which the page computes ages, is in the body but not in the ETag."""
+    text = escape_control_characters(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode())
+    content = text.encode()
+    body = b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content.removeprefix(b"{"))
+    return PageData(f'"{hashlib.sha256(content).hexdigest()[:16]}"', gzip.compress(body, compresslevel=6))

@@ -20,11 +20,12 @@ from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
 
-STATUS_INTERVAL_S, STATUS_TIMEOUT_S = 10.0, 5.0
+STATUS_INTERVAL_S = 10.0
+STATUS_TIMEOUT_S = 5.0
 
 
 class SnapshotReader:
-    """Reads snapshots.
+    """Copies the stores to snapshots, and adds the control plane's status.
 
     Args:
         cache: the manager's stores.
@@ -40,15 +41,15 @@ class SnapshotReader:
         self._cache, self._namespace = cache, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
         self._status: ControlPlaneStatus | None = None
-        self._status_until = float("-inf")
+        self._next_status_read_at = float("-inf")
 
     async def read(self, now_s: float) -> ClusterSnapshot:
-        """The present snapshot. The control plane's status may be some seconds old, or missing if it cannot be read in time."""
+        """The snapshot at ``now_s``. The control plane's status may be some seconds old, or None if it cannot be read in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                if time.monotonic() >= self._status_until:
+                if time.monotonic() >= self._next_status_read_at:
                     self._status = await self._read_status()
-                    self._status_until = time.monotonic() + STATUS_INTERVAL_S
+                    self._next_status_read_at = time.monotonic() + STATUS_INTERVAL_S
         # In a thread, because plans of many zones take long to decode.
         plans = await asyncio.to_thread(_decode_plans, tuple(self._cache.plans))
         cache = self._cache
@@ -62,7 +63,7 @@ class SnapshotReader:
             pods=tuple(cache.group_pods),
             bandwidth_pods=tuple(cache.pods),
             agent_pods=tuple(cache.agent_pods),
-            results=self._results(plans),
+            results=self._read_results(plans),
             plans=plans,
             services=tuple(cache.services),
             policy=self._policy,
@@ -78,18 +79,18 @@ class SnapshotReader:
             is_installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             failed_checks=(f"not listed yet: {problems}",) if problems else (),
         )
-        # Without leader election there is no Lease, and this controller does the work.
+        # Without leader election there is no Lease, and this controller does the leader's work.
         return msgspec.structs.replace(status, can_read_lease=status.can_read_lease and status.lease is not None)
 
-    def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
+    def _read_results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""
         names = map(str, result_names(self._cache.topologies, plans, self._namespace, len(self._cache.plans)))
         config_maps = {name: self._cache.results.get(name) for name in names}
-        return {name: found.data or {} for name, found in config_maps.items() if found is not None}
+        return {name: config_map.data or {} for name, config_map in config_maps.items() if config_map is not None}
 
 
 def _decode_plans(config_maps: Iterable[ConfigMap]) -> tuple[ZonePlan, ...]:
-    """The plans; a malformed plan is left out, and the controller that writes plans reports it."""
+    """The well-formed plans. The controller that writes plans reports malformed ones."""
     plans = []
     for config_map in config_maps:
         with contextlib.suppress(PlanRefusedError):

@@ -1,13 +1,9 @@
-"""Types of AppGroups and of the overview, as ``-o json`` and the page show them.
-
-Names are camelCase on the wire and have units. An unknown value is null, never 0.
-"""
+"""Views of AppGroups, as ``-o json`` and the page show them. An unknown value is null, never 0."""
 
 from __future__ import annotations
 
 from controller.appgroups.status import DependencyVerdict
-from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView, View
-from controller.diagnosis.findings import Finding
+from controller.diagnosis.cluster_views import View
 from kubekit.wire import Condition
 
 
@@ -93,19 +89,3 @@ class GroupView(View, frozen=True):
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
     zone_losses: tuple[ZoneLoss, ...] = ()
-
-
-class Overview(View, frozen=True):
-    """All data of ``status`` and the page.
-
-    Attributes:
-        at: time of the snapshot, unix seconds.
-        findings: worst first; empty if the state of the control plane was not read.
-    """
-
-    at: float
-    network: NetworkView
-    agents: tuple[AgentView, ...]
-    groups: tuple[GroupView, ...]
-    bandwidth: BandwidthView
-    findings: tuple[Finding, ...] = ()

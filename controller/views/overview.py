@@ -1,12 +1,32 @@
-"""Builds the data of ``status`` and the page."""
+"""The data of ``status`` and the page."""
 
 from __future__ import annotations
 
+from controller.diagnosis.cluster_views import AgentView, BandwidthView, NetworkView, View
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import build_facts
+from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.views.group_views import Overview
+from controller.views.group_views import GroupView
 from controller.views.groups import build_groups
+
+
+class Overview(View, frozen=True):
+    """All data that ``status`` and the page show.
+
+    Attributes:
+        at: time of the snapshot, unix seconds.
+        network, agents, bandwidth: of the whole cluster.
+        groups: sorted by namespace and name.
+        findings: worst first; empty if the state of the control plane was not read.
+    """
+
+    at: float
+    network: NetworkView
+    agents: tuple[AgentView, ...]
+    groups: tuple[GroupView, ...]
+    bandwidth: BandwidthView
+    findings: tuple[Finding, ...] = ()
 
 
 def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:

@@ -1,60 +1,61 @@
 // Polls the overview; draws the summary and the tabs.
 
 const TABS = ["now", "matrix", "groups"];
-const DRAW_TAB = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups };
-const DATA_OF_TAB = { now: "findings", groups: "groups" };
+const DRAW_BY_TAB = { now: drawNow, matrix: () => { drawMatrix(); drawPairFacts(); }, groups: drawGroups };
+// Field of the overview that a tab draws; drawMatrix compares its cells itself.
+const FIELD_BY_TAB = { now: "findings", groups: "groups" };
 let shownTab = "now";
 
-function showOverview(page) {
-  const oldPage = state.page;
+function showOverview(overview) {
+  const previous = state.overview;
   const selectedNames = [state.from, state.to].map((i) => state.names[i]);
-  state.page = page;
-  state.names = page.network.zones.map((zone) => zone.name);
-  state.positions = new Map(state.names.map((name, i) => [name, i]));
+  state.overview = overview;
+  state.names = overview.network.zones.map((zone) => zone.name);
   // Zones may have new positions.
-  [state.from, state.to] = selectedNames.map((name) => state.positions.get(name) ?? -1);
-  clockOffset = page.at - Date.now() / 1000;
+  [state.from, state.to] = selectedNames.map((name) => state.names.indexOf(name));
+  clockOffset = overview.at - Date.now() / 1000;
   drawSummary();
-  // Drawing the same data again would lose a selection of text. The matrix compares its cells itself.
-  const data = DATA_OF_TAB[shownTab];
-  if (!oldPage || !data || JSON.stringify(oldPage[data]) !== JSON.stringify(page[data])) DRAW_TAB[shownTab]();
+  // Drawing the same data again would lose a selection of text.
+  const field = FIELD_BY_TAB[shownTab];
+  const isSame = previous && field && JSON.stringify(previous[field]) === JSON.stringify(overview[field]);
+  if (!isSame) DRAW_BY_TAB[shownTab]();
 }
 
 function drawSummary() {
-  const network = state.page.network;
+  const network = state.overview.network;
   const zones = pluralize(network.zones.length, "zone");
   const regions = pluralize(new Set(network.zones.map((zone) => zone.region)).size, "region");
   const weights = network.weights ? ` · ${network.weights}` : "";
   const unused = network.unused ? " (the scheduler does not use it)" : "";
   const topology = network.topology || "no NetworkTopology";
   byId("where").textContent = makePrintable(`${topology}${weights}${unused} · ${zones}, ${regions}`);
-  drawTiles([agentsTile(), pairsTile(), costsTile(), groupsTile(), bandwidthTile()]);
+  drawTiles([buildAgentsTile(), buildPairsTile(), buildCostsTile(), buildGroupsTile(), buildBandwidthTile()]);
   drawProblems();
 }
 
-function agentsTile() {
-  const { up, down } = state.page.agents.states;
-  const note = down ? `${down} down` : `on ${pluralize(state.page.network.zones.length, "zone")}`;
+function buildAgentsTile() {
+  const { up, down } = state.overview.agents.states;
+  const note = down ? `${down} down` : `on ${pluralize(state.overview.network.zones.length, "zone")}`;
   return { tab: "now", label: "Agents", value: up, unit: `of ${up + down} up`, note, style: down ? "bad" : "" };
 }
 
-function pairsTile() {
-  const { at, cost } = state.page.matrix;
-  const times = at.filter((time) => time !== null);
-  const note = times.length ? `oldest ${age(secondsSince(rangeOf(times)[0]))} ago` : "";
+function buildPairsTile() {
+  const { measuredAt, cost } = state.overview.matrix;
+  const times = measuredAt.filter((time) => time !== null);
+  const note = times.length ? `oldest ${formatAge(secondsSince(rangeOf(times)[0]))} ago` : "";
   return { tab: "matrix", label: "Zone pairs measured", value: times.length / 2, unit: `of ${cost.length / 2}`, note };
 }
 
-function costsTile() {
-  const { weights, percentile, unitUs } = state.page.network;
-  const [lowest, highest] = rangeOf(state.page.matrix.cost.filter((cost) => cost !== null));
+function buildCostsTile() {
+  const { weights, percentile, unitUs } = state.overview.network;
+  const [lowest, highest] = rangeOf(state.overview.matrix.cost.filter((cost) => cost !== null));
   const isMeasured = percentile && weights === "NetperfCosts";
-  const note = isMeasured ? `1 = ${number(unitUs / 1000)} ms of ${percentile}` : weights || "";
+  const note = isMeasured ? `1 = ${formatNumber(unitUs / 1000)} ms of ${percentile}` : weights || "";
   return { tab: "matrix", label: "Costs", value: highest > 0 ? `${lowest} – ${highest}` : "none", note };
 }
 
-function groupsTile() {
-  const groups = state.page.groups;
+function buildGroupsTile() {
+  const groups = state.overview.groups;
   const sum = (field) => groups.reduce((total, group) => total + group[field], 0);
   const tile = { tab: "groups", label: "AppGroups", value: groups.length };
   if (!groups.length) return tile;
@@ -64,34 +65,34 @@ function groupsTile() {
   return { ...tile, note: "no dependency violated", style: "good" };
 }
 
-function bandwidthTile() {
-  const { known, totalNodes, allocatedBps, capacityBps } = state.page.bandwidth;
+function buildBandwidthTile() {
+  const { nodesWithCapacity, totalNodes, allocatedBps, allocatableBps } = state.overview.bandwidth;
   return {
     tab: "now",
     label: "Bandwidth allocated",
-    value: known ? percent(allocatedBps, capacityBps) : "–",
-    unit: known ? `of ${rate(capacityBps)}` : "",
-    note: `${known} of ${pluralize(totalNodes, "node")} known`,
+    value: nodesWithCapacity ? formatPercent(allocatedBps, allocatableBps) : "–",
+    unit: nodesWithCapacity ? `of ${formatRate(allocatableBps)}` : "",
+    note: `capacity of ${nodesWithCapacity} of ${pluralize(totalNodes, "node")} known`,
   };
 }
 
 function drawTiles(tiles) {
-  const box = byId("summary");
-  if (box.children.length !== tiles.length) {
-    const button = ({ tab }) => h("button", { type: "button", class: "tile", onclick: () => showTab(tab, true) });
-    box.replaceChildren(...tiles.map(button));
+  const summary = byId("summary");
+  if (summary.children.length !== tiles.length) {
+    const buildTile = ({ tab }) => h("button", { type: "button", class: "tile", onclick: () => showTab(tab, true) });
+    summary.replaceChildren(...tiles.map(buildTile));
   }
   tiles.forEach(({ label, value, unit, note, style }, i) => {
-    box.children[i].replaceChildren(
+    summary.children[i].replaceChildren(
       h("div", { class: "label" }, label),
       h("div", { class: "number" }, `${value} `, h("small", {}, unit || "")),
       h("div", { class: `remark ${style || ""}` }, note || " "));
   });
 }
 
-// Draws the worst finding in one line, except on the tab that lists all findings.
+// Draws the worst problem in one line, except on the tab that lists all findings.
 function drawProblems() {
-  const problems = state.page.findings.filter((finding) => finding.severity !== "info");
+  const problems = state.overview.findings.filter((finding) => finding.severity !== "info");
   byId("problems").hidden = problems.length === 0 || shownTab === "now";
   if (!problems.length) return;
   const more = problems.length > 1 ? ` and ${problems.length - 1} more` : "";
@@ -99,35 +100,35 @@ function drawProblems() {
   byId("problems").replaceChildren(h("button", attributes, `✗ ${problems[0].summary}${more}`));
 }
 
-function showTab(name, focus) {
+function showTab(name, hasFocus) {
   shownTab = name;
   for (const tab of TABS) {
     const button = byId(`tab-${tab}`), isShown = tab === name;
     button.setAttribute("aria-selected", String(isShown));
     button.tabIndex = isShown ? 0 : -1;
     byId(`panel-${tab}`).hidden = !isShown;
-    if (isShown && focus) button.focus();
+    if (isShown && hasFocus) button.focus();
   }
   history.replaceState(null, "", `#${name}`);
-  if (state.page) { drawProblems(); DRAW_TAB[name](); }
+  if (state.overview) { drawProblems(); DRAW_BY_TAB[name](); }
 }
 
-// Shows the state of the connection: "live" or "lost".
-function setLive(connection, text) {
+// `connection` is "live" or "lost".
+function showConnection(connection, text) {
   byId("live").dataset.state = connection;
   if (byId("live-text").textContent !== text) byId("live-text").textContent = text;
 }
 
-const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000, AGES_MS = 5000;
+const POLL_INTERVAL_MS = 2000, HIDDEN_POLL_INTERVAL_MS = 30000, FETCH_TIMEOUT_MS = 15000, AGES_INTERVAL_MS = 5000;
 let etag = "", lastResponseAt = Date.now(), pollTimer = 0, isPolling = false;
 
-// The newest overview and its ETag; null if it is shown already. The timeout ends connections that hang.
+// Returns the newest overview and its ETag, or null if that overview is shown already. The timeout ends hanging connections.
 async function fetchOverview() {
   const headers = etag ? { "If-None-Match": etag } : {};
-  const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(TIMEOUT_MS) });
+  const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(FETCH_TIMEOUT_MS) });
   if (response.status === 304) return null;
   if (!response.ok) throw new Error(`HTTP ${response.status}`);
-  return { page: await response.json(), etag: response.headers.get("ETag") || "" };
+  return { overview: await response.json(), etag: response.headers.get("ETag") || "" };
 }
 
 async function poll() {
@@ -135,37 +136,37 @@ async function poll() {
   isPolling = true;
   clearTimeout(pollTimer);
   try {
-    const overview = await fetchOverview();
+    const news = await fetchOverview();
     lastResponseAt = Date.now();
-    if (overview) drawOrReport(overview);
-    else setLive("live", "live");
+    if (news) showOrReport(news);
+    else showConnection("live", "live");
   } catch (error) {
-    setLive("lost", `no data for ${Math.round((Date.now() - lastResponseAt) / 1000)} s: ${error.message}`);
+    showConnection("lost", `no data for ${Math.round((Date.now() - lastResponseAt) / 1000)} s: ${error.message}`);
   }
   isPolling = false;
-  pollTimer = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+  pollTimer = setTimeout(poll, document.hidden ? HIDDEN_POLL_INTERVAL_MS : POLL_INTERVAL_MS);
 }
 
-// Keeps the ETag only of a page that was drawn whole: otherwise a 304 would report a half-drawn page as live.
-function drawOrReport(overview) {
+// Keeps the ETag only if the page was drawn completely: otherwise a 304 would report a half-drawn page as live.
+function showOrReport(news) {
   etag = "";
   try {
-    showOverview(overview.page);
-    etag = overview.etag;
-    setLive("live", "live");
+    showOverview(news.overview);
+    etag = news.etag;
+    showConnection("live", "live");
   } catch (error) {
     console.error(error);
-    setLive("lost", `the page cannot be drawn: ${error.message}`);
+    showConnection("lost", `the page cannot be drawn: ${error.message}`);
   }
 }
 
-// Updates ages without new data, and without drawing panels again, which would lose a selection of text.
+// Updates ages without new data. Drawing whole panels again would lose a selection of text.
 function drawAges() {
-  if (!state.page || document.hidden) return;
+  if (!state.overview || document.hidden) return;
   drawSummary();
-  if (shownTab === "matrix") drawPairDetail();
+  if (shownTab === "matrix") drawPairFacts();
   for (const element of document.querySelectorAll("[data-since]")) {
-    element.textContent = `for ${age(secondsSince(Number(element.dataset.since)))}`;
+    element.textContent = `for ${formatAge(secondsSince(Number(element.dataset.since)))}`;
   }
 }
 
@@ -180,9 +181,9 @@ function start() {
     }
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
-  const tab = location.hash.slice(1);
-  showTab(TABS.includes(tab) ? tab : "now");
-  setInterval(drawAges, AGES_MS);
+  const linkedTab = location.hash.slice(1);
+  showTab(TABS.includes(linkedTab) ? linkedTab : "now");
+  setInterval(drawAges, AGES_INTERVAL_MS);
   poll();
 }
 

@@ -1,16 +1,15 @@
 "use strict";
-// Shared by all tabs: the state, builders of elements without innerHTML (names come from the cluster), number formats,
-// and the colour scale.
+// Shared by all tabs: the state, number formats, the colour scale, and builders of elements without innerHTML, because
+// names come from the cluster.
 
 const state = {
-  page: null,        // the newest overview, as controller/page/encoding.py encodes it
-  names: [],         // zone names in order
-  positions: new Map(),  // zone name -> position in names
+  overview: null,    // the newest overview, as controller/page/encoding.py encodes it
+  names: [],         // zone names in the order of the overview
   measure: "cost",   // shown in the matrix, a key of MEASURES
   from: -1, to: -1,  // positions of the selected pair, -1 for none
 };
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
 // Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and meaning.
 const BASES = {
@@ -27,11 +26,11 @@ const FLAGGED = { sign: "!", text: "newest sample not trusted" };
 function isAbsent(value) { return value === null || value === undefined || value === false; }
 function byId(id) { return document.getElementById(id); }
 
-// The text with replacements for invisible characters, such as those that change its direction.
+// Replaces invisible characters, such as those that change the direction of text.
 function makePrintable(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
 
-// Sets attributes and event listeners (`onclick`), and appends children; leaves out null, undefined and false.
-function fill(element, attributes, children) {
+// Sets attributes and event listeners (`onclick`), and appends children; ignores null, undefined and false.
+function fillElement(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (isAbsent(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -44,19 +43,19 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Named as in hyperscript: builds an HTML element.
-function h(tag, attributes, ...children) { return fill(document.createElement(tag), attributes, children); }
-function svg(tag, attributes, ...children) { return fill(document.createElementNS(SVG, tag), attributes, children); }
+// Build an HTML or SVG element; `h` is hyperscript's name.
+function h(tag, attributes, ...children) { return fillElement(document.createElement(tag), attributes, children); }
+function svg(tag, attributes, ...children) { return fillElement(document.createElementNS(SVG_NAMESPACE, tag), attributes, children); }
 
-function number(value) {
+function formatNumber(value) {
   if (isAbsent(value)) return "–";
   if (value >= 10 || Number.isInteger(value)) return String(Math.round(value));
   return value >= 1 ? value.toFixed(1) : value.toFixed(2);
 }
 
-function milliseconds(us) { return isAbsent(us) ? "–" : `${number(us / 1000)} ms`; }
+function formatMilliseconds(us) { return isAbsent(us) ? "–" : `${formatNumber(us / 1000)} ms`; }
 
-function rate(bps) {
+function formatRate(bps) {
   if (isAbsent(bps)) return "–";
   for (const [unit, size] of [["Tbit/s", 1e12], ["Gbit/s", 1e9], ["Mbit/s", 1e6], ["kbit/s", 1e3]]) {
     if (Math.abs(bps) >= size) return `${Number((bps / size).toPrecision(3))} ${unit}`;
@@ -64,7 +63,7 @@ function rate(bps) {
   return `${Math.round(bps)} bit/s`;
 }
 
-function age(seconds) {
+function formatAge(seconds) {
   if (isAbsent(seconds)) return "–";
   const whole = Math.max(0, Math.floor(seconds));
   if (whole < 120) return `${whole} s`;
@@ -73,13 +72,13 @@ function age(seconds) {
   return `${Math.floor(whole / 86400)} d`;
 }
 
-function percent(part, whole) {
+function formatPercent(part, whole) {
   if (!whole) return "–";
   return part > 0 && part < whole / 200 ? "< 1 %" : `${Math.round((100 * part) / whole)} %`;
 }
 function pluralize(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
 
-// The first names, and the number of the others.
+// Lists the first names, and counts the others.
 function joinFirst(names, limit) {
   const more = names.length > limit ? ` and ${names.length - limit} more` : "";
   return `${names.slice(0, limit).join(", ")}${more}`;
@@ -89,31 +88,31 @@ function joinFirst(names, limit) {
 let clockOffset = 0;
 function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffset - at; }
 
-// Position of an ordered pair in the columns of the matrix, which leave out the diagonal; -1 for no pair.
+// Returns the position of an ordered pair in the columns of the matrix, which have no diagonal; -1 for no pair.
 function cellIndex(from, to) {
   const count = state.names.length;
   return from < 0 || to < 0 || from === to ? -1 : from * (count - 1) + (to > from ? to - 1 : to);
 }
 
-function percentileMeasure(name) {
-  const valueOf = (columns, i) => (columns[name][i] === null ? null : columns[name][i] / 1000);
-  return { name, unit: `${name} round trip, ms`, valueOf };
+function makePercentileMeasure(name) {
+  const valuesOf = (columns) => columns[`${name}Us`].map((us) => (us === null ? null : us / 1000));
+  return { name, unit: `${name} round trip, ms`, valuesOf };
 }
 
 const MEASURES = {
-  cost: { name: "Cost", unit: "cost", valueOf: (columns, i) => columns.cost[i] },
-  p50: percentileMeasure("p50"),
-  p90: percentileMeasure("p90"),
-  p99: percentileMeasure("p99"),
+  cost: { name: "Cost", unit: "cost", valuesOf: (columns) => columns.cost },
+  p50: makePercentileMeasure("p50"),
+  p90: makePercentileMeasure("p90"),
+  p99: makePercentileMeasure("p99"),
 };
 
 function rangeOf(values) { return [Math.min(...values), Math.max(...values)]; }
 
-const SHADES = 7, ONLY_SHADE = 2, ROUNDING_ERROR = 1e-9;
+const SHADES = 7, SHADE_OF_EQUAL_VALUES = 2, ROUNDING_ERROR = 1e-9;
 
-// The number of a shade, 1 to SHADES. Steps are equal on a logarithmic scale, because latencies spread over decades.
+// Returns a shade from 1 to SHADES. Steps are equal on a logarithmic scale, because latencies differ by powers of ten.
 function shadeOf(value, [low, high]) {
-  if (!(high > low)) return ONLY_SHADE;
+  if (!(high > low)) return SHADE_OF_EQUAL_VALUES;
   const step = Math.ceil((SHADES * Math.log(value / low)) / Math.log(high / low) - ROUNDING_ERROR);
   return Math.min(SHADES, Math.max(1, step));
 }

@@ -1,19 +1,20 @@
-// The tab AppGroups: each group as a graph, callers left of their dependencies, and as a table of dependencies.
+// The tab AppGroups: each group as a graph, callers left of callees, and as a table of dependencies.
 
 const MAX_DRAWN_WORKLOADS = 60, MAX_LABELS = 3, MAX_STOPS = 5, ORDERING_ROUNDS = 6;
+const MAX_TITLE_LENGTH = 25, MAX_PLACEMENT_LENGTH = 30;
 
 function drawGroups() {
   const panel = byId("panel-groups");
-  const groups = state.page.groups;
+  const groups = state.overview.groups;
   if (!groups.length) {
     panel.replaceChildren(h("p", { class: "note" }, "There are no AppGroups."));
     return;
   }
-  const open = new Set([...panel.querySelectorAll("details[open]")].map((details) => details.dataset.group));
-  panel.replaceChildren(...groups.map((group) => groupBox(group, open)));
+  const openKeys = new Set([...panel.querySelectorAll("details[open]")].map((details) => details.dataset.group));
+  panel.replaceChildren(...groups.map((group) => buildGroupBox(group, openKeys)));
 }
 
-function groupBox(group, open) {
+function buildGroupBox(group, openKeys) {
   const key = `${group.namespace}/${group.name}`;
   const facts = [
     `${group.running} of ${group.members} members running`,
@@ -25,28 +26,28 @@ function groupBox(group, open) {
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
     h("div", { class: "grouphead" },
       h("h2", {}, key),
-      groupSummary(group),
+      buildGroupSummary(group),
       h("span", { class: "soft" }, facts.join(", ")),
       h("span", { class: "soft" }, group.algorithm)),
-    h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
-    ...groupRemarks(group),
-    isDrawn ? drawGraph(group) : null,
-    h("details", { "data-group": key, open: open.has(key) || !isDrawn },
+    h("p", { class: "note" }, `Order: ${group.order.join(", ")}`),
+    ...buildGroupRemarks(group),
+    isDrawn ? buildGraph(group) : null,
+    h("details", { "data-group": key, open: openKeys.has(key) || !isDrawn },
       h("summary", {}, pluralize(group.edges.length, "dependency", "dependencies")),
-      edgeTable(group)));
+      buildEdgeTable(group)));
 }
 
 function countPlaced(group) { return group.edges.filter((edge) => edge.state !== "idle").length; }
 
-function groupSummary(group) {
+function buildGroupSummary(group) {
   const placed = countPlaced(group);
   if (!placed) return h("span", { class: "soft" }, "nothing placed");
   if (!group.violated) return h("span", { class: "good" }, `✓ ${placed} placed dependencies within their limits`);
   return h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`);
 }
 
-// Faults, conditions that do not hold, and what the loss of a zone would stop.
-function groupRemarks(group) {
+// Builds lines about faults, conditions that are not True, and workloads that the loss of a zone would stop.
+function buildGroupRemarks(group) {
   const faults = group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`));
   const unmet = group.conditions.filter((condition) => condition.status !== "True");
   const texts = unmet.map(({ type, status, message, reason }) => `${type} ${status}: ${message || reason}`);
@@ -60,56 +61,61 @@ function groupRemarks(group) {
   return [...faults, ...texts.map((text) => h("p", { class: "soft" }, text))];
 }
 
-// Workloads by column of a layered layout: the column is the longest path from a root, the row the callers' mean row.
+// Lays out the workloads in columns: the column is the longest path from a root, the row is the callers' mean row.
 function layOutColumns(group) {
-  const depth = new Map(group.workloads.map((workload) => [workload.selector, 0]));
-  // The number of workloads bounds the rounds and the depth, because a cycle would never end.
-  for (let round = 0; round < group.workloads.length; round++) {
-    let moved = false;
-    for (const edge of group.edges) {
-      const next = Math.min(depth.get(edge.dependent) + 1, group.workloads.length - 1);
-      if (depth.get(edge.dependency) < next && round < group.workloads.length - 1) {
-        depth.set(edge.dependency, next);
-        moved = true;
-      }
-    }
-    if (!moved) break;
-  }
-  const used = [...new Set(depth.values())].sort((a, b) => a - b);
-  const columns = used.map((d) => group.workloads.filter((workload) => depth.get(workload.selector) === d));
-  const row = new Map();
-  columns.forEach((column) => column.forEach((workload, i) => row.set(workload.selector, i)));
+  const depths = findDepths(group);
+  const usedDepths = [...new Set(depths.values())].sort((a, b) => a - b);
+  const columns = usedDepths.map((depth) => group.workloads.filter(({ selector }) => depths.get(selector) === depth));
+  const rows = new Map();
+  const numberRows = (column) => column.forEach(({ selector }, row) => rows.set(selector, row));
+  const meanRowOfCallers = ({ selector }) => {
+    const callerRows = group.edges.filter((edge) => edge.dependency === selector).map((edge) => rows.get(edge.dependent));
+    return callerRows.length ? callerRows.reduce((a, b) => a + b, 0) / callerRows.length : rows.get(selector);
+  };
+  columns.forEach(numberRows);
   for (let round = 0; round < ORDERING_ROUNDS; round++) {
-    columns.forEach((column, c) => {
-      if (c === 0) return;
-      const meanRow = (workload) => {
-        const calls = group.edges.filter((edge) => edge.dependency === workload.selector);
-        const rows = calls.map((edge) => row.get(edge.dependent));
-        return rows.length ? rows.reduce((a, b) => a + b, 0) / rows.length : row.get(workload.selector);
-      };
-      column.sort((a, b) => meanRow(a) - meanRow(b) || row.get(a.selector) - row.get(b.selector));
-      column.forEach((workload, i) => row.set(workload.selector, i));
-    });
+    for (const column of columns.slice(1)) {
+      column.sort((a, b) => meanRowOfCallers(a) - meanRowOfCallers(b) || rows.get(a.selector) - rows.get(b.selector));
+      numberRows(column);
+    }
   }
   return columns;
 }
 
-const BOX = { width: 212, height: 50, gapX: 112, gapY: 18 };
+// Returns the length of the longest path from a root, by selector.
+function findDepths(group) {
+  const depths = new Map(group.workloads.map((workload) => [workload.selector, 0]));
+  // The number of workloads bounds the rounds and the depth, because a cycle would never end.
+  for (let round = 0; round < group.workloads.length; round++) {
+    let hasChanged = false;
+    for (const edge of group.edges) {
+      const depth = Math.min(depths.get(edge.dependent) + 1, group.workloads.length - 1);
+      if (depths.get(edge.dependency) < depth && round < group.workloads.length - 1) {
+        depths.set(edge.dependency, depth);
+        hasChanged = true;
+      }
+    }
+    if (!hasChanged) break;
+  }
+  return depths;
+}
 
-function drawGraph(group) {
+// Pixels; `margin` keeps the boxes' borders inside the graph.
+const BOX = { width: 212, height: 50, gapX: 112, gapY: 18, margin: 2 };
+
+function buildGraph(group) {
   const columns = layOutColumns(group);
   const tallest = Math.max(...columns.map((column) => column.length));
-  const width = columns.length * (BOX.width + BOX.gapX) - BOX.gapX + 4;
-  const height = tallest * (BOX.height + BOX.gapY) - BOX.gapY + 4;
-  const positionOf = new Map();
+  const width = columns.length * (BOX.width + BOX.gapX) - BOX.gapX + 2 * BOX.margin;
+  const height = tallest * (BOX.height + BOX.gapY) - BOX.gapY + 2 * BOX.margin;
+  const positions = new Map();
   columns.forEach((column, c) => {
-    const start = (height - (column.length * (BOX.height + BOX.gapY) - BOX.gapY)) / 2;
-    column.forEach((workload, r) => {
-      positionOf.set(workload.selector, { x: 2 + c * (BOX.width + BOX.gapX), y: start + r * (BOX.height + BOX.gapY) });
-    });
+    const x = BOX.margin + c * (BOX.width + BOX.gapX);
+    const top = (height - (column.length * (BOX.height + BOX.gapY) - BOX.gapY)) / 2;
+    column.forEach(({ selector }, row) => positions.set(selector, { x, y: top + row * (BOX.height + BOX.gapY) }));
   });
-  const edges = group.edges.map((edge) => drawEdge(group, edge, positionOf));
-  const boxes = group.workloads.map((workload) => drawWorkload(workload, positionOf.get(workload.selector)));
+  const edges = group.edges.map((edge) => buildEdge(group, edge, positions));
+  const boxes = group.workloads.map((workload) => buildWorkload(workload, positions.get(workload.selector)));
   const label = `Dependencies of ${group.name}; the table below has the same as text`;
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` },
     svg("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
@@ -118,52 +124,53 @@ function drawGraph(group) {
       ...edges.map(({ cost }) => cost)));
 }
 
-// The line of a dependency, and the text of its cost, which is drawn over the boxes.
-function drawEdge(group, edge, positionOf) {
-  const caller = positionOf.get(edge.dependent), callee = positionOf.get(edge.dependency);
+// Builds the line of a dependency, and the text of its cost, which is drawn over the boxes.
+function buildEdge(group, edge, positions) {
+  const caller = positions.get(edge.dependent), callee = positions.get(edge.dependency);
   const isBackward = callee.x <= caller.x;
   const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
   const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
   const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
   const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-  const measured = edge.p50Us === null ? "" : `${milliseconds(edge.p50Us)}, ${edge.origin} to ${edge.destination}; `;
+  const measured = edge.p50Us === null ? "" : `${formatMilliseconds(edge.p50Us)}, ${edge.origin} to ${edge.destination}; `;
   const title = `${edge.dependent} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state].text}`;
   const line = svg("path", { class: edge.state, d: path }, svg("title", {}, title));
   if (edge.cost === null) return { line, cost: null };
   // Costs of the callers of one dependency are stacked next to its box.
   const siblings = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
-  const position = siblings.indexOf(edge) - (siblings.length - 1) / 2;
-  const offset = siblings.length > 1 ? position * Math.min(13, 44 / siblings.length) : 0;
+  const lineHeight = Math.min(13, (BOX.height - 6) / siblings.length);
+  const offset = lineHeight * (siblings.indexOf(edge) - (siblings.length - 1) / 2);
   let label = siblings.length > MAX_LABELS ? "" : `${edge.cost} ≤ ${edge.maxCost}`;
   if (edge.state === "violated") label = `✗ ${edge.cost} > ${edge.maxCost}`;
-  const place = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
-  return { line, cost: svg("text", { class: `cost ${edge.state}`, ...place }, label) };
+  const attributes = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
+  return { line, cost: svg("text", { class: `cost ${edge.state}`, ...attributes }, label) };
 }
 
-function drawWorkload(workload, { x, y }) {
-  const where = placement(workload);
+function buildWorkload(workload, { x, y }) {
+  const placement = describePlacement(workload);
   const isPlaced = workload.pods.some((pod) => pod.node);
   const hasOwnName = workload.name && workload.name !== workload.selector;
   const title = hasOwnName ? `${workload.selector} ${workload.name}` : workload.selector;
   const index = workload.index === null ? "" : `#${workload.index}`;
   return svg("g", {},
     svg("rect", { x, y, width: BOX.width, height: BOX.height, rx: 6, class: isPlaced ? "" : "unplaced" }),
-    svg("text", { x: x + 10, y: y + 20 }, truncate(title, 25)),
+    svg("text", { x: x + 10, y: y + 20 }, truncate(title, MAX_TITLE_LENGTH)),
     svg("text", { x: x + BOX.width - 8, y: y + 20, class: "soft", "text-anchor": "end" }, index),
-    svg("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(where, 30)),
-    svg("title", {}, `${workload.selector} ${workload.name}: ${where}`));
+    svg("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(placement, MAX_PLACEMENT_LENGTH)),
+    svg("title", {}, `${workload.selector} ${workload.name}: ${placement}`));
 }
 
 function truncate(text, length) { return text.length > length ? `${text.slice(0, length - 1)}…` : text; }
 
-function placement(workload) {
+// Lists the zones of the pods with their counts, such as "z1 ×2, gated".
+function describePlacement(workload) {
   if (!workload.pods.length) return "no pods";
-  const zones = new Map();
+  const counts = new Map();
   for (const pod of workload.pods) {
-    const where = pod.zone || pod.node || (pod.gated ? "gated" : "pending");
-    zones.set(where, (zones.get(where) || 0) + 1);
+    const place = pod.zone || pod.node || (pod.gated ? "gated" : "pending");
+    counts.set(place, (counts.get(place) || 0) + 1);
   }
-  return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
+  return [...counts].map(([place, count]) => (count > 1 ? `${place} ×${count}` : place)).join(", ");
 }
 
 const EDGE_STATES = {
@@ -173,7 +180,7 @@ const EDGE_STATES = {
   idle: { sign: "·", style: "soft", text: "not placed" },
 };
 
-function edgeTable(group) {
+function buildEdgeTable(group) {
   const heads = [
     ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)),
     ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)),
@@ -182,19 +189,19 @@ function edgeTable(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` },
     h("table", {},
       h("thead", {}, h("tr", {}, ...heads)),
-      h("tbody", {}, ...group.edges.map(edgeRow))));
+      h("tbody", {}, ...group.edges.map(buildEdgeRow))));
 }
 
-function edgeRow(edge) {
+function buildEdgeRow(edge) {
   const { sign, style, text } = EDGE_STATES[edge.state];
   const zones = edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`;
   return h("tr", {},
     h("td", {}, edge.dependent),
     h("td", {}, edge.dependency),
     h("td", {}, zones),
-    h("td", { class: "n" }, number(edge.cost)),
+    h("td", { class: "n" }, formatNumber(edge.cost)),
     h("td", { class: "n" }, String(edge.maxCost)),
-    h("td", { class: "n" }, milliseconds(edge.p50Us)),
-    h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"),
+    h("td", { class: "n" }, formatMilliseconds(edge.p50Us)),
+    h("td", { class: "n" }, edge.minBandwidthBps ? formatRate(edge.minBandwidthBps) : "–"),
     h("td", { class: style }, `${sign} ${text}`));
 }

@@ -54,17 +54,17 @@ async def test_a_right_that_is_removed_ends_within_seconds(client: Client, compo
     access = PageAuthorizer(client, component, clock=lambda: now)
     headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
     request = make_mocked_request("GET", "/", headers=headers)
-    assert await access.decide(request) == "allowed"
+    assert await access.decide_access(request) == "allowed"
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
         access._client = nowhere
         now = CACHE_TTL_S
-        assert await access.decide(request) == "unavailable"
+        assert await access.decide_access(request) == "unavailable"
     access._client = client
-    assert await access.decide(request) == "allowed"
+    assert await access.decide_access(request) == "allowed"
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
-    assert await access.decide(request) == "allowed", "cached"
+    assert await access.decide_access(request) == "allowed", "cached"
     now += CACHE_TTL_S
     # The API server cache RBAC too.
-    while await access.decide(request) == "allowed":
+    while await access.decide_access(request) == "allowed":
         now += CACHE_TTL_S
-    assert await access.decide(request) == "forbidden"
+    assert await access.decide_access(request) == "forbidden"

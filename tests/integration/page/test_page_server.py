@@ -57,7 +57,7 @@ async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> 
         while True:
             async with browser.get(url + "/api/v1/overview") as answer:
                 page: dict[str, Any] = await answer.json()
-            if p50_us in page["matrix"]["p50"]:
+            if p50_us in page["matrix"]["p50Us"]:
                 return page
             await asyncio.sleep(0.5)
 
@@ -72,9 +72,9 @@ async def test_an_agents_sample_reaches_an_open_page_and_known_data_is_not_sent_
             assert refused.status == 405, "the page is read-only"
     page = await until_shown(browser, url, 5000)
     assert set(zones) <= {zone["name"] for zone in page["network"]["zones"]}
-    assert 7777 not in page["matrix"]["p50"]
+    assert 7777 not in page["matrix"]["p50Us"]
     await measure(client, namespace, zones, 7777.0, sequence=2)
-    assert (await until_shown(browser, url, 7777))["matrix"]["p50"].count(7777) == 2
+    assert (await until_shown(browser, url, 7777))["matrix"]["p50Us"].count(7777) == 2
     async with asyncio.timeout(30):
         tag, status = "", 0
         # Other tests change the cluster meanwhile.

@@ -13,10 +13,9 @@ from aiohttp.test_utils import TestServer
 
 from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.page.document import document, security_policy
+from controller.page.document import build_document, build_security_policy
 from controller.page.encoding import encode_overview
-from controller.views.group_views import Overview
-from controller.views.overview import build_overview
+from controller.views.overview import Overview, build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.made_up import NOW_S, make_snapshot
@@ -69,8 +68,8 @@ async def serving() -> AsyncIterator[str]:
     """``/NAME/`` as the controller would serve it."""
 
     async def show(_: web.Request) -> web.Response:
-        headers = {"Content-Security-Policy": security_policy()}
-        return web.Response(body=document(), content_type="text/html", charset="utf-8", headers=headers)
+        headers = {"Content-Security-Policy": build_security_policy()}
+        return web.Response(body=build_document(), content_type="text/html", charset="utf-8", headers=headers)
 
     async def overview(request: web.Request) -> web.Response:
         return web.Response(
@@ -88,7 +87,7 @@ async def serving() -> AsyncIterator[str]:
 
 async def show(tab: Tab, url: str, name: str) -> None:
     await tab.open(f"{url}/{name}/")
-    await tab.wait_for("state.page !== null")
+    await tab.wait_for("state.overview !== null")
 
 
 async def text_of(tab: Tab, selector: str) -> str:
@@ -99,7 +98,7 @@ async def test_a_page_that_cannot_be_drawn_reports_the_error(chromium: Chromium)
     async with serving() as url, open_tab(chromium) as tab:
         await show(tab, url, "data")
         await tab.evaluate(
-            "var drawn = 0; DRAW_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
+            "var drawn = 0; DRAW_BY_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
         )
         await tab.wait_for("drawn > 1")
         assert "cannot be drawn: simulated" in await text_of(tab, "#live")
@@ -140,18 +139,18 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_
 async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await tab.open(f"{url}/data/#matrix")
-        await tab.wait_for("state.page !== null && !byId('panel-matrix').hidden")
+        await tab.wait_for("state.overview !== null && !byId('panel-matrix').hidden")
         cell = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
         headers = f"[{cell}.parentElement.cells[0].innerText, {cell}.closest('table').rows[0].cells[2].innerText]"
         await tab.evaluate(f"{cell}.click()")
         chosen = await tab.evaluate("[byId('pair-from'), byId('pair-to')].map((e) => e.selectedOptions[0].text)")
         assert await tab.evaluate(headers) == chosen == await tab.evaluate("[state.names[2], state.names[1]]")
-        cost = await tab.evaluate("state.page.matrix.cost[cellIndex(2, 1)]")
+        cost = await tab.evaluate("state.overview.matrix.cost[cellIndex(2, 1)]")
         assert await tab.evaluate(f"{cell}.innerText") == str(cost)
         assert f"Cost\n{cost}" in await text_of(tab, "#pair-facts")
         await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
         assert await tab.evaluate(f"{cell}.innerText") == await tab.evaluate(
-            "number(state.page.matrix.p50[cellIndex(2, 1)] / 1000)"
+            "formatNumber(state.overview.matrix.p50Us[cellIndex(2, 1)] / 1000)"
         )
         assert not tab.problems
 

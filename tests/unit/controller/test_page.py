@@ -20,12 +20,11 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.document import document, security_policy
+from controller.page.document import build_document, build_security_policy
 from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
-from controller.views.group_views import Overview
-from controller.views.overview import build_overview
+from controller.views.overview import Overview, build_overview
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from netperf.policy import CostPolicy
@@ -57,7 +56,7 @@ def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> N
 
 
 def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_its_script_and_style() -> None:
-    text = document().decode()
+    text = build_document().decode()
     assert "/*STYLE*/" not in text
     assert "/*SCRIPT*/" not in text
     assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text) == []
@@ -65,7 +64,7 @@ def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_it
     assert "innerHTML" not in text.replace("without innerHTML", "")
     # An inline handler or style attribute would be blocked by the policy.
     assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", text.partition("<script>")[0])
-    policy = dict(part.strip().split(" ", 1) for part in security_policy().split(";"))
+    policy = dict(part.strip().split(" ", 1) for part in build_security_policy().split(";"))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert re.fullmatch(r"'sha256-[A-Za-z0-9+/=]{44}'", policy["script-src"])
@@ -73,7 +72,7 @@ def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_it
 
 def test_script_files_define_no_name_twice() -> None:
     """They share one scope, in which the last function of a name is used without an error."""
-    names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", document().decode(), re.MULTILINE)
+    names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", build_document().decode(), re.MULTILINE)
     assert len(names) > 50
     assert [name for name in names if names.count(name) > 1] == []
 
