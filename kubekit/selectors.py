@@ -98,6 +98,20 @@ def compile_selector(selector: LabelSelector) -> Selector:
     return Selector(tuple(requirements))
 
 
+def compile_or_none(selector: LabelSelector | None) -> Selector | None:
+    """Compile a LabelSelector object; None if it selects nothing, because it is absent or has an unknown operator."""
+    try:
+        return compile_selector(selector) if selector is not None else None
+    except SelectorError:  # The operator is newer than this code; the API server rejects others.
+        return None
+
+
+def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector object selects these labels; None selects nothing, an empty one everything."""
+    compiled = compile_or_none(selector)
+    return compiled is not None and compiled.matches(labels)
+
+
 def _parse_requirement(part: str) -> Requirement:
     if match := _SET_PATTERN.match(part):
         values = frozenset(value.strip() for value in match["values"].split(","))

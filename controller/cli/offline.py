@@ -118,11 +118,11 @@ def _list_refusals(state: State) -> list[str]:
 
 def _list_cost_problems(state: State, group_key: str) -> list[str]:
     costs = state.costs(split_key(group_key)[0])
-    if not costs.topology:
+    if not costs.topology_key:
         return ["the scheduler uses no NetworkTopology: all zones are equally far from each other"]
-    if not costs.weight:
-        return [f"NetworkTopology {costs.topology} has no weight that the scheduler uses: costs are unknown"]
-    return [costs.problem] if costs.problem else []
+    if not costs.weight_name:
+        return [f"NetworkTopology {costs.topology_key} has no weight that the scheduler uses: costs are unknown"]
+    return [costs.latency_error] if costs.latency_error else []
 
 
 def render_offline(answer: OfflinePlan) -> RenderableType:

@@ -120,7 +120,7 @@ class SimulateCommand(Command):
             if controller.labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
-        if not inputs.state.costs(namespace).weight:
+        if not inputs.state.costs(namespace).weight_name:
             session.notes.append("costs: the scheduler uses none, so all zones are equally near")
         without_template = [selector for selector in build_graph(group.spec).selectors if selector not in controllers]
         if without_template:
@@ -163,8 +163,8 @@ def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, Work
     costs = inputs.state.costs(group.metadata.namespace)
     return Simulation(
         group=group.metadata.key,
-        topology=costs.topology or None,
-        weights=costs.weight or None,
+        topology=costs.topology_key or None,
+        weights=costs.weight_name or None,
         replicas=len(snapshot.pods),
         default_scheduler=runs[len(runs) // 2],
         network_aware=plan_placement(inputs, snapshot),

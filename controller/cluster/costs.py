@@ -16,48 +16,48 @@ from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies
 
 SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
-
+"""Costs of paths that have no entry in a weight (docs/contracts.md, section 4)."""
 LimitCheck = Literal["satisfied", "violated", "unknown"]
 """How a cost compares with maxNetworkCost."""
 
 
 class Location(NamedTuple):
-    """Region and zone of a node, from its labels; either may be empty."""
+    """Region and zone from a node's labels; either may be empty. `netperf.sample.NodeLocation` has the node's name too."""
 
     region: str = ""
     zone: str = ""
 
 
 NO_LOCATION = Location()
-"""Location of a node with neither label."""
+"""Location of a node that has neither label."""
 
 
 def location_of(node: Node) -> Location:
-    """A node's location, from its labels."""
+    """The location of a node."""
     return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
 
 
 def locations_of(nodes: Iterable[Node]) -> dict[str, Location]:
-    """Node name -> location."""
+    """The locations of nodes, by node name."""
     return {node.metadata.name: location_of(node) for node in nodes}
 
 
 def has_no_zone_labels(locations: Iterable[Location]) -> bool:
-    """Whether no node has a zone label, so that all nodes form one zone. Not used in parity with upstream."""
+    """Whether no node has a zone label; all nodes then count as one zone, except in parity with upstream."""
     return not any(location.zone for location in locations)
 
 
-def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
-    """Sum counts of nodes by location, without deleted nodes."""
+def count_by_location(counts_by_node: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
+    """Add counts by node up to counts by location; nodes without a location, which are deleted, do not count."""
     counts: Counter[Location] = Counter()
-    for node, count in nodes.items():
+    for node, count in counts_by_node.items():
         if node in locations:
             counts[locations[node]] += count
     return counts
 
 
 def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
-    """Entries of a weight by directed pair of zones (or of regions). A pair's first entry is used."""
+    """Entries of a weight by directed pair of zones (or of regions, by ``level``). The first entry of a pair counts."""
     entries: dict[ZonePair, CostInfo] = {}
     for topology in weight.topology_list if weight is not None else ():
         if topology.topology_key == level:
@@ -68,29 +68,29 @@ def cost_entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[
 
 
 class CostTable:
-    """Look-up table of one weight of a NetworkTopology. Without a weight it has no costs.
+    """Look-up of costs in one weight of a NetworkTopology. Without a weight no cost is known.
 
     Args:
         weight: the weight.
-        latencies: the round trips that its costs come from; None for a weight that netaware did not write.
-        is_one_zone: see `has_no_zone_labels`; else a node without labels violates every limit, as in upstream.
+        latencies: round trips from which the costs were computed; None for a weight that netaware did not write.
+        is_one_zone: nodes without zone labels are in one zone, see `has_no_zone_labels`; if false, they violate every limit.
     """
 
     def __init__(
         self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, is_one_zone: bool = False
     ) -> None:
         self.is_one_zone = is_one_zone
-        self._zones, self._regions = (
+        self._cost_by_zones, self._cost_by_regions = (
             {pair: entry.network_cost for pair, entry in cost_entries_of(weight, level).items()}
             for level in (ZONE_LABEL, REGION_LABEL)
         )
         self._latencies = latencies
 
     def cost(self, origin: Location, destination: Location) -> int | None:
-        """NetworkCost of a pair of different locations: by zones inside a region, by regions otherwise. None if unknown."""
+        """Cost between two different locations: between their zones if they share a region, else between regions. None if unknown."""
         if origin.region == destination.region:
-            return self._zones.get((origin.zone, destination.zone))
-        return self._regions.get((origin.region, destination.region))
+            return self._cost_by_zones.get((origin.zone, destination.zone))
+        return self._cost_by_regions.get((origin.region, destination.region))
 
     def latency_us(self, origin: Location, destination: Location) -> float | None:
         """Measured round trip between two zones in microseconds; None if unknown."""
@@ -99,9 +99,10 @@ class CostTable:
         return self._latencies.latency_us(origin.zone, destination.zone)
 
     def check_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitCheck, int]:
-        """Compare the cost between two different nodes with a limit, as NetworkOverhead does (docs/contracts.md, section 4).
+        """Compare the cost between two different nodes with a limit (NetworkOverhead's rule, docs/contracts.md, section 4).
 
-        Returns the result and the cost to count.
+        Returns:
+            The result, and the cost that counts: `UNKNOWN_COST` if it is unknown.
         """
         if peer == NO_LOCATION and not self.is_one_zone:
             return "violated", UNKNOWN_COST
@@ -115,18 +116,18 @@ class CostTable:
     def total_cost(
         self, callers: Mapping[str, int], callees: Mapping[str, int], locations: Mapping[str, Location]
     ) -> int:
-        """Cost of every pair of a caller and a callee together.
+        """Sum of the costs of all pairs of a caller and a callee.
 
         Args:
-            callers: node -> number of callers there.
-            callees: node -> number of callees there.
-            locations: node -> location; pairs with other nodes do not count.
+            callers: node -> number of callers on it.
+            callees: node -> number of callees on it.
+            locations: node -> location; pods on other nodes, which are deleted, do not count.
         """
-        total, by_location = 0, count_by_location(callees, locations)
+        total, callees_by_location = 0, count_by_location(callees, locations)
         for origin, count in count_by_location(callers, locations).items():
-            for destination, others in by_location.items():
-                total += count * others * self.check_limit(origin, destination, 0)[1]
-        # The sum by location is faster than by node, but counts pairs on one node as pairs in one zone: correct them.
+            for destination, callee_count in callees_by_location.items():
+                total += count * callee_count * self.check_limit(origin, destination, 0)[1]
+        # A sum by location is faster than by node, but counts pairs on one node as pairs in one zone: correct these.
         for node in callers.keys() & callees.keys() & locations.keys():
             cost = self.check_limit(locations[node], locations[node], 0)[1]
             total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
@@ -140,13 +141,13 @@ def choose_topology(
     netaware_namespace: str,
     namespace: str = "",
 ) -> NetworkTopology | None:
-    """The NetworkTopology whose costs the groups of a namespace use; None without one.
+    """The NetworkTopology whose costs the groups of a namespace use; None if there is none.
 
     Args:
-        topologies: all of them, by ``namespace/name``.
+        topologies: all NetworkTopologies, by ``namespace/name``.
         rules: namespaces and name to look for.
         netaware_namespace: where netaware is installed.
-        namespace: of the groups; empty for the cluster as a whole.
+        namespace: namespace of the groups; empty for the cluster as a whole.
     """
     everywhere = rules.search_everywhere
     for searched in (namespace, *rules.namespaces, netaware_namespace) if everywhere else rules.namespaces:
@@ -157,7 +158,7 @@ def choose_topology(
 
 
 def choose_weight(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
-    """The requested weight, else the fallback; None if neither has entries."""
+    """The weight whose costs are used: the requested weight, else the fallback; None if neither has entries."""
     for name in (rules.weights_name, rules.fallback_weights_name):
         weight = topology.weight(name) if topology is not None and name else None
         if weight is not None and weight.topology_list:
@@ -169,18 +170,18 @@ class Costs(msgspec.Struct, frozen=True):
     """The costs that a namespace's groups use.
 
     Attributes:
-        table: look-up table.
-        topology: key of the NetworkTopology; empty without one.
-        weight: name of the weight; empty if the NetworkTopology has none of the requested names.
-        version: UID and resourceVersion of the NetworkTopology.
-        problem: why latencies could not be read; empty if they could.
+        table: the costs.
+        topology_key: ``namespace/name`` of the NetworkTopology; empty without one.
+        weight_name: name of the weight; empty if the NetworkTopology has none of the requested names.
+        version: UID and resourceVersion of the NetworkTopology; empty without one.
+        latency_error: why the latencies could not be read; empty if they could.
     """
 
     table: CostTable
-    topology: str = ""
-    weight: str = ""
+    topology_key: str = ""
+    weight_name: str = ""
     version: str = ""
-    problem: str = ""
+    latency_error: str = ""
 
 
 class CostIndex(Index):
@@ -206,14 +207,14 @@ class CostIndex(Index):
         *,
         is_one_zone: bool,
     ) -> CostIndex:
-        """Build from NetworkTopologies."""
+        """Build an index of NetworkTopologies."""
         index = cls(rules, netaware_namespace, is_one_zone=is_one_zone)
         for topology in topologies:
             index.on_change(topology.metadata.key, None, topology)
         return index
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-        """Update a NetworkTopology; returns whether a cost may have changed."""
+        """Update a NetworkTopology; returns whether costs may have changed."""
         if new is None:
             self._topologies.pop(key, None)
         else:
@@ -224,36 +225,37 @@ class CostIndex(Index):
         return True
 
     def on_nodes_change(self, locations: Iterable[Location]) -> None:
-        """Update the nodes' locations. Not used in parity with upstream."""
+        """Update the locations of all nodes. Not called in parity with upstream."""
         is_one_zone = has_no_zone_labels(locations)
         if is_one_zone != self._one_zone:
             self._one_zone = is_one_zone
             self._costs_by_topology.clear()
 
     def for_namespace(self, namespace: str) -> Costs:
-        """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share a table."""
+        """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share them."""
         topology = choose_topology(
             self._topologies, self._rules, netaware_namespace=self._netaware_namespace, namespace=namespace
         )
         key = topology.metadata.key if topology is not None else ""
         if key not in self._costs_by_topology:
-            self._costs_by_topology[key] = self._costs_of(topology)
+            self._costs_by_topology[key] = self._build_costs(topology)
         return self._costs_by_topology[key]
 
-    def _costs_of(self, topology: NetworkTopology | None) -> Costs:
+    def _build_costs(self, topology: NetworkTopology | None) -> Costs:
         if topology is None:
             return Costs(CostTable(is_one_zone=self._one_zone))
         meta, weight = topology.metadata, choose_weight(topology, self._rules)
-        name = weight.name if weight is not None else ""
+        weight_name = weight.name if weight is not None else ""
         # Only NetperfCosts is computed from the latencies in the annotation.
-        latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
+        is_measured = weight_name == NETPERF_COSTS
+        latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if is_measured else None
         table = CostTable(weight, latencies, is_one_zone=self._one_zone)
-        problem = latencies.problem if latencies is not None else ""
-        return Costs(table, meta.key, name, f"{meta.uid}/{meta.resource_version}", problem)
+        latency_error = latencies.problem if latencies is not None else ""
+        return Costs(table, meta.key, weight_name, f"{meta.uid}/{meta.resource_version}", latency_error)
 
 
 def are_costs_unchanged(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-    """Whether two versions of a NetworkTopology have the same costs, for example after a change of the status."""
+    """Whether two versions of a NetworkTopology have the same costs, as after a change of the status."""
     if old is None or new is None:
         return False
     same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)

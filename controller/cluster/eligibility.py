@@ -1,4 +1,4 @@
-"""Checks whether a pod may run on a node, by Kubernetes' rules for node selector, node affinity and taints."""
+"""Checks whether a pod may run on a node, by Kubernetes' rules for node selector, node affinity, taints and volumes."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.cluster.pods import Affinity, NodeSelector, NodeSelectorTerm, PodSpec, Toleration
-from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector, operator_matches
+from kubekit.selectors import MatchExpression, operator_matches
 from kubekit.wire import Node, Taint
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
-UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
-REMOVAL_TAINTS = frozenset(
+"""Effects of taints that keep new pods from a node."""
+UNSCHEDULABLE_TAINT = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
+REMOVAL_TAINT_KEYS = frozenset(
     {"DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"}
 )
-"""Taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
+"""Keys of the taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
 
 
 def blocking_taints(node: Node) -> tuple[Taint, ...]:
-    """Taints NoSchedule and NoExecute, with one for a cordoned node."""
+    """A node's taints NoSchedule and NoExecute, with `UNSCHEDULABLE_TAINT` if it is cordoned."""
     taints = [t for t in node.spec.taints or () if t.effect in BLOCKING_EFFECTS]
-    if node.spec.unschedulable and not any(t.key == UNSCHEDULABLE.key for t in taints):
-        taints.append(UNSCHEDULABLE)
+    if node.spec.unschedulable and not any(t.key == UNSCHEDULABLE_TAINT.key for t in taints):
+        taints.append(UNSCHEDULABLE_TAINT)
     return tuple(taints)
 
 
 def is_being_removed(node: Node) -> bool:
-    """Whether a node is about to be removed. Any effect counts: Cluster Autoscaler taints candidates with PreferNoSchedule."""
-    return any(taint.key in REMOVAL_TAINTS for taint in node.spec.taints or ())
+    """Whether an autoscaler is about to remove a node. Any effect counts: Cluster Autoscaler taints candidates with PreferNoSchedule."""
+    return any(taint.key in REMOVAL_TAINT_KEYS for taint in node.spec.taints or ())
 
 
 def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
@@ -38,7 +38,7 @@ def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toler
 
 
 def required_node_affinity(affinity: Affinity | None) -> NodeSelector | None:
-    """Required node affinity; None without any."""
+    """A pod's required node affinity; None without it."""
     node_affinity = affinity.node_affinity if affinity else None
     return node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
 
@@ -48,25 +48,25 @@ def has_node_constraints(spec: PodSpec) -> bool:
     return bool(spec.node_selector) or required_node_affinity(spec.affinity) is not None
 
 
-def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
+def term_matches(term: NodeSelectorTerm, node_name: str, labels: Mapping[str, str]) -> bool:
     """Whether a node matches all requirements of a term."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
         return False
     return all(_requirement_holds(r, labels) for r in expressions) and all(
-        _requirement_holds(r, {"metadata.name": name}) for r in fields
+        _requirement_holds(r, {"metadata.name": node_name}) for r in fields
     )
 
 
 def _requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -> bool:
-    """Whether labels meet a requirement; NotIn and DoesNotExist hold for absent labels, an unknown operator never holds."""
+    """Whether labels meet a requirement. NotIn and DoesNotExist hold for absent labels; an unknown operator never holds."""
     value, values = labels.get(requirement.key), requirement.values or ()
     if requirement.operator not in {"Gt", "Lt"}:
         return operator_matches(requirement.operator, values, value)
-    left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
-    if left is None or right is None:
+    number, bound = parse_int64(value or ""), parse_int64(values[0] if values else "")
+    if number is None or bound is None:
         return False
-    return left > right if requirement.operator == "Gt" else left < right
+    return number > bound if requirement.operator == "Gt" else number < bound
 
 
 def parse_int64(text: str) -> int | None:
@@ -78,24 +78,8 @@ def parse_int64(text: str) -> int | None:
     return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
-def compile_or_none(selector: LabelSelector | None) -> Selector | None:
-    """Compile a metav1.LabelSelector; None if it selects nothing, because it is absent or has an unknown operator."""
-    if selector is None:
-        return None
-    try:
-        return compile_selector(selector)
-    except SelectorError:  # The operator is newer than this code; the API server rejects others.
-        return None
-
-
-def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Whether a metav1.LabelSelector selects these labels; None selects nothing, an empty one everything."""
-    compiled = compile_or_none(selector)
-    return compiled is not None and compiled.matches(labels)
-
-
-def _daemonset_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
-    """The only node that required affinity names, as the DaemonSet controller writes it; empty otherwise."""
+def _daemonset_node_of(terms: Sequence[NodeSelectorTerm] | None) -> str:
+    """The node that required affinity names in its only term, as the DaemonSet controller writes it; empty otherwise."""
     names = {
         value
         for term in terms or ()
@@ -115,12 +99,12 @@ class Constraints:
         spec: the pod's spec, reduced to the fields that constrain scheduling.
         has_required_anti_affinity: it has required pod anti-affinity, which also restricts the other pods.
         daemonset_node: the node for which a DaemonSet made the pod; empty for other pods.
-        depends_on_other_pods: it has required pod affinity or anti-affinity, or a DoNotSchedule spread constraint.
+        depends_on_other_pods: it has required pod affinity or anti-affinity, or a spread constraint other than ScheduleAnyway.
     """
 
     __slots__ = (
-        "_any_of",
-        "_selector",
+        "_node_selector",
+        "_required_terms",
         "_tolerations",
         "daemonset_node",
         "depends_on_other_pods",
@@ -130,13 +114,15 @@ class Constraints:
 
     def __init__(self, spec: PodSpec) -> None:
         self.spec = spec
-        self._selector, required = spec.node_selector or {}, required_node_affinity(spec.affinity)
-        self._any_of = None if required is None else required.node_selector_terms or ()
+        self._node_selector, required = spec.node_selector or {}, required_node_affinity(spec.affinity)
+        self._required_terms = None if required is None else required.node_selector_terms or ()
         self._tolerations = tuple(spec.tolerations or ())
-        self.daemonset_node = _daemonset_node(self._any_of)
-        anti = spec.affinity.pod_anti_affinity if spec.affinity else None
+        self.daemonset_node = _daemonset_node_of(self._required_terms)
+        anti_affinity = spec.affinity.pod_anti_affinity if spec.affinity else None
         affinity = spec.affinity.pod_affinity if spec.affinity else None
-        self.has_required_anti_affinity = bool(anti and anti.required_during_scheduling_ignored_during_execution)
+        self.has_required_anti_affinity = bool(
+            anti_affinity and anti_affinity.required_during_scheduling_ignored_during_execution
+        )
         has_required_spread = any(
             c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ()
         )
@@ -146,35 +132,36 @@ class Constraints:
             or bool(affinity and affinity.required_during_scheduling_ignored_during_execution)
         )
 
-    def unschedulable_reason(
+    def unmet_constraint(
         self,
-        name: str,
+        node_name: str,
         labels: Mapping[str, str],
         taints: Sequence[Taint] = (),
         *,
-        volumes: Iterable[NodeSelector] = (),
+        volume_selectors: Iterable[NodeSelector] = (),
     ) -> str:
-        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would.
+        """The first constraint that a node does not meet, such as "taint KEY"; empty if it meets all.
 
-        Plans use `Host.unschedulable_reason`.
+        kube-scheduler checks no more than this, apart from resources and other pods. Plans also check whether the node is Ready
+        (`Host.unschedulable_reason`).
 
         Args:
-            name: of the node.
-            labels: of the node.
-            taints: of the node, NoSchedule and NoExecute.
-            volumes: node selectors of the pod's volumes; every one must match.
+            node_name: name of the node.
+            labels: labels of the node.
+            taints: taints of the node, NoSchedule and NoExecute.
+            volume_selectors: node selectors of the pod's volumes, all of which must match.
         """
-        for key, value in self._selector.items():
+        for key, value in self._node_selector.items():
             if labels.get(key) != value:
                 return f"nodeSelector {key}={value}"
-        if self._any_of is not None and not _any_matches(self._any_of, name, labels):
+        if self._required_terms is not None and not _any_matches(self._required_terms, node_name, labels):
             return "node affinity"
         taint = first_untolerated_taint(taints, self._tolerations)
         if taint is not None:
             return f"taint {taint.key}"
-        reaches_volumes = all(_any_matches(v.node_selector_terms or (), name, labels) for v in volumes)
+        reaches_volumes = all(_any_matches(s.node_selector_terms or (), node_name, labels) for s in volume_selectors)
         return "" if reaches_volumes else "volume node affinity"
 
 
-def _any_matches(terms: Iterable[NodeSelectorTerm], name: str, labels: Mapping[str, str]) -> bool:
-    return any(term_matches(term, name, labels) for term in terms)
+def _any_matches(terms: Iterable[NodeSelectorTerm], node_name: str, labels: Mapping[str, str]) -> bool:
+    return any(term_matches(term, node_name, labels) for term in terms)

@@ -54,13 +54,13 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
         return self.is_schedulable and not self.unavailable_reason
 
-    def unschedulable_reason(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
+    def unschedulable_reason(self, constraints: Constraints, volume_selectors: Iterable[NodeSelector] = ()) -> str:
         """Why a plan may not place a pod there, regardless of other pods; empty if it may.
 
-        kube-scheduler checks taints only: it places a pod that tolerates all of them on a node that is not Ready.
+        kube-scheduler places a pod that tolerates all taints also on a node that is not Ready.
         """
         return (
-            constraints.unschedulable_reason(self.name, self.labels, self.taints, volumes=volumes)
+            constraints.unmet_constraint(self.name, self.labels, self.taints, volume_selectors=volume_selectors)
             or self.unavailable_reason
         )
 

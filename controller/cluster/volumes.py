@@ -1,8 +1,8 @@
 """Finds the nodes that reach a pod's volumes, or on which they can be provisioned.
 
-A bound volume has node affinity or, from older provisioners, labels of zone and region, also in their beta spelling (kube-scheduler's
-VolumeBinding and VolumeZone). A claim with WaitForFirstConsumer can be bound where a free volume matches, or where its class allows provisioning.
-CSIStorageCapacity is not read.
+A bound volume is reached by node affinity or, if an older provisioner made it, by labels of zone and region, also in their beta spelling
+(kube-scheduler's VolumeBinding and VolumeZone). A claim with WaitForFirstConsumer can be bound where an available volume matches, or
+where its class allows provisioning. CSIStorageCapacity is not read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.cluster.eligibility import selects
 from controller.cluster.index import Index
 from controller.cluster.pods import NodeSelector, NodeSelectorTerm, Pod
 from controller.cluster.resource_requests import parse_amount_or_zero
-from kubekit.selectors import LabelSelector, MatchExpression
+from kubekit.selectors import LabelSelector, MatchExpression, selects
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Object, Resource, ResourceRequirements, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -26,10 +25,11 @@ CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: the node for which kube-scheduler requested provisioning."""
-_NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
-_AVAILABLE = frozenset({"Available", ""})
+_STATIC_PROVISIONERS = frozenset({"", "kubernetes.io/no-provisioner"})
+"""Provisioners of classes that make no volumes."""
+_AVAILABLE_PHASES = frozenset({"Available", ""})
 """Phases of volumes that a claim may be bound to; volumes in hand-written files have none."""
-_TOPOLOGY_LABELS = (
+_LABELS_AND_BETA_LABELS = (
     (ZONE_LABEL, "failure-domain.beta.kubernetes.io/zone"),
     (REGION_LABEL, "failure-domain.beta.kubernetes.io/region"),
 )
@@ -37,13 +37,13 @@ StorageObject = TypeVar("StorageObject", bound=Object)
 
 
 class VolumeNodeAffinity(Wire, frozen=True):
-    """A volume's node affinity; without ``required`` every node reaches the volume."""
+    """Node affinity of a PersistentVolume; without ``required`` every node reaches the volume."""
 
     required: NodeSelector | None = None
 
 
 class ClaimReference(Wire, frozen=True):
-    """The claim that a volume is bound to."""
+    """Reference to the claim that a volume is bound to."""
 
     namespace: str = ""
     name: str = ""
@@ -99,7 +99,7 @@ class LabelValues(Wire, frozen=True):
 
 
 class TopologySelectorTerm(Wire, frozen=True):
-    """Labels that a node must all match."""
+    """Node labels and their allowed values, all of which must match."""
 
     match_label_expressions: list[LabelValues] | None = None
 
@@ -116,7 +116,7 @@ class Volumes(Index):
     """PersistentVolumes, PersistentVolumeClaims and StorageClasses, updated by watch events.
 
     Attributes:
-        version: counts changes after which node selectors may differ.
+        version: number of changes after which node selectors may differ.
     """
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ class Volumes(Index):
         self._volumes: dict[str, PersistentVolume] = {}
         self._claims: dict[str, PersistentVolumeClaim] = {}
         self._classes: dict[str, StorageClass] = {}
-        self._volume_of_claim: dict[str, str] = {}
-        self._free: dict[str, PersistentVolume] = {}
+        self._volume_name_by_claim: dict[str, str] = {}
+        self._available: dict[str, PersistentVolume] = {}
         self._selectors_by_claim_spec: dict[bytes, tuple[NodeSelector, ...]] = {}
 
     @classmethod
@@ -156,25 +156,25 @@ class Volumes(Index):
     def on_volume_change(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """Update a volume."""
         before = self._volumes.get(name)
-        claim = _claim_of(before)
-        if claim and self._volume_of_claim.get(claim) == name:
-            del self._volume_of_claim[claim]
-        self._free.pop(name, None)
-        self._store(self._volumes, name, new)
-        if claim := _claim_of(new):
-            self._volume_of_claim[claim] = name
-        elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE:
-            self._free[name] = new
+        claim = _claim_key_of(before)
+        if claim and self._volume_name_by_claim.get(claim) == name:
+            del self._volume_name_by_claim[claim]
+        self._available.pop(name, None)
+        self._replace(self._volumes, name, new)
+        if claim := _claim_key_of(new):
+            self._volume_name_by_claim[claim] = name
+        elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE_PHASES:
+            self._available[name] = new
 
     def on_claim_change(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """Update a claim."""
-        self._store(self._claims, key, new)
+        self._replace(self._claims, key, new)
 
     def on_class_change(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
         """Update a class."""
-        self._store(self._classes, name, new)
+        self._replace(self._classes, name, new)
 
-    def _store(self, objects: dict[str, StorageObject], key: str, new: StorageObject | None) -> None:
+    def _replace(self, objects: dict[str, StorageObject], key: str, new: StorageObject | None) -> None:
         before = objects.pop(key, None)
         if new is not None:
             objects[key] = new
@@ -183,13 +183,13 @@ class Volumes(Index):
             self._selectors_by_claim_spec.clear()
 
     def node_selectors_of_pod(self, pod: Pod) -> tuple[NodeSelector, ...]:
-        """Node selectors of the volumes of a pod's claims; every one must match."""
+        """Node selectors of the volumes that a pod mounts."""
         return self.node_selectors_of_claims(pod.metadata.namespace, claims_of(pod))
 
     def node_selectors_of_next_replica(self, pod: Pod) -> tuple[NodeSelector, ...]:
-        """Node selectors for another replica like this pod, with unbound claims in place of the pod's own ones.
+        """Node selectors for another replica of a pod's workload, which has unbound claims in place of the pod's own.
 
-        A pod's own claims are those of ephemeral volumes, and those that end in its name, as a StatefulSet names them.
+        A pod's own claims are those of ephemeral volumes, and those whose names end in the pod's, as a StatefulSet names them.
         """
         selectors: list[NodeSelector] = []
         ephemeral = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
@@ -203,13 +203,16 @@ class Volumes(Index):
         return tuple(selectors)
 
     def node_selectors_of_claims(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
-        """Node selectors of the volumes of these claims; every one must match."""
+        """Node selectors of the volumes of these claims; a node must match all of them.
+
+        A bound volume that the store does not have yet gives none.
+        """
         selectors: list[NodeSelector] = []
         for name in claims:
             key = f"{namespace}/{name}"
             claim = self._claims.get(key)
             volume_name = claim.spec.volume_name if claim is not None else ""
-            volume = self._volumes.get(volume_name or self._volume_of_claim.get(key, ""))
+            volume = self._volumes.get(volume_name or self._volume_name_by_claim.get(key, ""))
             if volume is not None and _is_bound_to(volume, claim):
                 selectors += _combine([_terms_of_volume(volume)])
             elif claim is not None and not volume_name:
@@ -217,29 +220,24 @@ class Volumes(Index):
         return tuple(selectors)
 
     def _selectors_of_unbound(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
-        """Node selector of an unbound claim; none without WaitForFirstConsumer, since it is bound before its pod is placed."""
-        name = claim.spec.storage_class_name
-        class_ = self._classes.get(name)
+        """The node selector of an unbound claim; none without WaitForFirstConsumer, because the claim is bound before its pod is placed."""
+        class_ = self._classes.get(claim.spec.storage_class_name)
         if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
             return ()
         node = claim.metadata.annotation(SELECTED_NODE_ANNOTATION)
         if node:
             return (NodeSelector([NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", [node])])]),)
-        key = msgspec.json.encode((name, claim.spec))
+        key = msgspec.json.encode(claim.spec)
         if key not in self._selectors_by_claim_spec:
-            alternatives = [
-                _terms_of_volume(v)
-                for v in self._free.values()
-                if v.spec.storage_class_name == name and _matches_claim(v, claim)
-            ]
-            if class_.provisioner not in _NO_PROVISIONER:
+            alternatives = [_terms_of_volume(v) for v in self._available.values() if _matches_claim(v, claim)]
+            if class_.provisioner not in _STATIC_PROVISIONERS:
                 alternatives.append(_terms_of_class(class_))
             self._selectors_by_claim_spec[key] = _combine(alternatives)
         return self._selectors_by_claim_spec[key]
 
 
 def claims_of(pod: Pod) -> Iterator[str]:
-    """Names of a pod's claims. The claim of an ephemeral volume is named POD-VOLUME."""
+    """Names of the claims that a pod mounts."""
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
             yield volume.persistent_volume_claim.claim_name
@@ -247,15 +245,15 @@ def claims_of(pod: Pod) -> Iterator[str]:
             yield f"{pod.metadata.name}-{volume.name}"
 
 
-def _relevant_fields(stored: Object | None) -> object:
-    """The fields that node selectors depend on, without the resourceVersion, which every write changes."""
-    if stored is None:
+def _relevant_fields(storage_object: Object | None) -> object:
+    """The fields that node selectors depend on; the resourceVersion, which every write changes, is none of them."""
+    if storage_object is None:
         return None
-    meta = stored.metadata
-    return meta.uid, meta.labels, meta.annotations, meta.deletion_timestamp, msgspec.structs.astuple(stored)[1:]
+    meta = storage_object.metadata
+    return meta.uid, meta.labels, meta.annotations, meta.deletion_timestamp, msgspec.structs.astuple(storage_object)[1:]
 
 
-def _claim_of(volume: PersistentVolume | None) -> str:
+def _claim_key_of(volume: PersistentVolume | None) -> str:
     claim = volume.spec.claim_ref if volume is not None else None
     return f"{claim.namespace}/{claim.name}" if claim is not None else ""
 
@@ -267,26 +265,27 @@ def _is_bound_to(volume: PersistentVolume, claim: PersistentVolumeClaim | None) 
 
 
 def _matches_claim(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
-    """Whether a claim may be bound to a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
+    """Whether a claim may be bound to an available volume (component-helpers/storage/volume, FindMatchingVolume)."""
     offered, requested = volume.spec, claim.spec
     return (
-        _size(offered.capacity) >= _size(requested.resources.requests)
+        offered.storage_class_name == requested.storage_class_name
+        and _size_bytes(offered.capacity) >= _size_bytes(requested.resources.requests)
         and offered.volume_mode == requested.volume_mode
         and set(requested.access_modes or ()) <= set(offered.access_modes or ())
         and (requested.selector is None or selects(requested.selector, volume.metadata.labels or {}))
     )
 
 
-def _size(quantities: Mapping[str, str] | None) -> int:
+def _size_bytes(quantities: Mapping[str, str] | None) -> int:
     return parse_amount_or_zero("storage", (quantities or {}).get("storage", "0"))
 
 
 def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which a node must match one to reach the volume; None if every node reaches it."""
-    # A label of a volume may have several zones, joined by two underscores.
+    """Terms of which a node must match one to reach the volume; None if every node reaches the volume."""
+    # A label may name several zones, joined by two underscores.
     labels = [
         MatchExpression(label, "In", [part.strip() for part in value.split("__")])
-        for label, beta_label in _TOPOLOGY_LABELS
+        for label, beta_label in _LABELS_AND_BETA_LABELS
         if (value := volume.metadata.label(label) or volume.metadata.label(beta_label))
     ]
     affinity = volume.spec.node_affinity
@@ -300,7 +299,7 @@ def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | N
 
 
 def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which a node must match one for provisioning by the class; None if every node may have the volume."""
+    """Terms of which a node must match one, so that the class provisions a volume for it; None if the class allows every node."""
     if not class_.allowed_topologies:
         return None
     return [
@@ -310,9 +309,10 @@ def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
 
 
 def _combine(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
-    """One node selector that matches if an alternative does; no selector if an alternative is None, which every node matches.
+    """One node selector that matches if any alternative does; no selector if an alternative is None, which every node matches.
 
-    Without alternatives, the selector has no terms and matches no node. Merges terms on one label, because there may be a thousand volumes.
+    Without alternatives the selector has no terms, so it matches no node. Terms on one label are merged, because there may be a
+    thousand volumes.
     """
     values: dict[str, list[str]] = {}
     terms: list[NodeSelectorTerm] = []

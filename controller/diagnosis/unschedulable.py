@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_untolerated_taint
+from controller.cluster.eligibility import UNSCHEDULABLE_TAINT, Constraints, first_untolerated_taint
 from controller.cluster.pods import PodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
 from kubekit.text import format_command
@@ -123,18 +123,18 @@ class NodeSurveys:
     def _make_survey(self, spec: PodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
         allowed = {
-            name: node for name, node in self._nodes.items() if not constraints.unschedulable_reason(name, node.labels)
+            name: node for name, node in self._nodes.items() if not constraints.unmet_constraint(name, node.labels)
         }
         untolerated = {
             name: taint
             for name, node in allowed.items()
             if (taint := first_untolerated_taint(node.taints, spec.tolerations))
         }
-        taints = Counter(taint for taint in untolerated.values() if taint.key != UNSCHEDULABLE.key)
+        taints = Counter(taint for taint in untolerated.values() if taint.key != UNSCHEDULABLE_TAINT.key)
         return NodeSurvey(
             tuple(node.zone for node in allowed.values()),
             len(allowed) - len(untolerated),
-            tuple(sorted(name for name, taint in untolerated.items() if taint.key == UNSCHEDULABLE.key)),
+            tuple(sorted(name for name, taint in untolerated.items() if taint.key == UNSCHEDULABLE_TAINT.key)),
             taints.most_common(1)[0][0] if taints else None,
         )
 

@@ -130,7 +130,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         routings=[state.routing_to(key, selector) for selector in graph.selectors],
         spreads=[spread_of(pods[0].annotations, default, []) if pods else default for pods in examples],
         costs=costs.table,
-        has_topology=bool(costs.topology),
+        has_topology=bool(costs.topology_key),
         zones=len({state.locations[index] for index in state.node_counts if state.locations[index].zone}),
     )
 

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, compile_or_none, first_untolerated_taint, term_matches
+from controller.cluster.eligibility import Constraints, first_untolerated_taint, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector, PodSpec
 from controller.cluster.resource_requests import MAX_AMOUNT, Amounts, capacity_of, limit_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
-from kubekit.selectors import Selector
+from kubekit.selectors import Selector, compile_or_none
 from netperf.contract import ZONE_LABEL
 
 DEFAULT_REQUESTS = {"cpu": 100, "memory": 200 << 20}
@@ -200,7 +200,8 @@ def simulate_scheduling(
         key = pod.constraints, pod.key if selectors else ""
         if key not in eligible_by:
             reasons = (
-                pod.constraints.unschedulable_reason(h.name, h.labels, h.taints, volumes=selectors) for h in all_hosts
+                pod.constraints.unmet_constraint(h.name, h.labels, h.taints, volume_selectors=selectors)
+                for h in all_hosts
             )
             eligible_by[key] = np.array([not reason for reason in reasons], np.bool_)
         fits = eligible_by[key].copy()

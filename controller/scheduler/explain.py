@@ -142,8 +142,8 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         node=pod.spec.node_name,
         group=key,
         workload=pod.workload,
-        topology=costs.topology,
-        weight=costs.weight,
+        topology=costs.topology_key,
+        weight=costs.weight_name,
         neutral_reason=score_table.neutral_reason,
         peers=(
             *(_peer_line(state, peer, "depends-on") for peer in dependencies),

@@ -209,7 +209,7 @@ class State(Index):
     def services_of(self, group: str, workload: str) -> list[Service]:
         """The Services that select a group's workload."""
         examples = self.examples(group, workload)
-        return [s for e in examples for s in self.services.selecting(e.namespace, e.labels or {})]
+        return [s for e in examples for s in self.services.services_selecting(e.namespace, e.labels or {})]
 
     def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """Update an AppGroup. A change of annotations alone, which the controller writes too, applies from the next plan on."""
@@ -296,7 +296,7 @@ class State(Index):
 
     def _score(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
         costs = self.costs(self.groups[key].metadata.namespace)
-        if not costs.topology:
+        if not costs.topology_key:
             return ScoreTable(NO_TOPOLOGY)
         dependencies, dependents = self.peers(key, workload, self.members(key) if members is None else members)
         if not dependencies and not dependents:

@@ -8,13 +8,12 @@ from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import compile_or_none
 from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_key_of
 from controller.cluster.pods import Pod
 from controller.scheduler.placement.pod_topology import Term, decode_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
 from kubekit.owners import controller_of, revision_of
-from kubekit.selectors import Selector
+from kubekit.selectors import Selector, compile_or_none
 
 
 class ForeignPods(msgspec.Struct, frozen=True):

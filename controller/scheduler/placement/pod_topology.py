@@ -11,11 +11,11 @@ from collections.abc import Container, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, selects
+from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pods import Pod, PodAffinityTerm, PodSpec, SpreadConstraint
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, DomainRule, Ints, RuleKind
-from kubekit.selectors import LabelSelector
+from kubekit.selectors import LabelSelector, selects
 
 decode_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(PodSpec).decode
@@ -131,9 +131,7 @@ class PodTopologyConstraints:
             return np.ones(len(hosts), np.bool_)
         spec = _decode_group_pod_spec(term.node_constraints)
         constraints, honours_taints = Constraints(spec), spec.tolerations is not None
-        reasons = (
-            constraints.unschedulable_reason(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts
-        )
+        reasons = (constraints.unmet_constraint(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
         return np.array([not reason for reason in reasons], np.bool_)
 
 

@@ -92,7 +92,7 @@ class Cluster:
                 asked[one.node][resource] += amount
         fits = np.array(
             [
-                not pod.constraints.unschedulable_reason(host.name, host.labels, host.taints)
+                not pod.constraints.unmet_constraint(host.name, host.labels, host.taints)
                 and all(v + asked[host.name][r] <= host.allocatable.get(r, 0) for r, v in pod.requests.items())
                 for host in self._hosts
             ],

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.cluster.eligibility import UNSCHEDULABLE
+from controller.cluster.eligibility import UNSCHEDULABLE_TAINT
 from controller.cluster.pods import TARGET_ANNOTATION, PodSpec, PodStatus, Toleration
 from controller.diagnosis.cluster_views import AgentView, NetworkView, PairBasis, PairView
 from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, Program, ProgramPod
@@ -169,7 +169,7 @@ NOT_ADMITTED = condition_of(
 FRONT = ("Deployment", "front")
 FOREIGN = "kueue.x-k8s.io/admission"
 TAINT = Taint("gpu", "NoSchedule", "only")
-CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(4)}
+CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE_TAINT,), f"z{i % 2}") for i in range(4)}
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
 

@@ -169,8 +169,8 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
     shown = await answer_of(session, "costs")
-    assert used.weight == ""
-    assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
+    assert used.weight_name == ""
+    assert (simulated.topology or "", simulated.weights or "") == (used.topology_key, used.weight_name)
     assert shown.network.weights is not None
     assert shown.network.unused
     assert any("the scheduler does not use" in note for note in session.notes)

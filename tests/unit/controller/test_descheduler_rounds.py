@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from controller.cluster.eligibility import selects
+from kubekit.selectors import selects
 from tests.support.descheduled import (
     NOW_S,
     BackoffEntry,
@@ -337,7 +337,7 @@ def check_targets(world: World, decision: DescheduleDecision) -> None:
         assert move.target != move.node
         assert target.is_schedulable
         assert not target.is_being_removed
-        assert not one.constraints.unschedulable_reason(target.name, target.labels, target.taints)
+        assert not one.constraints.unmet_constraint(target.name, target.labels, target.taints)
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():
             assert not amount or requested[move.target][resource] <= target.allocatable[resource]

@@ -58,7 +58,7 @@ def patched(pod: Pod, patch: dict[str, Any]) -> Pod:
 
 def allowed(pod: Pod, nodes: dict[str, tuple[str, str]] = NODES) -> set[str]:
     return {
-        name for name, place in nodes.items() if not Constraints(pod.spec).unschedulable_reason(name, labels_of(*place))
+        name for name, place in nodes.items() if not Constraints(pod.spec).unmet_constraint(name, labels_of(*place))
     }
 
 
@@ -186,7 +186,7 @@ def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str,
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
     back = without_added_requirement(after).spec
     for name, place in NODES.items():
-        was, is_now = (Constraints(spec).unschedulable_reason(name, labels_of(*place)) for spec in (pod.spec, back))
+        was, is_now = (Constraints(spec).unmet_constraint(name, labels_of(*place)) for spec in (pod.spec, back))
         assert bool(was) == bool(is_now)
 
 

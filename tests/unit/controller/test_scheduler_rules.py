@@ -286,8 +286,8 @@ def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
 def test_the_configured_weight_wins_over_the_measured_weight(
     weights: tuple[dict[str, Any], ...], expected: str
 ) -> None:
-    assert state_with(SchedulerConfig(), topology_of(*weights)).costs("default").weight == expected
-    parity = state_with(UPSTREAM, topology_of(*weights)).costs("default").weight
+    assert state_with(SchedulerConfig(), topology_of(*weights)).costs("default").weight_name == expected
+    parity = state_with(UPSTREAM, topology_of(*weights)).costs("default").weight_name
     assert parity == ("UserDefined" if expected == "UserDefined" else "")
 
 

@@ -44,4 +44,4 @@ def test_the_index_finds_the_same_services_as_a_scan() -> None:
         labels = {key: rng.choice(VALUES) for key in KEYS}
         for where in ("x", "y"):
             matching = [known[key] for key in sorted(known) if known[key].selects(where, labels)]
-            assert index.selecting(where, labels) == ([s for s in matching if not s.is_headless] or matching)
+            assert index.services_selecting(where, labels) == ([s for s in matching if not s.is_headless] or matching)

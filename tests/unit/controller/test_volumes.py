@@ -62,7 +62,9 @@ def pod(**volume_of: Any) -> Pod:
 
 def nodes_for(known: Volumes, asked: Pod) -> str:
     constraints, demands = Constraints(asked.spec), known.node_selectors_of_pod(asked)
-    return "".join(n for n, labels in NODES.items() if not constraints.unschedulable_reason(n, labels, volumes=demands))
+    return "".join(
+        n for n, labels in NODES.items() if not constraints.unmet_constraint(n, labels, volume_selectors=demands)
+    )
 
 
 BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
@@ -178,7 +180,7 @@ def test_another_replica_has_its_own_claims_and_shares_those_of_the_template(
         "".join(
             n
             for n, labels in NODES.items()
-            if not Constraints(pod().spec).unschedulable_reason(n, labels, volumes=demands)
+            if not Constraints(pod().spec).unmet_constraint(n, labels, volume_selectors=demands)
         )
         == nodes
     )
