@@ -1,4 +1,4 @@
-"""Reads the kernel's connection tracking over netlink: dumps, and events of ended connections.
+"""Reads the kernel's connection tracking over netlink: dumps of the table, and events about ended connections.
 
 Layouts: linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are decoded: the tuples,
 which have one layout for each address family, and the counters. Connections without ports (ICMP, GRE) are skipped. Needs NET_ADMIN in
@@ -30,7 +30,7 @@ NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
-_RECV_TIMEOUT_S = 10.0
+_RECEIVE_TIMEOUT_S = 10.0
 
 _CT_NEW, _CT_GET, _CT_DELETE = 0x100, 0x101, 0x102
 """NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*."""
@@ -44,16 +44,19 @@ _BYTES = struct.Struct("!Q")
 
 _TUPLE_ORIG, _TUPLE_REPLY, _TUPLE_IP = 0x8001, 0x8002, 0x8001
 _COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
-"""CTA_*, all but the last one with NLA_F_NESTED."""
+"""CTA_*, all but the last with NLA_F_NESTED."""
+_IPV4_SOURCE, _IPV6_SOURCE = 1, 3
+"""CTA_IP_V4_SRC, CTA_IP_V6_SRC."""
 _PROTO_BYTES, _COUNTERS_BYTES = 28, 28
+"""Sizes of the attributes of ports and of counters, with their headers."""
 
 
-class Entry(NamedTuple):
+class Connection(NamedTuple):
     """A connection, and its bytes in each direction.
 
     Attributes:
-        client, server: addresses in network byte order. ``server`` and ``port`` are the source of the reply tuple: the pod after DNAT,
-            not the Service.
+        client: address of the client in network byte order.
+        server, port: source of the reply tuple: after DNAT the pod, not the Service.
         request_bytes, response_bytes: with IP headers; None if the kernel does not count them.
     """
 
@@ -69,35 +72,43 @@ _PREFIX_BYTES = 3 * ATTRIBUTE.size
 
 
 class _TupleLayout(NamedTuple):
-    """How a tuple with ports begins in each direction, its size, and the offset of its source port."""
+    """The layout of tuples with ports of one address family.
+
+    Attributes:
+        original_prefix, reply_prefix: the first bytes of a tuple, by direction.
+        address_bytes: size of an address.
+        size: size of a tuple.
+        source_port_offset: offset of the source port.
+    """
 
     original_prefix: bytes
     reply_prefix: bytes
     address_bytes: int
     size: int
-    source_port: int
+    source_port_offset: int
 
 
-def _tuple_layout(address_bytes: int) -> _TupleLayout:
-    """The layout for addresses of a size: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
+def _make_tuple_layout(address_bytes: int, source_type: int) -> _TupleLayout:
+    """Make the layout of a tuple: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
     header = ATTRIBUTE.size
     ip_bytes = header + 2 * (header + address_bytes)
     size = header + ip_bytes + _PROTO_BYTES
-    ip = ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + ATTRIBUTE.pack(header + address_bytes, 1 if address_bytes == 4 else 3)
+    ip = ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + ATTRIBUTE.pack(header + address_bytes, source_type)
     original, reply = (ATTRIBUTE.pack(size, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
     # The source port comes after the headers of tuple and PROTO, and the attribute of the protocol's number.
     return _TupleLayout(original, reply, address_bytes, size, header + ip_bytes + header + 2 * header + header)
 
 
-_LAYOUT_BY_PREFIX = {layout.original_prefix: layout for layout in (_tuple_layout(4), _tuple_layout(16))}
+_LAYOUTS = _make_tuple_layout(4, _IPV4_SOURCE), _make_tuple_layout(16, _IPV6_SOURCE)
+_LAYOUT_BY_PREFIX = {layout.original_prefix: layout for layout in _LAYOUTS}
 _COUNTERS_PREFIX_END = ATTRIBUTE.pack(ATTRIBUTE.size + 8, _COUNTERS_PACKETS)
 _ORIG_COUNTERS_PREFIX = ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_ORIG) + _COUNTERS_PREFIX_END
 _REPLY_COUNTERS_PREFIX = ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_REPLY) + _COUNTERS_PREFIX_END
 _BYTE_COUNTER_OFFSET = _COUNTERS_BYTES - _BYTES.size
 
 
-def read_entries(data: bytes) -> Iterator[Entry]:
-    """The connections in a datagram of a dump or of events.
+def parse_connections(data: bytes) -> Iterator[Connection]:
+    """Parse the connections in a datagram of a dump or of events.
 
     Raises:
         KernelError: the kernel answered with an error.
@@ -108,12 +119,13 @@ def read_entries(data: bytes) -> Iterator[Entry]:
             if code:
                 raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
         elif kind in (_CT_NEW, _CT_DELETE):
-            entry = _read_entry(data, begin + _NFGENMSG.size, end)
-            if entry is not None:
-                yield entry
+            connection = _parse_connection(data, begin + _NFGENMSG.size, end)
+            if connection is not None:
+                yield connection
 
 
-def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:
+def _parse_connection(data: bytes, begin: int, end: int) -> Connection | None:
+    """Parse the attributes of a connection; None if it has no ports or is cut."""
     layout = _LAYOUT_BY_PREFIX.get(data[begin : begin + _PREFIX_BYTES])
     if layout is None:
         return None
@@ -122,10 +134,10 @@ def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:
         return None
     client, server = begin + _PREFIX_BYTES, reply + _PREFIX_BYTES
     rest = reply + layout.size
-    return Entry(
+    return Connection(
         data[client : client + layout.address_bytes],
         data[server : server + layout.address_bytes],
-        _PORT.unpack_from(data, reply + layout.source_port)[0],
+        _PORT.unpack_from(data, reply + layout.source_port_offset)[0],
         _read_byte_counter(data, _ORIG_COUNTERS_PREFIX, rest, end),
         _read_byte_counter(data, _REPLY_COUNTERS_PREFIX, rest, end),
     )
@@ -138,8 +150,8 @@ def _read_byte_counter(data: bytes, prefix: bytes, begin: int, end: int) -> int 
     return int(_BYTES.unpack_from(data, position + _BYTE_COUNTER_OFFSET)[0])
 
 
-async def dump() -> AsyncIterator[bytes]:
-    """Yields the whole table in datagrams of some 250 connections; other tasks run in between.
+async def dump_table() -> AsyncIterator[bytes]:
+    """Yield the whole table in datagrams of some 250 connections; other tasks run in between.
 
     Raises:
         KernelError: the table cannot be read.
@@ -150,7 +162,7 @@ async def dump() -> AsyncIterator[bytes]:
             header = HEADER.pack(HEADER.size + _NFGENMSG.size, _CT_GET, _REQUEST_DUMP, 1, 0)
             netlink.send(header + _NFGENMSG.pack(socket.AF_UNSPEC, 0, 0))
             while True:
-                async with asyncio.timeout(_RECV_TIMEOUT_S):
+                async with asyncio.timeout(_RECEIVE_TIMEOUT_S):
                     data = await loop.sock_recv(netlink, _DUMP_BUFFER_BYTES)
                 yield data
                 if any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _, _ in iter_messages(data)):
@@ -163,8 +175,8 @@ async def dump() -> AsyncIterator[bytes]:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
 
-async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
-    """Call ``on_datagram`` with the kernel's events of ended connections until cancelled; ``on_overflow`` if it dropped some.
+async def listen_for_ends(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
+    """Call ``on_datagram`` with the kernel's events about ended connections, and ``on_overflow`` if it dropped some, until cancelled.
 
     Raises:
         KernelError: the socket cannot be opened or read.
@@ -185,41 +197,41 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
 
-class TableState(NamedTuple):
-    """State of the kernel's table; None for what is unknown.
+class ConntrackState(NamedTuple):
+    """The kernel's settings and counters of connection tracking; None for unknown ones.
 
     Attributes:
-        accounting: whether bytes of new connections are counted (``nf_conntrack_acct``).
-        events: whether the ends of connections are reported (``nf_conntrack_events``).
-        dropped: connections refused since the node started because the table was full.
-        early_dropped: connections removed since the node started to make room for others.
+        has_accounting: bytes of new connections are counted (``nf_conntrack_acct``).
+        has_events: the ends of connections are reported (``nf_conntrack_events``).
+        drop_count: connections refused since the node started, because the table was full.
+        early_drop_count: connections removed since the node started, to make room for others.
     """
 
-    accounting: bool | None = None
-    events: bool | None = None
-    dropped: int | None = None
-    early_dropped: int | None = None
+    has_accounting: bool | None = None
+    has_events: bool | None = None
+    drop_count: int | None = None
+    early_drop_count: int | None = None
 
     @property
     def problem(self) -> str:
-        """Why counts are missing or incomplete, and the fix; empty otherwise."""
+        """The reason why counts are missing or incomplete, and the fix; empty if they are complete."""
         fix = "set it to 1 with sysctl on the node, and in sysctl.d for the next boot"
-        if self.accounting is None:
+        if self.has_accounting is None:
             return "the kernel tracks no connections here (Cilium without kube-proxy does not)"
-        if not self.accounting:
+        if not self.has_accounting:
             return f"the kernel counts no bytes of connections: net.netfilter.nf_conntrack_acct is 0; {fix}"
-        if self.events is False:
+        if self.has_events is False:
             return f"the kernel does not report ended connections: net.netfilter.nf_conntrack_events is 0; {fix}"
         return ""
 
 
-def read_table_state(proc: Path) -> TableState:
-    """Read the state of the table of this process's network namespace."""
-    folder = proc / "sys/net/netfilter"
-    return TableState(
-        _read_switch(folder / "nf_conntrack_acct"),
-        _read_switch(folder / "nf_conntrack_events"),
-        *_read_drops(proc / "self/net/stat/nf_conntrack"),
+def read_conntrack_state(proc: Path) -> ConntrackState:
+    """Read the state of this process's network namespace."""
+    settings = proc / "sys/net/netfilter"
+    return ConntrackState(
+        _read_switch(settings / "nf_conntrack_acct"),
+        _read_switch(settings / "nf_conntrack_events"),
+        *_read_drop_counts(proc / "self/net/stat/nf_conntrack"),
     )
 
 
@@ -230,12 +242,12 @@ def _read_switch(path: Path) -> bool | None:
         return None
 
 
-def _read_drops(path: Path) -> tuple[int | None, int | None]:
-    """Sums of ``drop`` and ``early_drop``: hexadecimal columns, one line for each processor, under a line of names."""
+def _read_drop_counts(path: Path) -> tuple[int | None, int | None]:
+    """Read the sums of ``drop`` and ``early_drop``: hexadecimal columns, one line for each processor, under a line of names."""
     try:
         names, *lines = path.read_text().splitlines()
         columns = [names.split().index(name) for name in ("drop", "early_drop")]
-        dropped, early_dropped = (sum(int(line.split()[column], 16) for line in lines) for column in columns)
+        drops, early_drops = (sum(int(line.split()[column], 16) for line in lines) for column in columns)
     except (OSError, ValueError, IndexError):
         return None, None
-    return dropped, early_dropped
+    return drops, early_drops

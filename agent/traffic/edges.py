@@ -1,8 +1,8 @@
-"""Byte counters by client workload and server, from dumps of live connections and from events of ended ones. Pure.
+"""Byte counters by client workload and server, from dumps of live connections and from events about ended ones. No I/O.
 
-A total is the bytes of ended connections plus the bytes so far of live ones. No single connection is remembered, so memory grows
-only with the number of client-server pairs. A connection that ends during a dump counts from the next dump on, so a total may be too
-low once; if it is too low twice, the kernel dropped events (`Total.update`).
+A total is the bytes of ended connections plus the bytes so far of live ones. No single connection is remembered, so memory grows only
+with the number of edges. A round is one dump of the table. A connection that ends during a round counts from the next round on, so a
+total may be too low once; if it is too low twice, the kernel dropped events (`ByteTotal.update`).
 """
 
 from __future__ import annotations
@@ -11,90 +11,107 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.traffic.conntrack import Entry
+from agent.traffic.conntrack import Connection
 
 MAX_EDGES = 2000
-"""Most edges of a node; 110 pods that each call 15 others have 1,650. Further ones share `OVERFLOW_EDGE`."""
+"""Maximum number of edges of a node; 110 pods that each call 15 others have 1,650. Further edges share `OVERFLOW_EDGE`."""
 EDGE_EXPIRY_S = 3600.0
 """An edge without traffic is forgotten after this time."""
 ADDRESS_EXPIRY_S = 600.0
-"""How long an address still counts for its deleted pod, whose connections may end later than the pod."""
+"""Time for which an address still counts for its deleted pod, whose connections may end later than the pod."""
 OUTSIDE = "outside"
-"""Server of all edges to public addresses."""
+"""Server of all edges to public addresses, whose number has no bound."""
 
 
-class Workload(NamedTuple):
-    """A workload by namespace, kind and name."""
+class WorkloadReference(NamedTuple):
+    """A workload, or a pod that belongs to none, by namespace, kind and name."""
 
     namespace: str
     kind: str
     name: str
 
 
-class Edge(NamedTuple):
+class TrafficEdge(NamedTuple):
     """A client workload of this node, the server's address, and its port; `OUTSIDE` and 0 for public addresses."""
 
-    client: Workload
+    client: WorkloadReference
     server: str
     port: int
 
 
-OVERFLOW_EDGE = Edge(Workload("", "", ""), "", 0)
+OVERFLOW_EDGE = TrafficEdge(WorkloadReference("", "", ""), "", 0)
 """Stands for all edges after the first `MAX_EDGES`."""
 
 
-class Reading(NamedTuple):
+class EdgeBytes(NamedTuple):
+    """Bytes of an edge from client to server (request) and back (response)."""
+
+    edge: TrafficEdge
+    request: int
+    response: int
+
+
+class ExportedTotals(NamedTuple):
     """The result of one complete round.
 
     Attributes:
         read_at_s: when the table was read, seconds since the epoch.
-        totals: edge, bytes from client to server, and bytes back, since the agent started or the edge appeared.
+        totals: bytes since the agent started or the edge appeared.
     """
 
     read_at_s: float
-    totals: Sequence[tuple[Edge, int, int]]
+    totals: Sequence[EdgeBytes]
 
 
-class Total:
+class ByteTotal:
     """Bytes in one direction of an edge, as a counter that never falls.
 
     Attributes:
         ended, live: bytes of ended and of live connections.
-        offset: added to both, for bytes before the start and bytes in lost events.
+        offset: added to their sum, for bytes before the start and bytes in lost events.
         exported: value of the counter.
-        low_reading: the first value below ``exported``; None if the latest was not below.
+        low_value: the first sum below ``exported``; None if the latest sum was not below.
     """
 
-    __slots__ = ("ended", "exported", "live", "low_reading", "offset")
+    __slots__ = ("ended", "exported", "live", "low_value", "offset")
 
     def __init__(self) -> None:
         self.ended = self.live = self.offset = self.exported = 0
-        self.low_reading: int | None = None
+        self.low_value: int | None = None
 
     def reset(self) -> None:
-        """Start counting from here: bytes moved before are not counted."""
+        """Start counting now: bytes moved before are not counted."""
         self.offset = -(self.ended + self.live)
 
     def update(self) -> None:
-        """Export the new total. After a second low reading events were dropped, and the counter continues from the first one."""
+        """Export the new total. A second low value means that events were dropped, so the counter continues from the first low value."""
         value = self.ended + self.live + self.offset
-        if value < self.exported and self.low_reading is None:
-            self.low_reading = value
+        if value < self.exported and self.low_value is None:
+            self.low_value = value
             return
-        if value < self.exported and self.low_reading is not None:
-            lost = self.exported - self.low_reading
-            self.offset += lost
-            value += lost
-        self.low_reading = None
+        if value < self.exported and self.low_value is not None:
+            lost_bytes = self.exported - self.low_value
+            self.offset += lost_bytes
+            value += lost_bytes
+        self.low_value = None
         self.exported = max(self.exported, value)
 
 
 class _EdgeState:
-    __slots__ = ("changed_at_s", "is_live", "request", "response")
+    """The totals of an edge.
 
-    def __init__(self, now_s: float) -> None:
-        self.request, self.response = Total(), Total()
-        self.changed_at_s, self.is_live = now_s, True
+    Attributes:
+        request, response: totals by direction.
+        changed_at_s: when the edge last had traffic.
+        is_live: it has live connections.
+        must_reset: its bytes so far are counted elsewhere, or were moved before the agent's start.
+    """
+
+    __slots__ = ("changed_at_s", "is_live", "must_reset", "request", "response")
+
+    def __init__(self, now_s: float, *, must_reset: bool) -> None:
+        self.request, self.response = ByteTotal(), ByteTotal()
+        self.changed_at_s, self.is_live, self.must_reset = now_s, True, must_reset
 
 
 class EdgeTotals:
@@ -103,117 +120,127 @@ class EdgeTotals:
     A round is ``begin_round``, ``add_live`` for each live connection, and ``end_round``. Call ``add_ended`` at any time.
 
     Attributes:
-        workloads: address -> workload, of this node's pods that have a network of their own.
-        servers: addresses of this node that answered a call.
-        uncounted: live connections of pods whose bytes the kernel does not count, in the last complete round.
-        reading: result of the last complete round.
+        workload_by_address: workloads of this node's pods that have a network of their own.
+        responding_addresses: addresses of this node that answered a call.
+        uncounted_connections: number of live connections whose bytes the kernel does not count, in the last complete round.
+        exported: result of the last complete round.
     """
 
     def __init__(self) -> None:
-        self.workloads: dict[bytes, Workload] = {}
-        self.servers: set[bytes] = set()
-        self.uncounted = 0
-        self.reading = Reading(0.0, ())
+        self.workload_by_address: dict[bytes, WorkloadReference] = {}
+        self.responding_addresses: set[bytes] = set()
+        self.uncounted_connections = 0
+        self.exported = ExportedTotals(0.0, ())
         self._deleted_at_s: dict[bytes, float] = {}
-        self._states: dict[Edge, _EdgeState] = {}
-        self._pending: list[tuple[Edge, int, int]] = []  # edge, request and response bytes of ended connections
-        self._server_names: dict[bytes, str] = {}
-        self._is_first_round = True
+        self._states: dict[TrafficEdge, _EdgeState] = {}
+        self._ended: list[EdgeBytes] = []  # connections that ended since the round began
+        self._server_name_by_address: dict[bytes, str] = {}
+        self._must_reset_new_edges = True  # in the first round
         self._now_s = self._read_at_s = 0.0
-        self._uncounted_so_far = 0
+        self._uncounted_in_round = 0
 
-    def set_workloads(self, workloads: Mapping[bytes, Workload], now_s: float) -> None:
-        """Set the workloads of the node's addresses. An address of a deleted pod is kept for `ADDRESS_EXPIRY_S`, unless another pod gets it."""
-        for address in self.workloads.keys() - workloads.keys():
+    def set_workloads(self, workload_by_address: Mapping[bytes, WorkloadReference], now_s: float) -> None:
+        """Set the workloads of the node's addresses.
+
+        An address of a deleted pod is kept for `ADDRESS_EXPIRY_S`, unless another pod gets it.
+        """
+        for address in self.workload_by_address.keys() - workload_by_address.keys():
             if now_s - self._deleted_at_s.setdefault(address, now_s) > ADDRESS_EXPIRY_S:
-                del self.workloads[address], self._deleted_at_s[address]
-                self.servers.discard(address)
-        for address, workload in workloads.items():
+                del self.workload_by_address[address], self._deleted_at_s[address]
+                self.responding_addresses.discard(address)
+        for address, workload in workload_by_address.items():
             self._deleted_at_s.pop(address, None)
-            self.workloads[address] = workload
+            self.workload_by_address[address] = workload
 
-    def add_ended(self, entry: Entry) -> None:
+    def add_ended(self, connection: Connection) -> None:
         """Add an ended connection, which counts from the next round on."""
-        edge = self._edge_of(entry)
-        if edge is not None and entry.request_bytes is not None:
-            self._pending.append((edge, entry.request_bytes, entry.response_bytes or 0))
+        self._record_server(connection)
+        edge = self._find_edge(connection)
+        if edge is not None and connection.request_bytes is not None:
+            self._ended.append(EdgeBytes(edge, connection.request_bytes, connection.response_bytes or 0))
 
     def begin_round(self, now_s: float, read_at_s: float) -> None:
-        """Prepare for the connections of a dump. ``read_at_s`` is ``now_s`` in seconds since the epoch."""
-        self._now_s, self._read_at_s, self._uncounted_so_far = now_s, read_at_s, 0
+        """Begin a round; ``read_at_s`` is ``now_s`` in seconds since the epoch."""
+        self._now_s, self._read_at_s, self._uncounted_in_round = now_s, read_at_s, 0
+        overflow = self._states.get(OVERFLOW_EDGE)
+        if overflow is not None:
+            self._must_reset_new_edges = overflow.is_live  # `OVERFLOW_EDGE` may have counted their connections.
         for state in self._states.values():
             state.request.live = state.response.live = 0
             state.is_live = False
-        for edge, request, response in self._pending:
-            state = self._state_of(edge)
+        for edge, request, response in self._ended:
+            state = self._find_or_add_state(edge)
             state.request.ended += request
             state.response.ended += response
-        self._pending.clear()
+        self._ended.clear()
 
-    def add_live(self, entry: Entry) -> None:
+    def add_live(self, connection: Connection) -> None:
         """Add a live connection from the dump."""
-        edge = self._edge_of(entry)
+        self._record_server(connection)
+        edge = self._find_edge(connection)
         if edge is None:
             return
-        if entry.request_bytes is None:
-            self._uncounted_so_far += 1
+        if connection.request_bytes is None:
+            self._uncounted_in_round += 1
             return
-        state = self._state_of(edge)
+        state = self._find_or_add_state(edge)
         state.is_live = True
-        state.request.live += entry.request_bytes
-        state.response.live += entry.response_bytes or 0
+        state.request.live += connection.request_bytes
+        state.response.live += connection.response_bytes or 0
 
     def end_round(self) -> None:
-        """Update the totals after a dump, and forget edges without traffic for `EDGE_EXPIRY_S`."""
-        self.uncounted = self._uncounted_so_far
+        """Export the totals of the round, and forget edges without traffic for `EDGE_EXPIRY_S`."""
+        self.uncounted_connections = self._uncounted_in_round
         for edge, state in list(self._states.items()):
-            before = state.request.exported + state.response.exported
+            exported_before = state.request.exported + state.response.exported
             for total in (state.request, state.response):
-                if self._is_first_round:
+                if state.must_reset:
                     total.reset()
                 total.update()
-            if state.is_live or state.request.exported + state.response.exported != before:
+            state.must_reset = False
+            if state.is_live or state.request.exported + state.response.exported != exported_before:
                 state.changed_at_s = self._now_s
             elif self._now_s - state.changed_at_s > EDGE_EXPIRY_S:
                 del self._states[edge]
-        self._is_first_round = False
-        totals = [(edge, state.request.exported, state.response.exported) for edge, state in self._states.items()]
-        self.reading = Reading(self._read_at_s, totals)
-        if len(self._server_names) > 4 * MAX_EDGES:
-            self._server_names.clear()
+        self._must_reset_new_edges = False
+        totals = [EdgeBytes(edge, s.request.exported, s.response.exported) for edge, s in self._states.items()]
+        self.exported = ExportedTotals(self._read_at_s, totals)
+        if len(self._server_name_by_address) > 4 * MAX_EDGES:
+            self._server_name_by_address.clear()
 
-    def responding_servers(self) -> Iterator[tuple[bytes, Workload]]:
-        """Yields the addresses of this node's existing pods that answered a call, with their workloads.
-
-        Iterates over a copy, because a thread collects metrics during a round.
-        """
-        for address in self.servers.copy():
-            workload = self.workloads.get(address)
+    def responding_workloads(self) -> Iterator[tuple[bytes, WorkloadReference]]:
+        """Yield the addresses of this node's existing pods that answered a call, with their workloads."""
+        # A copy, because a thread collects metrics during a round.
+        for address in self.responding_addresses.copy():
+            workload = self.workload_by_address.get(address)
             if workload is not None and address not in self._deleted_at_s:
                 yield address, workload
 
-    def _state_of(self, edge: Edge) -> _EdgeState:
+    def _find_or_add_state(self, edge: TrafficEdge) -> _EdgeState:
         state = self._states.get(edge)
+        if state is None and len(self._states) >= MAX_EDGES:
+            edge = OVERFLOW_EDGE
+            state = self._states.get(edge)
         if state is None:
-            if len(self._states) >= MAX_EDGES:
-                edge = OVERFLOW_EDGE
-            state = self._states.get(edge) or self._states.setdefault(edge, _EdgeState(self._now_s))
+            state = self._states[edge] = _EdgeState(self._now_s, must_reset=self._must_reset_new_edges)
         return state
 
-    def _edge_of(self, entry: Entry) -> Edge | None:
-        """The edge of a connection; None unless the client is on this node, because only its node counts the connection."""
-        if entry.server in self.workloads:
-            self.servers.add(entry.server)
-        client = self.workloads.get(entry.client)
+    def _record_server(self, connection: Connection) -> None:
+        if connection.server in self.workload_by_address:
+            self.responding_addresses.add(connection.server)
+
+    def _find_edge(self, connection: Connection) -> TrafficEdge | None:
+        """Find the edge of a connection; None unless the client is on this node, because only its node counts the connection."""
+        client = self.workload_by_address.get(connection.client)
         if client is None:
             return None
-        server = self._server_names.get(entry.server)
+        server = self._server_name_by_address.get(connection.server)
         if server is None:
-            server = self._server_names[entry.server] = _server_name(entry.server)
-        return Edge(client, server, entry.port if server != OUTSIDE else 0)
+            server = self._server_name_by_address[connection.server] = _format_server(connection.server)
+        return TrafficEdge(client, server, connection.port if server != OUTSIDE else 0)
 
 
-def _server_name(address: bytes) -> str:
-    """The address as text; `OUTSIDE` for public addresses, because their number has no bound."""
+def _format_server(address: bytes) -> str:
+    """Format the address, or return `OUTSIDE` for public addresses."""
     parsed = ipaddress.ip_address(address)
     return OUTSIDE if parsed.is_global else str(parsed)

@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from agent.config import AgentConfig
 from agent.netlink import KernelError
-from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
-from agent.traffic.edges import Edge, EdgeTotals, Workload
+from agent.traffic.conntrack import ConntrackState, dump_table, listen_for_ends, parse_connections, read_conntrack_state
+from agent.traffic.edges import EdgeBytes, EdgeTotals, WorkloadReference
 from kubekit import logs
 from kubekit.addresses import parse_address
 from kubekit.owners import owner_of
@@ -29,8 +29,8 @@ from netperf.contract import MIN_TRAFFIC_PAUSE_S, traffic_pause_s
 
 log = logs.get("agent.traffic")
 
-MAX_READING_AGE_S = 300.0
-"""An older reading is not exported, because Prometheus refuses samples with old timestamps."""
+MAX_TOTALS_AGE_S = 300.0
+"""Totals that were read longer ago are not exported, because Prometheus refuses samples with old timestamps."""
 _CLIENT_LABELS = ("client_namespace", "client_kind", "client_workload", "client_zone")
 _SERVER_LABELS = ("server_namespace", "server_kind", "server_workload", "server_zone")
 
@@ -40,56 +40,56 @@ class TrafficManager:
 
     Args:
         pods: store of this node's pods, run by the caller.
-        zone: returns this node's current zone.
+        current_zone: returns this node's zone; empty if unknown.
     """
 
     def __init__(
-        self, pods: Reflector[Pod], config: AgentConfig, zone: Callable[[], str], registry: CollectorRegistry
+        self, pods: Reflector[Pod], config: AgentConfig, current_zone: Callable[[], str], registry: CollectorRegistry
     ) -> None:
         self._pods = pods
-        self.collector = TrafficCollector(zone, config.proc)
+        self.collector = TrafficCollector(current_zone, config.proc)
         registry.register(self.collector)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
-        return {"traffic-events": self._listen(), "traffic-rounds": self._run()}
+        return {"traffic-events": self._listen_forever(), "traffic-rounds": self._read_table_forever()}
 
-    async def _listen(self) -> None:
+    async def _listen_forever(self) -> None:
         while True:
             began_s = time.monotonic()
             try:
-                await listen(self.collector.add_ended, self.collector.on_overflow)
+                await listen_for_ends(self.collector.add_ended, self.collector.on_overflow)
             except KernelError as error:
                 if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
                     log.log_change("events", "", "connection tracking events were read meanwhile")
                 log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
 
-    async def _run(self) -> None:
+    async def _read_table_forever(self) -> None:
         await self._pods.synced.wait()
         while True:
             try:
-                await self.collector.read_table(workloads_by_address(self._pods), time.monotonic(), time.time())
+                await self.collector.read_table(find_workloads(self._pods), time.monotonic(), time.time())
             except KernelError as error:
                 log.log_change("table", str(error), "cannot read connection tracking", error=error)
             else:
-                problem = self.collector.table.problem
+                problem = self.collector.state.problem
                 log.log_change("table", problem, problem or "connection tracking is read")
-            await asyncio.sleep(traffic_pause_s(self.collector.cost_s))
+            await asyncio.sleep(traffic_pause_s(self.collector.round_cpu_s))
 
 
-def workloads_by_address(pods: Iterable[Pod]) -> dict[bytes, Workload]:
-    """Address -> workload, of running pods that have a network of their own."""
-    workloads: dict[bytes, Workload] = {}
+def find_workloads(pods: Iterable[Pod]) -> dict[bytes, WorkloadReference]:
+    """Find the workloads of running pods that have a network of their own, by address."""
+    workload_by_address: dict[bytes, WorkloadReference] = {}
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
             continue
-        workload = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
+        workload = WorkloadReference(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(pod_ip.ip for pod_ip in pod.status.pod_ips or ())}:
             address = parse_address(text)
             if address is not None:  # The pod may have no address yet.
-                workloads[address.packed] = workload
-    return workloads
+                workload_by_address[address.packed] = workload
+    return workload_by_address
 
 
 class TrafficCollector:
@@ -99,80 +99,84 @@ class TrafficCollector:
 
     Attributes:
         edges: the totals.
-        table: state of the kernel's table at the last reading.
-        cost_s: processor time that the last round took.
-        overflows: how often the kernel dropped events.
+        state: settings and counters of connection tracking in the last round.
+        round_cpu_s: processor time of the last round.
+        overflows: number of times that the kernel dropped events.
     """
 
-    def __init__(self, zone: Callable[[], str], proc: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, current_zone: Callable[[], str], proc: Path, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self.edges = EdgeTotals()
-        self.cost_s, self.overflows = 0.0, 0
-        self._zone, self._proc, self._clock = zone, proc, clock
-        self.table = TableState()
+        self.round_cpu_s, self.overflows = 0.0, 0
+        self._current_zone, self._proc, self._wall_clock = current_zone, proc, wall_clock
+        self.state = ConntrackState()
 
     def add_ended(self, data: bytes) -> None:
-        """Add a datagram of events of ended connections."""
-        for entry in read_entries(data):
-            self.edges.add_ended(entry)
+        """Add a datagram of events about ended connections."""
+        for connection in parse_connections(data):
+            self.edges.add_ended(connection)
 
     def on_overflow(self) -> None:
         """Count a loss of events."""
         self.overflows += 1
 
-    async def read_table(self, workloads_by_address: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
-        """Read the whole table once; ``read_at_s`` is now in seconds since the epoch.
+    async def read_table(
+        self, workload_by_address: Mapping[bytes, WorkloadReference], now_s: float, read_at_s: float
+    ) -> None:
+        """Read the whole table once; ``read_at_s`` is ``now_s`` in seconds since the epoch.
 
         Raises:
             KernelError: the table cannot be read.
         """
-        self.table = read_table_state(self._proc)
-        self.edges.set_workloads(workloads_by_address, now_s)
+        self.state = read_conntrack_state(self._proc)
+        self.edges.set_workloads(workload_by_address, now_s)
         self.edges.begin_round(now_s, read_at_s)
-        cost_s = 0.0
-        async for data in dump():
+        cpu_s = 0.0
+        async for data in dump_table():
             began_s = time.thread_time()
-            for entry in read_entries(data):
-                self.edges.add_live(entry)
-            cost_s += time.thread_time() - began_s
+            for connection in parse_connections(data):
+                self.edges.add_live(connection)
+            cpu_s += time.thread_time() - began_s
         self.edges.end_round()
-        self.cost_s = cost_s
+        self.round_cpu_s = cpu_s
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node."""
-        zone = self._zone()
-        read_at_s, totals = self.edges.reading
-        if self._clock() - read_at_s <= MAX_READING_AGE_S:
-            yield _byte_counters(zone, read_at_s, totals)
+        zone = self._current_zone()
+        read_at_s, totals = self.edges.exported
+        if self._wall_clock() - read_at_s <= MAX_TOTALS_AGE_S:
+            yield _make_byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
-            "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
+            "WorkloadReference of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
             labels=("server", *_SERVER_LABELS),
         )
-        for address, workload in self.edges.responding_servers():
+        for address, workload in self.edges.responding_workloads():
             info.add_metric(
                 (str(ipaddress.ip_address(address)), workload.namespace, workload.kind, workload.name, zone), 1.0
             )
         yield info
-        yield from self._table_metrics()
+        yield from self._collect_state()
 
-    def _table_metrics(self) -> Iterator[Metric]:
-        table = self.table
+    def _collect_state(self) -> Iterator[Metric]:
+        """The metric families of connection tracking itself."""
         yield GaugeMetricFamily(
             "netaware_traffic_counting",
             "1 when the kernel counts bytes of connections that begin now, else 0.",
-            value=float(bool(table.accounting)),
+            value=float(bool(self.state.has_accounting)),
         )
         yield GaugeMetricFamily(
             "netaware_traffic_uncounted_connections",
             "Live connections of pods without byte counters, because they began before accounting was enabled.",
-            value=self.edges.uncounted,
+            value=self.edges.uncounted_connections,
         )
         untracked = CounterMetricFamily(
             "netaware_traffic_untracked_connections",
             "Connections that are not counted because the table was full: refused, or removed early.",
             labels=("reason",),
         )
-        for reason, count in (("refused", table.dropped), ("early_dropped", table.early_dropped)):
+        for reason, count in (("refused", self.state.drop_count), ("early_dropped", self.state.early_drop_count)):
             if count is not None:
                 untracked.add_metric((reason,), count)
         yield untracked
@@ -182,11 +186,11 @@ class TrafficCollector:
             value=self.overflows,
         )
         yield GaugeMetricFamily(
-            "netaware_traffic_round_seconds", "Processor time of reading the table once.", value=self.cost_s
+            "netaware_traffic_round_seconds", "Processor time of reading the table once.", value=self.round_cpu_s
         )
 
 
-def _byte_counters(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, int]]) -> Metric:
+def _make_byte_counters(zone: str, read_at_s: float, totals: Iterable[EdgeBytes]) -> Metric:
     family = CounterMetricFamily(
         "netaware_traffic_bytes",
         "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"

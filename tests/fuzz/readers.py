@@ -21,7 +21,7 @@ from agent.bandwidth.tc_reader import parse_device, parse_filter, parse_qdisc
 from agent.capacity.link_reader import parse_default_route, parse_root_qdisc
 from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
-from agent.traffic.conntrack import read_entries
+from agent.traffic.conntrack import parse_connections
 from controller import prometheus
 from controller.cluster.crds import NETPERF_COSTS, AppGroup, NetworkTopology
 from controller.config import parse_config
@@ -250,7 +250,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
     "root queueing disciplines": (netlink(parse_root_qdisc), BUCKET, NETLINK),
     "connections": (
-        lambda text: list(read_entries(text.encode("latin-1", "replace"))),
+        lambda text: list(parse_connections(text.encode("latin-1", "replace"))),
         connection(),
         (KernelError,),
     ),

@@ -12,27 +12,29 @@ import sys
 import time
 from pathlib import Path
 
-from agent.traffic.conntrack import listen
-from agent.traffic.edges import Workload
+from agent.traffic.conntrack import listen_for_ends
+from agent.traffic.edges import WorkloadReference
 from agent.traffic.manager import TrafficCollector
 
 
 async def main() -> None:
     pods = {
-        ipaddress.ip_address(address).packed: Workload("shop", "Deployment", name)
+        ipaddress.ip_address(address).packed: WorkloadReference("shop", "Deployment", name)
         for address, name in json.loads(sys.argv[1]).items()
     }
     collector = TrafficCollector(lambda: "z1", Path("/proc"))
     async with asyncio.TaskGroup() as tasks:
-        ends = tasks.create_task(listen(collector.add_ended, collector.on_overflow))
+        ends = tasks.create_task(listen_for_ends(collector.add_ended, collector.on_overflow))
         while await asyncio.to_thread(sys.stdin.readline):
             await collector.read_table(pods, time.monotonic(), time.time())
-            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.reading.totals]
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.exported.totals]
             answer = {
                 "totals": totals,
-                "servers": sorted(str(ipaddress.ip_address(address)) for address in collector.edges.servers),
-                "uncounted": collector.edges.uncounted,
-                "problem": collector.table.problem,
+                "servers": sorted(
+                    str(ipaddress.ip_address(address)) for address in collector.edges.responding_addresses
+                ),
+                "uncounted": collector.edges.uncounted_connections,
+                "problem": collector.state.problem,
             }
             print(json.dumps(answer), flush=True)
         ends.cancel()

@@ -15,15 +15,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.traffic.conntrack import Entry
-from agent.traffic.edges import Workload
+from agent.traffic.conntrack import Connection
+from agent.traffic.edges import WorkloadReference
 from agent.traffic.manager import TrafficCollector
 from controller.traffic.sources import read_flows
 from netperf.contract import MAX_TRAFFIC_CPU_SHARE
 from tests.support.prometheus_past import prometheus_of
 
 CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
-WEB, CART = Workload("shop", "Deployment", "web"), Workload("shop", "Deployment", "cart")
+WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
 UP, DOWN = 1000, 9000
 """Bytes a second to the server and back, on one connection that stays."""
 SCRAPE_S = 15
@@ -36,7 +36,7 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
     """OpenMetrics of what Prometheus keeps of an agent whose rounds are ``round_s`` apart, until after now: the test may take its time."""
     now = [float(began_s)]
     collector = TrafficCollector(lambda: "z1", folder, lambda: now[0])
-    collector.cost_s = round_s * MAX_TRAFFIC_CPU_SHARE
+    collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
     registry.register(collector)
@@ -47,7 +47,7 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
         while rounds_done * round_s <= at_s:
             read_s = rounds_done * round_s
             collector.edges.begin_round(read_s, began_s + read_s)
-            collector.edges.add_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
+            collector.edges.add_live(Connection(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
             collector.edges.end_round()
             rounds_done += 1
         now[0] = began_s + at_s

@@ -12,17 +12,25 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
-from agent.traffic.conntrack import Entry, TableState, read_entries, read_table_state
-from agent.traffic.edges import ADDRESS_EXPIRY_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
-from agent.traffic.manager import MAX_READING_AGE_S, TrafficCollector, workloads_by_address
+from agent.traffic.conntrack import Connection, ConntrackState, parse_connections, read_conntrack_state
+from agent.traffic.edges import (
+    ADDRESS_EXPIRY_S,
+    MAX_EDGES,
+    OUTSIDE,
+    OVERFLOW_EDGE,
+    EdgeTotals,
+    TrafficEdge,
+    WorkloadReference,
+)
+from agent.traffic.manager import MAX_TOTALS_AGE_S, TrafficCollector, find_workloads
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
 READ_AT_S = 1_800_000_000.25
-WEB, CART = Workload("shop", "Deployment", "web"), Workload("shop", "Deployment", "cart")
+WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
 
 
-def message(entry: Entry, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b"") -> bytes:
+def message(connection: Connection, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b"") -> bytes:
     """A netlink message in the kernel's layout (checked against the kernel itself in the integration tests)."""
 
     def attribute(type_: int, payload: bytes) -> bytes:
@@ -39,125 +47,137 @@ def message(entry: Entry, kind: int = 0x100, *, family: int = socket.AF_INET, fi
     def counter(type_: int, size: int | None) -> bytes:
         return b"" if size is None else attribute(type_, attribute(1, bytes(8)) + attribute(2, struct.pack("!Q", size)))
 
-    service = bytes(len(entry.client))
-    body = struct.pack("=BBH", family, 0, 0) + way(0x8001, entry.client, service, (40_000, 80))
-    body += way(0x8002, entry.server, entry.client, (entry.port, 40_000)) + first + attribute(3, bytes(4))
-    body += counter(0x8009, entry.request_bytes) + counter(0x800A, entry.response_bytes)
+    service = bytes(len(connection.client))
+    body = struct.pack("=BBH", family, 0, 0) + way(0x8001, connection.client, service, (40_000, 80))
+    body += (
+        way(0x8002, connection.server, connection.client, (connection.port, 40_000)) + first + attribute(3, bytes(4))
+    )
+    body += counter(0x8009, connection.request_bytes) + counter(0x800A, connection.response_bytes)
     return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
 
 
 @pytest.mark.parametrize("kind", [0x100, 0x102], ids=["dump", "end"])
 def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: int) -> None:
-    six = Entry(socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2)
-    four = Entry(CLIENT, SERVER, 8080, 1424, 50_424)
+    six = Connection(
+        socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2
+    )
+    four = Connection(CLIENT, SERVER, 8080, 1424, 50_424)
     bare = four._replace(request_bytes=None, response_bytes=None)
     # An unknown attribute comes first, because the kernel's order may change.
     data = message(four, kind, first=struct.pack("=HHI", 8, 12, 7)) + message(six, kind, family=socket.AF_INET6)
-    assert list(read_entries(data + message(bare, kind))) == [four, six, bare]
+    assert list(parse_connections(data + message(bare, kind))) == [four, six, bare]
 
 
 def test_messages_that_are_cut_or_have_no_ports_are_skipped_and_errors_are_raised() -> None:
-    whole = message(Entry(CLIENT, SERVER, 80, 5, 6))
-    assert list(read_entries(whole[:60])) == []
-    assert list(read_entries(struct.pack("=IHHII", 3, 0x100, 0, 1, 0))) == []
-    assert len(list(read_entries(whole + whole[:2]))) == 1
+    whole = message(Connection(CLIENT, SERVER, 80, 5, 6))
+    assert list(parse_connections(whole[:60])) == []
+    assert list(parse_connections(struct.pack("=IHHII", 3, 0x100, 0, 1, 0))) == []
+    assert len(list(parse_connections(whole + whole[:2]))) == 1
     # A tuple of a protocol without ports, such as ICMP, is of another length.
-    assert list(read_entries(whole.replace(struct.pack("=HH", 52, 0x8001), struct.pack("=HH", 60, 0x8001)))) == []
-    assert list(read_entries(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, 0))) == []
+    assert list(parse_connections(whole.replace(struct.pack("=HH", 52, 0x8001), struct.pack("=HH", 60, 0x8001)))) == []
+    assert list(parse_connections(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, 0))) == []
     with pytest.raises(KernelError, match="EPERM"):
-        list(read_entries(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -1)))
+        list(parse_connections(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -1)))
 
 
-def entry(request: int | None, response: int = 0, *, client: bytes = CLIENT, server: bytes = SERVER) -> Entry:
-    return Entry(client, server, 80, request, response)
+def connection(request: int | None, response: int = 0, *, client: bytes = CLIENT, server: bytes = SERVER) -> Connection:
+    return Connection(client, server, 80, request, response)
 
 
-def rounds(edges: EdgeTotals, *live: Entry, now_s: float = 0.0) -> dict[Edge, tuple[int, int]]:
+def run_round(edges: EdgeTotals, *live: Connection, now_s: float = 0.0) -> dict[TrafficEdge, tuple[int, int]]:
     edges.begin_round(now_s, READ_AT_S)
     for one in live:
         edges.add_live(one)
     edges.end_round()
-    return {edge: (request, response) for edge, request, response in edges.reading.totals}
+    return {edge: (request, response) for edge, request, response in edges.exported.totals}
 
 
 @pytest.fixture
 def edges() -> EdgeTotals:
     found = EdgeTotals()
     found.set_workloads({CLIENT: WEB}, 0)
-    rounds(found)
+    run_round(found)
     return found
 
 
-EDGE = Edge(WEB, "10.9.1.2", 80)
+EDGE = TrafficEdge(WEB, "10.9.1.2", 80)
 
 
 def test_bytes_from_before_the_agents_start_are_not_counted() -> None:
     edges = EdgeTotals()
     edges.set_workloads({CLIENT: WEB}, 0)
-    assert rounds(edges, entry(1000, 9000)) == {EDGE: (0, 0)}
-    assert rounds(edges, entry(1300, 9500)) == {EDGE: (300, 500)}
+    assert run_round(edges, connection(1000, 9000)) == {EDGE: (0, 0)}
+    assert run_round(edges, connection(1300, 9500)) == {EDGE: (300, 500)}
 
 
 def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(edges: EdgeTotals) -> None:
-    assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
-    edges.add_ended(entry(150))  # ended after the dump
-    assert rounds(edges) == {EDGE: (150, 0)}
-    edges.add_ended(entry(70))  # lived between two dumps
-    assert rounds(edges, entry(1)) == {EDGE: (221, 0)}
+    assert run_round(edges, connection(100)) == {EDGE: (100, 0)}
+    edges.add_ended(connection(150))  # ended after the dump
+    assert run_round(edges) == {EDGE: (150, 0)}
+    edges.add_ended(connection(70))  # lived between two dumps
+    assert run_round(edges, connection(1)) == {EDGE: (221, 0)}
 
 
 def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges: EdgeTotals) -> None:
-    assert rounds(edges, entry(100), entry(5))[EDGE] == (105, 0)
+    assert run_round(edges, connection(100), connection(5))[EDGE] == (105, 0)
     edges.begin_round(1, READ_AT_S)
-    edges.add_live(entry(5))
-    edges.add_ended(entry(100))  # gone before the dump came to it: neither live nor ended in this round
+    edges.add_live(connection(5))
+    edges.add_ended(connection(100))  # gone before the dump came to it: neither live nor ended in this round
     edges.end_round()
-    assert edges.reading.totals[0][1] == 105
-    assert rounds(edges, entry(9))[EDGE] == (109, 0)
+    assert edges.exported.totals[0][1] == 105
+    assert run_round(edges, connection(9))[EDGE] == (109, 0)
 
 
 def test_counters_go_on_after_the_kernel_dropped_events(edges: EdgeTotals) -> None:
-    assert rounds(edges, entry(1000), entry(10))[EDGE] == (1010, 0)
-    assert rounds(edges, entry(20))[EDGE] == (1010, 0)
-    assert rounds(edges, entry(50))[EDGE] == (1040, 0)
-    assert rounds(edges, entry(60), entry(None), entry(None))[EDGE] == (1050, 0)
-    assert edges.uncounted == 2, "without counters"
+    assert run_round(edges, connection(1000), connection(10))[EDGE] == (1010, 0)
+    assert run_round(edges, connection(20))[EDGE] == (1010, 0)
+    assert run_round(edges, connection(50))[EDGE] == (1040, 0)
+    assert run_round(edges, connection(60), connection(None), connection(None))[EDGE] == (1050, 0)
+    assert edges.uncounted_connections == 2, "without counters"
 
 
 def test_only_the_clients_node_counts_and_the_servers_node_names_the_server(edges: EdgeTotals) -> None:
     server = EdgeTotals()
     server.set_workloads({SERVER: CART}, 0)
-    assert rounds(server, entry(100)) == {}
-    assert server.servers == {SERVER}
-    assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
-    assert edges.servers == set()
+    assert run_round(server, connection(100)) == {}
+    assert server.responding_addresses == {SERVER}
+    assert run_round(edges, connection(100)) == {EDGE: (100, 0)}
+    assert edges.responding_addresses == set()
 
 
 def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: EdgeTotals) -> None:
-    abroad = [entry(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
-    assert rounds(edges, *abroad) == {Edge(WEB, OUTSIDE, 0): (200, 0)}
-    many = [entry(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
-    found = rounds(edges, *many)
+    abroad = [connection(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
+    assert run_round(edges, *abroad) == {TrafficEdge(WEB, OUTSIDE, 0): (200, 0)}
+    many = [connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
+    found = run_round(edges, *many)
     assert len(found) == MAX_EDGES + 1
     assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
 
 
+def test_an_edge_that_gets_a_place_is_not_counted_twice(edges: EdgeTotals) -> None:
+    others = [connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(MAX_EDGES)]
+    assert run_round(edges, *others, connection(100)) == run_round(edges, *others, connection(100))
+    assert run_round(edges, connection(100), now_s=3601)[OVERFLOW_EDGE] == (100, 0)
+    assert run_round(edges, connection(100), now_s=3602) == {OVERFLOW_EDGE: (100, 0), EDGE: (0, 0)}
+    assert run_round(edges, connection(150), now_s=3603)[EDGE] == (50, 0)
+
+
 def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_gets_it(edges: EdgeTotals) -> None:
     edges.set_workloads({}, 10)
-    edges.add_ended(entry(70))
-    assert rounds(edges, now_s=10) == {EDGE: (70, 0)}
+    edges.add_ended(connection(70))
+    assert run_round(edges, now_s=10) == {EDGE: (70, 0)}
     edges.set_workloads({CLIENT: CART}, 20)
-    assert rounds(edges, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
+    assert run_round(edges, connection(5), now_s=20)[TrafficEdge(CART, "10.9.1.2", 80)] == (5, 0)
     edges.set_workloads({}, 30)
     edges.set_workloads({}, 31 + ADDRESS_EXPIRY_S)
-    assert CLIENT not in edges.workloads
+    assert CLIENT not in edges.workload_by_address
 
 
 def test_an_edge_is_forgotten_after_an_hour_without_traffic(edges: EdgeTotals) -> None:
-    edges.add_ended(entry(70))
-    assert rounds(edges, now_s=0)
-    assert rounds(edges, now_s=3600)
-    assert not rounds(edges, now_s=3601)
+    edges.add_ended(connection(70))
+    assert run_round(edges, now_s=0)
+    assert run_round(edges, now_s=3600)
+    assert not run_round(edges, now_s=3601)
 
 
 def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
@@ -174,12 +194,12 @@ def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
         {"metadata": {"namespace": "x", "name": "new"}},
         {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
     ]
-    found = workloads_by_address([msgspec.convert(pod, Pod) for pod in pods])
+    found = find_workloads([msgspec.convert(pod, Pod) for pod in pods])
     assert found == {CLIENT: WEB, socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB}
 
 
 def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
-    assert read_table_state(tmp_path).accounting is None
+    assert read_conntrack_state(tmp_path).has_accounting is None
     stat = (
         "entries  found drop early_drop\n00000001  00000000 0000000a 00000001\n00000001  00000000 00000010 00000002\n"
     )
@@ -191,17 +211,17 @@ def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert read_table_state(tmp_path) == (False, True, 26, 3)
+    assert read_conntrack_state(tmp_path) == (False, True, 26, 3)
 
 
 @pytest.mark.parametrize(
     ("state", "setting"),
     [
-        (TableState(accounting=False), "nf_conntrack_acct is 0; set it to 1"),
-        (TableState(accounting=True, events=False), "nf_conntrack_events is 0; set it to 1"),
+        (ConntrackState(has_accounting=False), "nf_conntrack_acct is 0; set it to 1"),
+        (ConntrackState(has_accounting=True, has_events=False), "nf_conntrack_events is 0; set it to 1"),
     ],
 )
-def test_a_problem_names_the_setting_that_causes_it(state: TableState, setting: str) -> None:
+def test_a_problem_names_the_setting_that_causes_it(state: ConntrackState, setting: str) -> None:
     assert setting in state.problem
 
 
@@ -210,9 +230,9 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     collector = TrafficCollector(lambda: "z1", tmp_path, lambda: clock[0])
     registry.register(collector)
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
-    rounds(collector.edges)
-    collector.add_ended(message(entry(100, 900), 0x102))
-    rounds(collector.edges)
+    run_round(collector.edges)
+    collector.add_ended(message(connection(100, 900), 0x102))
+    run_round(collector.edges)
 
     def scrape(after_s: float) -> list[Sample]:
         clock[0] = READ_AT_S + after_s
@@ -226,12 +246,12 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     ]
     server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
-    assert "tracks no connections" in collector.table.problem
+    assert "tracks no connections" in collector.state.problem
     # Prometheus refuses samples that are much older.
-    assert len(scrape(MAX_READING_AGE_S)) == 2
-    assert scrape(MAX_READING_AGE_S + 1) == []
+    assert len(scrape(MAX_TOTALS_AGE_S)) == 2
+    assert scrape(MAX_TOTALS_AGE_S + 1) == []
     collector.edges.begin_round(30, READ_AT_S + 30)
-    collector.edges.add_live(entry(5000, 5000))
+    collector.edges.add_live(connection(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S, 100), (READ_AT_S, 900)]
     collector.edges.end_round()
     assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
-from agent.traffic.conntrack import Entry
-from agent.traffic.edges import ADDRESS_EXPIRY_S, Workload
+from agent.traffic.conntrack import Connection
+from agent.traffic.edges import ADDRESS_EXPIRY_S, WorkloadReference
 from agent.traffic.manager import TrafficCollector
 from tests.unit.agent.probing import THERE, outcome, plan
 
@@ -32,7 +32,7 @@ def short_switch_interval() -> Iterator[None]:
 
 def change_traffic(registry: CollectorRegistry) -> Step:
     collector = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0)
-    workload = Workload("shop", "Deployment", "cart")
+    workload = WorkloadReference("shop", "Deployment", "cart")
     registry.register(collector)
 
     def step(number: int) -> None:
@@ -42,7 +42,7 @@ def change_traffic(registry: CollectorRegistry) -> Step:
         collector.edges.begin_round(now_s, now_s)
         for client in pods:
             for server in pods:
-                collector.edges.add_live(Entry(client, server, 80, 1, 1))
+                collector.edges.add_live(Connection(client, server, 80, 1, 1))
         collector.edges.end_round()
 
     return step
