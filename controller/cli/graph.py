@@ -23,8 +23,7 @@ from controller.cli.style import (
 )
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
-from controller.views.group_views import EdgeView, GroupView, PodView
-from controller.views.groups import build_groups
+from controller.views.group_views import EdgeView, GroupView, PodView, build_group_views
 from kubekit.text import join_first
 
 MAX_STOPS = 5
@@ -49,7 +48,7 @@ class GraphCommand(Command):
         session.require_readable(APPGROUPS)
         views = [
             view
-            for view in build_groups(snapshot, build_network(snapshot))
+            for view in build_group_views(snapshot, build_network(snapshot))
             if session.namespace in {None, view.namespace} and options.appgroup in {"", view.name}
         ]
         if options.appgroup and not views:
@@ -70,14 +69,14 @@ class GraphCommand(Command):
 
 def _headline(group: GroupView) -> Text:
     text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))
-    text.append(f"  {group.running} of {group.members} members running")
-    for count, state in ((group.gated, "gated"), (group.pending, "pending")):
+    text.append(f"  {group.running_pods} of {group.members} members running")
+    for count, state in ((group.gated_pods, "gated"), (group.pending_pods, "pending")):
         if count:
             text.append(f"  {count} {state}")
     text.append(f"  total cost {group.total_cost}")
-    if group.violated:
-        text.append(f"  {group.violated} of {len(group.edges)} dependencies violated", style=BAD)
-    elif any(edge.state == "met" for edge in group.edges):
+    if group.violated_dependencies:
+        text.append(f"  {group.violated_dependencies} of {len(group.edges)} dependencies violated", style=BAD)
+    elif any(edge.verdict == "met" for edge in group.edges):
         text.append("  no dependency violated", style=GOOD)
     return text
 
@@ -86,23 +85,23 @@ def _table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
     table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numbers)
-    edges_of: dict[str, list[EdgeView]] = defaultdict(list)
+    edges_by_caller: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
-        edges_of[edge.dependent].append(edge)
+        edges_by_caller[edge.caller].append(edge)
     for workload in group.workloads:
         name = Text.assemble((workload.selector, STRONG))
         if workload.name != workload.selector:
             name.append(f" {workload.name}", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
         table.add_row(name, order, str(len(workload.pods)), _where(workload.pods))
-        for edge in edges_of[workload.selector]:
-            table.add_row(f"  → {edge.dependency}", "", "", "", *_edge_cells(edge))
+        for edge in edges_by_caller[workload.selector]:
+            table.add_row(f"  → {edge.callee}", "", "", "", *_edge_cells(edge))
     return table
 
 
 def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
-    sign, style = DEPENDENCY_SIGNS[edge.state]
-    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.state == "violated" else "")
+    sign, style = DEPENDENCY_SIGNS[edge.verdict]
+    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
     return (
         cost,
         str(edge.max_cost),
@@ -114,7 +113,7 @@ def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
 def _where(pods: Sequence[PodView]) -> Text:
     """Zones with the numbers of their pods, then the numbers of gated and of other pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
-    gated = sum(pod.gated for pod in pods)
+    gated = sum(pod.is_gated for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
     for count, state in ((gated, "gated"), (pending, "pending")):
         if count:
@@ -131,8 +130,8 @@ def _remarks(group: GroupView) -> list[RenderableType]:
         if c.status != "True"
     ]
     remarks += [
-        Text(f"without {loss.zone}: {join_first(loss.stops, MAX_STOPS)} would stop", style=FAINT)
+        Text(f"without {loss.zone}: {join_first(loss.stopped_workloads, MAX_STOPS)} would stop", style=FAINT)
         for loss in group.zone_losses
-        if loss.stops
+        if loss.stopped_workloads
     ]
     return [Text(), *remarks] if remarks else []

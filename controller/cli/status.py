@@ -84,8 +84,8 @@ def _costs_line(network: NetworkView) -> str:
 
 
 def _groups_line(groups: Collection[GroupView]) -> str:
-    running, members = sum(g.running for g in groups), sum(g.members for g in groups)
-    violated, edges = sum(g.violated for g in groups), sum(len(g.edges) for g in groups)
+    running, members = sum(g.running_pods for g in groups), sum(g.members for g in groups)
+    violated, edges = sum(g.violated_dependencies for g in groups), sum(len(g.edges) for g in groups)
     return f"{len(groups)}  {running} of {members} pods run  {violated} of {edges} dependencies violated"
 
 

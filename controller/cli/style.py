@@ -22,7 +22,7 @@ DEPENDENCY_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
     "unknown": ("?", ""),
     "idle": ("·", FAINT),
 }
-"""State of a dependency -> sign, style."""
+"""Verdict on a dependency -> sign, style."""
 
 
 def make_table(*headers: str, numeric: Iterable[str] = ()) -> Table:

@@ -1,4 +1,4 @@
-"""Data that commands and the page show: `overview.build_overview` computes them from a snapshot (pure).
+"""Data that commands and the page show: `overview.build_overview` computes them from a snapshot. Pure.
 
-The rules are those of the other packages. May import every package below it; writes nothing.
+Has no rules of its own: costs, verdicts and findings are those of the packages that it imports.
 """

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from controller.appgroups.status import DependencyVerdict
-from controller.diagnosis.cluster_views import View
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from controller.appgroups.status import DependencyCheck, DependencyVerdict, GroupState, compute_group_state
+from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
+from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.pods import Pod
+from controller.cluster.services import ServiceIndex
+from controller.diagnosis.cluster_views import NetworkView, PairView, View
+from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
+from netperf.latencies import ZonePair
 
 
 class PodView(View, frozen=True):
-    """A pod of a workload; ``node`` and ``zone`` are empty until the pod is bound, ``gated`` if it has scheduling gates."""
+    """A pod of a workload.
+
+    Attributes:
+        node, zone: empty until the pod is bound.
+        is_gated: whether it has scheduling gates.
+    """
 
     name: str
     node: str
     zone: str
-    gated: bool
+    is_gated: bool
 
 
 class WorkloadView(View, frozen=True):
     """A workload of a group.
 
     Attributes:
-        selector: the workload's label value on pods.
+        selector: value of the workload label on its pods.
         name, kind: of its controller, such as a Deployment.
-        index: position in the order of the present status, from 1; null without an order.
+        index: position in the order of the group's status, from 1; null if that has no order.
     """
 
     selector: str
@@ -33,21 +47,22 @@ class WorkloadView(View, frozen=True):
 
 
 class EdgeView(View, frozen=True):
-    """A dependency and its state now, by the worst pair of its placed pods.
+    """A dependency, and the verdict on it by its worst pair of a caller's and a callee's pod.
 
     Attributes:
-        dependent, dependency: selectors of the workloads.
-        state: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
+        caller, callee: selectors of the workloads.
+        max_cost, min_bandwidth_bps: of the spec.
+        verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
         cost: of that pair; 1 within a zone, null if unknown.
         origin, destination: zones of that pair; empty if idle.
         p50_us: round trip between these zones; null within a zone or if unknown.
     """
 
-    dependent: str
-    dependency: str
+    caller: str
+    callee: str
     max_cost: int
     min_bandwidth_bps: int
-    state: DependencyVerdict
+    verdict: DependencyVerdict
     cost: int | None
     origin: str
     destination: str
@@ -55,22 +70,25 @@ class EdgeView(View, frozen=True):
 
 
 class ZoneLoss(View, frozen=True):
-    """Workloads that the loss of a zone would stop, because all their replicas are in it."""
+    """A zone, and the workloads that its loss would stop, because all their replicas are in it."""
 
     zone: str
-    stops: tuple[str, ...]
+    stopped_workloads: tuple[str, ...]
 
 
 class GroupView(View, frozen=True):
     """An AppGroup.
 
     Attributes:
-        algorithm: the topology sorting algorithm.
-        members: ``spec.numMembers``; ``running``, ``gated`` and ``pending`` (unbound without a gate) count pods.
-        total_cost: sum of known costs of dependencies.
-        violated: number of violated dependencies.
+        algorithm: ``spec.topologySortingAlgorithm``.
+        members: ``spec.numMembers``.
+        running_pods: number of pods in phase Running.
+        gated_pods, pending_pods: numbers of unbound pods with and without scheduling gates.
+        total_cost: sum of the dependencies' known costs.
+        violated_dependencies: number of dependencies with the verdict ``violated``.
         order: selectors in the order of scheduling, as the next status will have it.
         faults: mistakes in the spec.
+        conditions: of the status.
         zone_losses: of each zone with a replica.
     """
 
@@ -78,14 +96,127 @@ class GroupView(View, frozen=True):
     name: str
     algorithm: str
     members: int
-    running: int
-    gated: int
-    pending: int
+    running_pods: int
+    gated_pods: int
+    pending_pods: int
     total_cost: int
-    violated: int
+    violated_dependencies: int
     order: tuple[str, ...]
     workloads: tuple[WorkloadView, ...]
     edges: tuple[EdgeView, ...]
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
     zone_losses: tuple[ZoneLoss, ...] = ()
+
+
+def build_group_views(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
+    """Views of all groups, sorted by namespace and name; ``network`` gives the latencies."""
+    pairs, locations = network.pairs_by_zones, locations_of(snapshot.nodes)
+    membership = snapshot.build_membership()
+    members: dict[str, list[Pod]] = defaultdict(list)
+    for pod in snapshot.pods:
+        name = pod.metadata.label(APPGROUP_LABEL)
+        if name and not pod.is_finished:
+            members[membership.group_key_of(pod.metadata.namespace, name)].append(pod)
+    costs = snapshot.build_cost_index()
+    services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
+    views = []
+    for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
+        pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table
+        state = compute_group_state(group, pods, locations, table, membership, services=services)
+        views.append(_build_group_view(group, pods, state, locations, pairs))
+    return tuple(views)
+
+
+def _build_group_view(
+    group: AppGroup,
+    pods: Sequence[Pod],
+    state: GroupState,
+    locations: Mapping[str, Location],
+    pairs: Mapping[ZonePair, PairView],
+) -> GroupView:
+    """The view of a group; ``pods`` are those that have not finished."""
+    selectors = state.graph.selectors
+    edges = tuple(_build_edge_view(check, state, pairs) for check in state.checks)
+    gated_pods = sum(bool(pod.spec.scheduling_gates) for pod in pods)
+    return GroupView(
+        namespace=group.metadata.namespace,
+        name=group.metadata.name,
+        algorithm=group.spec.topology_sorting_algorithm,
+        members=group.spec.num_members,
+        running_pods=state.running_count,
+        gated_pods=gated_pods,
+        pending_pods=sum(not pod.spec.node_name for pod in pods) - gated_pods,
+        total_cost=sum(edge.cost for edge in edges if edge.cost is not None),
+        violated_dependencies=sum(edge.verdict == "violated" for edge in edges),
+        order=tuple(selectors[position] for position in state.order.sequence),
+        workloads=_build_workload_views(group, state, pods, locations),
+        edges=edges,
+        faults=tuple(fault.message for fault in state.graph.faults),
+        conditions=tuple(group.status.conditions or ()),
+        zone_losses=tuple(_find_zone_losses(selectors, state.placed_by_node, locations)),
+    )
+
+
+def _find_zone_losses(
+    selectors: Sequence[str], placed_by_node: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
+) -> Iterator[ZoneLoss]:
+    """The losses of all zones with a replica; nodes without a zone are left out.
+
+    Args:
+        selectors: of the workloads.
+        placed_by_node: for each workload, node -> number of replicas.
+        locations: node -> location.
+    """
+    placed_by_location = [count_by_location(counts, locations) for counts in placed_by_node]
+    for location in sorted({location for counts in placed_by_location for location in counts if location.zone}):
+        stopped_workloads = tuple(
+            selector
+            for selector, counts in zip(selectors, placed_by_location, strict=True)
+            if counts and counts[location] == counts.total()
+        )
+        yield ZoneLoss(zone=location.zone, stopped_workloads=stopped_workloads)
+
+
+def _build_workload_views(
+    group: AppGroup, state: GroupState, pods: Iterable[Pod], locations: Mapping[str, Location]
+) -> tuple[WorkloadView, ...]:
+    pods_by_selector: dict[str, list[Pod]] = defaultdict(list)
+    for pod in sorted(pods, key=lambda p: p.metadata.key):
+        pods_by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
+    # The status has the order in use, ``state`` that of the next status.
+    index_by_selector = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
+    return tuple(
+        WorkloadView(
+            selector=workload.selector,
+            name=workload.name,
+            kind=workload.kind,
+            index=index_by_selector.get(workload.selector),
+            pods=tuple(_build_pod_view(pod, locations) for pod in pods_by_selector.get(workload.selector, ())),
+        )
+        for workload in state.graph.workloads
+    )
+
+
+def _build_pod_view(pod: Pod, locations: Mapping[str, Location]) -> PodView:
+    return PodView(
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        zone=locations.get(pod.spec.node_name, NO_LOCATION).zone,
+        is_gated=bool(pod.spec.scheduling_gates),
+    )
+
+
+def _build_edge_view(check: DependencyCheck, state: GroupState, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
+    edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), state.graph.selectors
+    return EdgeView(
+        caller=selectors[edge.caller],
+        callee=selectors[edge.callee],
+        max_cost=edge.max_network_cost,
+        min_bandwidth_bps=edge.min_bandwidth_bps,
+        verdict=check.verdict,
+        cost=check.cost if check.verdict in {"met", "violated"} else None,
+        origin=zones[0],
+        destination=zones[1],
+        p50_us=pairs[zones].p50_us if zones in pairs else None,
+    )

@@ -7,8 +7,7 @@ from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import build_facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.views.group_views import GroupView
-from controller.views.groups import build_groups
+from controller.views.group_views import GroupView, build_group_views
 
 
 class Overview(View, frozen=True):
@@ -37,7 +36,7 @@ def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> O
         namespace: limits AppGroups, and findings that only affect AppGroups; None for all namespaces.
     """
     facts = build_facts(snapshot)
-    groups = build_groups(snapshot, facts.network)
+    groups = build_group_views(snapshot, facts.network)
     hidden_groups = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}
     findings = () if snapshot.control_plane is None else diagnose(facts)
     return Overview(

@@ -59,8 +59,8 @@ function buildGroupsTile() {
   const sum = (field) => groups.reduce((total, group) => total + group[field], 0);
   const tile = { tab: "groups", label: "AppGroups", value: groups.length };
   if (!groups.length) return tile;
-  tile.unit = `${sum("running")} of ${sum("members")} running`;
-  const violated = sum("violated");
+  tile.unit = `${sum("runningPods")} of ${sum("members")} running`;
+  const violated = sum("violatedDependencies");
   if (violated) return { ...tile, note: `${pluralize(violated, "dependency", "dependencies")} violated`, style: "bad" };
   return { ...tile, note: "no dependency violated", style: "good" };
 }

@@ -17,9 +17,9 @@ function drawGroups() {
 function buildGroupBox(group, openKeys) {
   const key = `${group.namespace}/${group.name}`;
   const facts = [
-    `${group.running} of ${group.members} members running`,
-    group.gated ? `${group.gated} gated` : "",
-    group.pending ? `${group.pending} pending` : "",
+    `${group.runningPods} of ${group.members} members running`,
+    group.gatedPods ? `${group.gatedPods} gated` : "",
+    group.pendingPods ? `${group.pendingPods} pending` : "",
     `total cost ${group.totalCost}`,
   ].filter(Boolean);
   const isDrawn = group.workloads.length <= MAX_DRAWN_WORKLOADS;
@@ -37,13 +37,13 @@ function buildGroupBox(group, openKeys) {
       buildEdgeTable(group)));
 }
 
-function countPlaced(group) { return group.edges.filter((edge) => edge.state !== "idle").length; }
+function countPlaced(group) { return group.edges.filter((edge) => edge.verdict !== "idle").length; }
 
 function buildGroupSummary(group) {
   const placed = countPlaced(group);
   if (!placed) return h("span", { class: "soft" }, "nothing placed");
-  if (!group.violated) return h("span", { class: "good" }, `✓ ${placed} placed dependencies within their limits`);
-  return h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`);
+  if (!group.violatedDependencies) return h("span", { class: "good" }, `✓ ${placed} placed dependencies within their limits`);
+  return h("span", { class: "bad" }, `✗ ${group.violatedDependencies} of ${placed} placed dependencies violated`);
 }
 
 // Builds lines about faults, conditions that are not True, and workloads that the loss of a zone would stop.
@@ -51,9 +51,9 @@ function buildGroupRemarks(group) {
   const faults = group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`));
   const unmet = group.conditions.filter((condition) => condition.status !== "True");
   const texts = unmet.map(({ type, status, message, reason }) => `${type} ${status}: ${message || reason}`);
-  const losses = group.zoneLosses.filter((loss) => loss.stops.length);
+  const losses = group.zoneLosses.filter((loss) => loss.stoppedWorkloads.length);
   if (losses.length) {
-    const stops = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stops, MAX_STOPS)} would stop`);
+    const stops = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stoppedWorkloads, MAX_STOPS)} would stop`);
     texts.push(`Without ${stops.join("; ")}`);
   } else if (countPlaced(group) && group.zoneLosses.length > 1) {
     texts.push("Every workload survives the loss of any one zone.");
@@ -69,7 +69,7 @@ function layOutColumns(group) {
   const rows = new Map();
   const numberRows = (column) => column.forEach(({ selector }, row) => rows.set(selector, row));
   const meanRowOfCallers = ({ selector }) => {
-    const callerRows = group.edges.filter((edge) => edge.dependency === selector).map((edge) => rows.get(edge.dependent));
+    const callerRows = group.edges.filter((edge) => edge.callee === selector).map((edge) => rows.get(edge.caller));
     return callerRows.length ? callerRows.reduce((a, b) => a + b, 0) / callerRows.length : rows.get(selector);
   };
   columns.forEach(numberRows);
@@ -89,9 +89,9 @@ function findDepths(group) {
   for (let round = 0; round < group.workloads.length; round++) {
     let hasChanged = false;
     for (const edge of group.edges) {
-      const depth = Math.min(depths.get(edge.dependent) + 1, group.workloads.length - 1);
-      if (depths.get(edge.dependency) < depth && round < group.workloads.length - 1) {
-        depths.set(edge.dependency, depth);
+      const depth = Math.min(depths.get(edge.caller) + 1, group.workloads.length - 1);
+      if (depths.get(edge.callee) < depth && round < group.workloads.length - 1) {
+        depths.set(edge.callee, depth);
         hasChanged = true;
       }
     }
@@ -126,24 +126,24 @@ function buildGraph(group) {
 
 // Builds the line of a dependency, and the text of its cost, which is drawn over the boxes.
 function buildEdge(group, edge, positions) {
-  const caller = positions.get(edge.dependent), callee = positions.get(edge.dependency);
+  const caller = positions.get(edge.caller), callee = positions.get(edge.callee);
   const isBackward = callee.x <= caller.x;
   const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
   const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
   const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
   const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
   const measured = edge.p50Us === null ? "" : `${formatMilliseconds(edge.p50Us)}, ${edge.origin} to ${edge.destination}; `;
-  const title = `${edge.dependent} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state].text}`;
-  const line = svg("path", { class: edge.state, d: path }, svg("title", {}, title));
+  const title = `${edge.caller} → ${edge.callee}: ${measured}${EDGE_STATES[edge.verdict].text}`;
+  const line = svg("path", { class: edge.verdict, d: path }, svg("title", {}, title));
   if (edge.cost === null) return { line, cost: null };
   // Costs of the callers of one dependency are stacked next to its box.
-  const siblings = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
+  const siblings = group.edges.filter((other) => other.callee === edge.callee && other.cost !== null);
   const lineHeight = Math.min(13, (BOX.height - 6) / siblings.length);
   const offset = lineHeight * (siblings.indexOf(edge) - (siblings.length - 1) / 2);
   let label = siblings.length > MAX_LABELS ? "" : `${edge.cost} ≤ ${edge.maxCost}`;
-  if (edge.state === "violated") label = `✗ ${edge.cost} > ${edge.maxCost}`;
+  if (edge.verdict === "violated") label = `✗ ${edge.cost} > ${edge.maxCost}`;
   const attributes = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
-  return { line, cost: svg("text", { class: `cost ${edge.state}`, ...attributes }, label) };
+  return { line, cost: svg("text", { class: `cost ${edge.verdict}`, ...attributes }, label) };
 }
 
 function buildWorkload(workload, { x, y }) {
@@ -167,7 +167,7 @@ function describePlacement(workload) {
   if (!workload.pods.length) return "no pods";
   const counts = new Map();
   for (const pod of workload.pods) {
-    const place = pod.zone || pod.node || (pod.gated ? "gated" : "pending");
+    const place = pod.zone || pod.node || (pod.isGated ? "gated" : "pending");
     counts.set(place, (counts.get(place) || 0) + 1);
   }
   return [...counts].map(([place, count]) => (count > 1 ? `${place} ×${count}` : place)).join(", ");
@@ -193,11 +193,11 @@ function buildEdgeTable(group) {
 }
 
 function buildEdgeRow(edge) {
-  const { sign, style, text } = EDGE_STATES[edge.state];
+  const { sign, style, text } = EDGE_STATES[edge.verdict];
   const zones = edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`;
   return h("tr", {},
-    h("td", {}, edge.dependent),
-    h("td", {}, edge.dependency),
+    h("td", {}, edge.caller),
+    h("td", {}, edge.callee),
     h("td", {}, zones),
     h("td", { class: "n" }, formatNumber(edge.cost)),
     h("td", { class: "n" }, String(edge.maxCost)),

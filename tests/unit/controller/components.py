@@ -30,7 +30,7 @@ from controller.scheduler.state import State
 from controller.topology.bandwidth import compute_allocations
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
-from controller.views.groups import build_groups
+from controller.views.group_views import build_group_views
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
@@ -206,7 +206,7 @@ class Components:
 
     async def group_view(self, key: str) -> Any:
         snapshot = await self.page_snapshot()
-        views = build_groups(snapshot, build_network(snapshot))
+        views = build_group_views(snapshot, build_network(snapshot))
         return next(view for view in views if f"{view.namespace}/{view.name}" == key)
 
     async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
@@ -229,9 +229,9 @@ class Components:
             "scheduler": sum(state.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
             "status": (await self.status(key))["runningWorkloads"],
             "bandwidth": sum(account.group_key_of(pod.metadata.namespace, pod.group) == key for pod in pods),
-            "page": (await self.group_view(key)).running,
-            "graph": graphs[0].running,
-            "status command": group_view.running,
+            "page": (await self.group_view(key)).running_pods,
+            "graph": graphs[0].running_pods,
+            "status command": group_view.running_pods,
             "explain": sum(nodes.total() for nodes in explain_state.members(key).values()),
             "rules": sum(nodes.total() for nodes in state.members(key).values()),
         }

@@ -78,7 +78,7 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     simulated = await answer_of(session, "simulate", "-f", file)
     explained = await answer_of(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
-    assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
+    assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
     assert (explained.explanation.topology, explained.explanation.weight) == (f"{HOME}/ours", "Mine")
 

@@ -98,8 +98,8 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     found = {
         "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,
         "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.state == "met",
-        "graph": shown.edges[0].state == "met",
+        "page": page.verdict == "met",
+        "graph": shown.edges[0].verdict == "met",
         "explain": not any(line.violated for line in explained.candidates if line.chosen),
         "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
@@ -162,8 +162,8 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     assert scores == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
     found = {
         "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.state == "met",
-        "graph": shown.edges[0].state == "met",
+        "page": page.verdict == "met",
+        "graph": shown.edges[0].verdict == "met",
     }
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
@@ -254,7 +254,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     state = components.scheduler_state()
     assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
     assert condition(await components.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.state, edge.cost) for edge in (await components.group_view("x/g")).edges] == [("met", 0)]
+    assert [(edge.verdict, edge.cost) for edge in (await components.group_view("x/g")).edges] == [("met", 0)]
 
 
 def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:

@@ -133,16 +133,16 @@ def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_depen
     assert len(group.edges) == 15
     zones = {w.selector: w.pods[0].zone for w in group.workloads}
     for edge in group.edges:
-        assert (edge.origin, edge.destination) == (zones[edge.dependent], zones[edge.dependency])
+        assert (edge.origin, edge.destination) == (zones[edge.caller], zones[edge.callee])
         assert edge.cost is not None
         within = edge.cost <= edge.max_cost or edge.origin == edge.destination
-        assert edge.state == ("met" if within else "violated")
-    assert group.violated == sum(edge.state == "violated" for edge in group.edges)
-    assert group.running == 11
+        assert edge.verdict == ("met" if within else "violated")
+    assert group.violated_dependencies == sum(edge.verdict == "violated" for edge in group.edges)
+    assert group.running_pods == 11
     first, elsewhere = snapshot.pods[0], next(n for n in snapshot.nodes if n.metadata.label(ZONE_LABEL) != zones["P1"])
     second = make_pod("second", node=elsewhere.metadata.name, labels=first.metadata.labels)
     (group,) = build_overview(msgspec.structs.replace(snapshot, pods=(*snapshot.pods, second))).groups
-    stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stops}
+    stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stopped_workloads}
     assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
 
