@@ -63,11 +63,11 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
         )
     if arguments.command == "gate-opener":
         from controller.scheduler.gating.opener import DEFAULT_LISTEN as OPENER_LISTEN
-        from controller.scheduler.gating.opener import GRACE_S, run_opener
+        from controller.scheduler.gating.opener import GRACE_S, run_gate_opener
 
         wait_s = None if arguments.all else config.scheduler.gates.max_wait_s + GRACE_S
         listen = arguments.listen or OPENER_LISTEN
-        return run_program(lambda: run_opener(cluster, max_wait_s=wait_s, listen=listen))
+        return run_program(lambda: run_gate_opener(cluster, max_wait_s=wait_s, listen=listen))
     from controller.manager import run_manager
 
     return run_program(lambda: run_manager(cluster, config))

@@ -192,7 +192,7 @@ class Descheduler:
                 pod.labels.get(WORKLOAD_LABEL, ""),
                 expected.target,
                 siblings,
-                for_s=self._config.limits.start_timeout_s,
+                duration_s=self._config.limits.start_timeout_s,
                 requests=pod.requests_with_ports,
             )
 

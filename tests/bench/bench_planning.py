@@ -99,7 +99,7 @@ async def _begin(process: PlanningProcess, world: World) -> None:
     """Have the process know all hosts before anything counts: it learns of them once."""
     world.add_group("warm/up", 1)
     world.add_pod("warm/up", "w", "P1", 1)
-    snapshot = world.plans._snapshot("warm/up", world.of("warm/up"))
+    snapshot = world.plans._build_snapshot("warm/up", world.of("warm/up"))
     await process.plan(snapshot)
     world.pods.pop("warm/w")
 

@@ -1,7 +1,7 @@
-"""A group's last plan, and whether it is still valid.
+"""A group's last plan, and the check whether it is still valid.
 
-Pods are bound one after the other, and most bindings follow the plan. A new plan after each binding would cost one plan per pod, and
-could change targets for no reason.
+Pods are bound one after the other, and most bindings follow the plan. With a new plan after each binding a group would need one plan per
+pod, and targets could change for no reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from controller.cluster.resource_requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
 
-UNPLACED_FOR_S = 5.0
-"""A plan with unplaced pods is made again after this time, if resources were freed since then."""
+MIN_UNPLACED_S = 5.0
+"""A plan with unplaced pods is made again after this time at the earliest, if resources were freed meanwhile."""
 
 
 class CachedPlan(NamedTuple):
@@ -26,15 +26,15 @@ class CachedPlan(NamedTuple):
     Attributes:
         plan: the plan.
         inputs: from `PlanInputs.cache_key`; equal inputs give an equal plan.
-        freed: `ReservationCache.freed` at that time.
-        made_at: time of its completion, monotonic seconds.
-        took_s: how long it took.
+        freed_count: `ReservationCache.freed_count` before the plan was made.
+        made_at: time at which it was complete, monotonic seconds.
+        took_s: how long its computation took.
         preempts_below: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 
     plan: Plan
     inputs: tuple[object, ...]
-    freed: int
+    freed_count: int
     made_at: float
     took_s: float
     preempts_below: int | None
@@ -44,9 +44,9 @@ class PlanCheck(msgspec.Struct, frozen=True):
     """Whether a plan is still valid.
 
     Attributes:
-        uncounted: pods that the usage of their nodes does not include yet, each with its node: planned, or bound a moment ago.
-        is_feasible: whether the plan is followed (see `compare_with_pods`), and the uncounted pods fit on their nodes beside other groups'
-            reservations once a rollout has removed the pods that it replaces.
+        uncounted: see `find_uncounted`.
+        is_feasible: whether `is_followed`, and the uncounted pods fit on their nodes beside other groups' reservations once a rollout has
+            removed the pods that it replaces.
         awaiting_rollout: keys of gated pods whose nodes are full until then.
     """
 
@@ -74,12 +74,12 @@ def check_plan(
         outgoing: node -> requests of the group's pods that a rollout is about to replace.
         preemptible: node -> requests of pods that the scheduler may evict for pods of the group.
     """
-    uncounted, is_feasible = compare_with_pods(plan, pods, reservations)
-    by_node: dict[str, list[Pod]] = {}
+    uncounted, is_feasible = find_uncounted(plan, pods, reservations), is_followed(plan, pods, reservations)
+    pods_by_node: dict[str, list[Pod]] = {}
     for pod, node in uncounted:
-        by_node.setdefault(node, []).append(pod)
+        pods_by_node.setdefault(node, []).append(pod)
     awaiting_rollout: set[str] = set()
-    for node, node_pods in by_node.items():
+    for node, node_pods in pods_by_node.items():
         requests = {name: -value for name, value in preemptible.get(node, {}).items()}
         for pod in node_pods:
             add_amounts(requests, reservations.requests_with_ports_of(pod))
@@ -109,27 +109,30 @@ def age_order(pod: Pod) -> tuple[str, str]:
     return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
-def compare_with_pods(
-    plan: Plan, pods: Sequence[Pod], reservations: ReservationCache
-) -> tuple[list[tuple[Pod, str]], bool]:
-    """``uncounted`` of `PlanCheck`, and whether the plan is followed.
-
-    It is followed if no pod is bound to, or was released for, another node than the planned one, and no pod was refused its node.
-    """
+def find_uncounted(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> list[tuple[Pod, str]]:
+    """Pods that the usage of their nodes does not include yet, each with its node: planned pods, and pods that were bound a moment ago."""
     uncounted: list[tuple[Pod, str]] = []
-    is_followed = True
-    refused = reservations.refused(pods)
     for pod in pods:
-        if not pod.is_active:
-            continue
+        if pod.is_active and not reservations.node_cache.assigned_node(pod.metadata.key):
+            target = plan.targets.get(pod.metadata.key)
+            node = pod.spec.node_name or (target.node if target is not None else "")
+            if node:
+                uncounted.append((pod, node))
+    return uncounted
+
+
+def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> bool:
+    """Whether every planned pod may still get its node: no pod is bound to another node, was released for another node, or was refused."""
+    refused = reservations.refused_nodes_by_pod(pods)
+    for pod in pods:
         key = pod.metadata.key
-        target, assigned = plan.targets.get(key), reservations.node_cache.assigned_node(key)
-        node = pod.spec.node_name or assigned
-        if target is not None:
-            # Reading the annotation takes time, and only released pods have it.
-            carried = pending_target_of(pod) if not pod.is_gated else None
-            is_elsewhere = (node and node != target.node) or (carried is not None and carried.node != target.node)
-            is_followed &= not is_elsewhere and not (refused and target.node in refused.get(key, ()))
-        if not assigned and (node or target is not None):
-            uncounted.append((pod, node or (target.node if target is not None else "")))
-    return uncounted, is_followed
+        target = plan.targets.get(key) if pod.is_active else None
+        if target is None:
+            continue
+        node = pod.spec.node_name or reservations.node_cache.assigned_node(key)
+        # Only released pods have the annotation, whose decoding takes time.
+        released_for = pending_target_of(pod) if not pod.is_gated else None
+        is_elsewhere = (node and node != target.node) or (released_for is not None and released_for.node != target.node)
+        if is_elsewhere or (refused and target.node in refused.get(key, ())):
+            return False
+    return True

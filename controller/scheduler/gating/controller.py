@@ -1,7 +1,7 @@
-"""Reconciles groups: a group's pods, its plan and the time decide which gates to open.
+"""Reconciles groups: a group's pods, its plan and the time decide which gates are opened.
 
-`group_pods` indexes pods by group, `group_plans` plans them, `release` decides which gates to open, `retries` which pods to requeue or
-replace because they found no node, and `pod_updater` writes to the pods.
+`group_pods` indexes pods by group, `group_plans` plans them, `release` decides which gates to open, `retries` decides which pods to
+requeue or replace because they found no node, and `pod_updater` writes to the pods.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from controller.cluster.volumes import Volumes
 from controller.scheduler.advice import advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
+from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.pod_events import WAITING, WaitingEvents
+from controller.scheduler.gating.pod_events import WAITING_REASON, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete_pods
-from controller.scheduler.gating.release import GroupQueue, plan_release, settles_in_s
+from controller.scheduler.gating.release import ReleaseInputs, decide_releases, seconds_until_complete
 from controller.scheduler.gating.retries import StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
@@ -45,14 +45,14 @@ DEBOUNCE_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled at most once in this time."""
 WORKERS = 4
 CHECK_RIGHT_INTERVAL_S = 60.0
-"""The component that lets us delete stale pods may be added or removed while we lead."""
+"""The component that allows the deletion of pending pods may be added or removed while this replica leads."""
 
 
 class GatingController:
     """Opens gates by the groups' plans, and requeues or replaces pods that found no node.
 
     Args:
-        client: fenced; only the leader writes.
+        client: fenced by the leadership.
         cache: the manager's stores.
         config: the section ``scheduler``.
         recorder: for events on pods.
@@ -62,7 +62,7 @@ class GatingController:
 
     Attributes:
         state, node_cache, volumes: indexes of the cluster.
-        inputs, plans: what plans are made from, and the plans of all groups.
+        inputs, plans: the inputs of plans, and the plans of all groups.
         pods_of: returns the pods of a group by its key.
         metrics: of gates and plans.
     """
@@ -82,12 +82,12 @@ class GatingController:
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, cache.netaware_namespace), NodeCache(), Volumes()
         self._store = cache.group_pods
-        self._declared = DeclaredReplicas(client)
+        self._declared_replicas = DeclaredReplicas(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, time.time)
         self.pods_of = self._pods.pods_of
         self._process = PlanningProcess(self.node_cache)
-        self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared)
+        self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared_replicas)
         self.plans = GroupPlans(
             self.inputs,
             self.pods_of,
@@ -138,14 +138,14 @@ class GatingController:
             cache.app_groups,
         ):
             store.subscribe(lambda *_: self._on_cluster_change())
-        self._declared.subscribe(lambda *_: self._wake_waiting())
+        self._declared_replicas.subscribe(lambda *_: self._wake_waiting())
 
     def stores(self) -> dict[str, Awaitable[None]]:
-        """Endless tasks that keep the stores up to date; every replica runs them, leading or not."""
-        return self._declared.tasks()
+        """Endless tasks that keep the stores up to date; every replica runs them, also without leadership."""
+        return self._declared_replicas.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """Planned and, for groups without waiting pods, RoutedNear and Balanced; other groups keep these as they were."""
+        """The conditions Planned and, if no pod waits, RoutedNear and Balanced, which else stay unchanged."""
         planned = self.plans.planned_condition(group)
         conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
@@ -178,14 +178,19 @@ class GatingController:
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         group = self._pods.on_change(key, old, new)
         if new is None:
-            self._stuck_pods.forget(key)
-            self._waiting_events.forget(key)
-            self.plans.reservations.forget(key)
-        elif old is not None and not new.pod_group and new.status.scheduling_failed and _attempt(old) != _attempt(new):
-            # A refused PodGroup, and a nominated node, on which pods are being preempted, do not mean that the planned host was refused.
+            self._stuck_pods.forget_pod(key)
+            self._waiting_events.forget_pod(key)
+            self.plans.reservations.forget_pod(key)
+        elif (
+            old is not None
+            and not new.pod_group
+            and new.status.scheduling_failed
+            and _attempt_result(old) != _attempt_result(new)
+        ):
+            # The planned node was refused only if no PodGroup was refused, and pods are not being preempted on the node.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
-                self.plans.reservations.refuse(new, target.node)
+                self.plans.reservations.record_refusal(new, target.node)
         if self._is_leading and old is not None and new is not None and old.is_waiting and new.is_bound:
             self._report_placement(new)
         self._wake(group)
@@ -198,7 +203,7 @@ class GatingController:
         try:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
-            return  # Upstream parity explains nothing then.
+            return  # In parity mode a peer on a deleted node has no costs to explain.
         self._recorder.record_normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
         host = self.node_cache.hosts.get(pod.spec.node_name)
         result = "elsewhere"
@@ -224,7 +229,7 @@ class GatingController:
     def _wake_waiting(self) -> None:
         if (
             self._is_leading
-            and (self._pods.waiting or self.plans.groups_with_reservations())
+            and (self._pods.waiting_keys or self.plans.groups_with_plan_or_reservations())
             and self._debounce_timer is None
         ):
             self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._wake_all)
@@ -232,49 +237,55 @@ class GatingController:
     def _wake_all(self) -> None:
         self._debounce_timer = None
         # Includes groups that are gone, or whose pods are no longer admitted, so that their reservations end.
-        for group in {*self._pods.waiting_groups(), *self.plans.groups_with_reservations()}:
+        for group in {*self._pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
         pods, now = self.pods_of(group), time.time()
         if not any(pod.is_waiting for pod in pods):
-            self.plans.drop(group, pods)
+            self.plans.drop_plan(group, pods)
             return None
-        queue = self._queue_of(group, pods)
-        may_plan = settles_in_s(queue, now) <= 0 and not self._config.is_parity
+        inputs = self._release_inputs(group, pods)
+        may_plan = seconds_until_complete(inputs, now) <= 0 and not self._config.is_parity
         plan_state = self.plans.get_or_request(group, pods) if may_plan else PlanState()
-        decision = plan_release(plan_state.applied_to(queue), now, self._config.gates)
+        decision = decide_releases(plan_state.add_to(inputs), now, self._config.gates)
         for release in decision.releases:
-            self.plans.reservations.release(release.pod.metadata.key)
-        await self._updater.release(group, decision.releases, plan_state.plan)
+            self.plans.reservations.mark_released(release.pod.metadata.key)
+        await self._updater.open_gates(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._wake(group)
-        due_events, event_check_s = self._waiting_events.pop_due(pods, decision.waiting, now)
-        for pod, text in due_events:
-            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING, text)
-        actions, stuck_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
-        await self._updater.execute(actions)
+        due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision.wait_reasons, now)
+        for pod, note in due_events:
+            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING_REASON, note)
+        actions, actions_due_in_s = self._stuck_pods.choose_actions(pods, plan_state.plan, self.state, now)
+        await self._updater.execute_actions(actions)
         if actions:
             self._wake(group)
-        checks_s = [decision.next_check_s, event_check_s, stuck_check_s]
-        if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced:
-            checks_s.append(UNPLACED_FOR_S)
-        return min((seconds for seconds in checks_s if seconds is not None), default=None)
+        checks_in_s = [decision.next_check_s, events_due_in_s, actions_due_in_s]
+        if decision.wait_reasons and plan_state.plan is not None and plan_state.plan.unplaced:
+            checks_in_s.append(MIN_UNPLACED_S)
+        return min((seconds for seconds in checks_in_s if seconds is not None), default=None)
 
-    def _queue_of(self, group: str, pods: Sequence[Pod]) -> GroupQueue:
-        queue = GroupQueue(pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at)
+    def _release_inputs(self, group: str, pods: Sequence[Pod]) -> ReleaseInputs:
+        inputs = ReleaseInputs(
+            pods=pods,
+            first_seen_at=self._pods.first_seen_at,
+            other_gates_opened_at=self._pods.other_gates_opened_at,
+        )
         app_group = self.state.groups.get(group)
         if app_group is None:
-            return queue
+            return inputs
         return msgspec.structs.replace(
-            queue,
-            order=self._order_of(group, app_group),
-            replicas=self._declared.replicas(app_group.metadata.namespace, self.state.graph(group).workloads),
-            members=app_group.spec.num_members,
+            inputs,
+            positions=self._positions_of(group, app_group),
+            declared_replicas=self._declared_replicas.replicas(
+                app_group.metadata.namespace, self.state.graph(group).workloads
+            ),
+            num_members=app_group.spec.num_members,
         )
 
-    def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:
-        """Workload selector -> position, from the status if that is up to date, else computed."""
+    def _positions_of(self, key: str, group: AppGroup) -> dict[str, int]:
+        """Workload selector -> position in the topological order, from the status if that is up to date, else computed."""
         graph = self.state.graph(key)
         listed = {item.workload.selector: item.index for item in group.status.topology_order or ()}
         is_current = group.status.observed_generation in (0, group.metadata.generation)
@@ -284,7 +295,7 @@ class GatingController:
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 
-def _attempt(pod: Pod) -> tuple[bool, str]:
-    """Whether the last scheduling attempt found no node, and its message; tells attempts with different results apart."""
+def _attempt_result(pod: Pod) -> tuple[bool, str]:
+    """Whether the last scheduling attempt found no node, and its message; equal for attempts with the same result."""
     scheduled = pod.condition("PodScheduled")
     return pod.status.scheduling_failed, scheduled.message if scheduled is not None else ""

@@ -1,4 +1,4 @@
-"""Makes and keeps the plans of all groups.
+"""Makes and caches the plans of all groups.
 
 Plans are made one after the other, because each depends on the reservations of earlier plans. If a group cannot be planned (too
 large, too slow), its condition Planned is False, and its pods are placed by NetworkOverhead's rule; other groups do not wait for it.
@@ -10,15 +10,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Pod, Target
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S, CachedPlan, check_plan, compare_with_pods
-from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
-from controller.scheduler.gating.release import GroupQueue
+from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S, CachedPlan, check_plan, find_uncounted
+from controller.scheduler.gating.planner_time import MAX_SEARCH_S, MIN_SEARCH_S, PlannerTime
+from controller.scheduler.gating.release import ReleaseInputs
 from controller.scheduler.gating.replacements import ExpectedReplacement, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.gating.rollout_waits import RolloutWaits, Solve
@@ -37,9 +38,9 @@ log = logs.get("controller.scheduler.gating.group_plans")
 
 PLANNED = "Planned"
 MAX_PODS = 10_000
-"""A group with more pods, declared ones included, is not planned."""
-REST_RATIO = 3.0
-"""A group rests this many times as long as its last plan took, so that a group that changes all the time leaves time to others."""
+"""A group with more existing and declared pods is not planned."""
+PAUSE_RATIO = 3.0
+"""Pause between two plans of a group, as a multiple of the time of the first; a group that changes all the time leaves time to others."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
 """Exponential back-off of a group whose planning failed."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
@@ -48,6 +49,7 @@ AGING_RATIO = 0.01
 """Seconds of planner time that a group gains on others for each second in the queue, so that smaller groups of its namespace delay a
 large group for a bounded time."""
 MAX_NAMES_SHOWN = 3
+"""Unplaced pods that the condition names."""
 PODS_PER_STEP = 1000
 """Pods whose requests are computed without a pause for the event loop."""
 
@@ -65,12 +67,22 @@ class PlanState(msgspec.Struct, frozen=True):
     is_pending: bool = False
     awaiting_rollout: frozenset[str] = frozenset()
 
-    def applied_to(self, queue: GroupQueue) -> GroupQueue:
-        """The queue with the results of the plan; while a new one is being made, no pod counts as unplaced."""
-        queue = msgspec.structs.replace(queue, awaiting_rollout=self.awaiting_rollout)
-        if self.is_pending:
-            return msgspec.structs.replace(queue, planned=frozenset(self.plan.targets if self.plan is not None else ()))
-        return msgspec.structs.replace(queue, unplaced=frozenset(self.plan.unplaced if self.plan is not None else ()))
+    def add_to(self, inputs: ReleaseInputs) -> ReleaseInputs:
+        """The inputs with the results of the plan; while a new plan is being made, no pod counts as unplaced."""
+        return msgspec.structs.replace(
+            inputs,
+            is_plan_pending=self.is_pending,
+            placed=frozenset(self.plan.targets if self.plan is not None else ()),
+            unplaced=frozenset(self.plan.unplaced if self.plan is not None and not self.is_pending else ()),
+            awaiting_rollout=self.awaiting_rollout,
+        )
+
+
+class _Failures(NamedTuple):
+    """Time of the last failed plan of a group, and how many failed in a row."""
+
+    last_at: float = 0.0
+    in_a_row: int = 0
 
 
 class GroupPlans:
@@ -108,17 +120,16 @@ class GroupPlans:
         self.reservations = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._queue_order)
-        self._cached: dict[str, CachedPlan] = {}
+        self._cached_plans: dict[str, CachedPlan] = {}
         self._requested_at: dict[str, float] = {}
-        self._failed: dict[str, tuple[float, int]] = {}
-        """Group -> time of its last failure, and how many in a row."""
+        self._failures: dict[str, _Failures] = {}
         self._planned_conditions: dict[str, Condition] = {}
-        self._expected = ExpectedReplacements()
+        self._expected_replacements = ExpectedReplacements()
         self._rollout_waits = RolloutWaits(self.reservations, config, clock)
 
     async def run(self) -> None:
         """Make plans, one after the other, until cancelled."""
-        await self._queue.work(self.make, name="plans", base_s=0.1, cap_s=10.0)
+        await self._queue.work(self.make_plan, name="plans", base_s=0.1, cap_s=10.0)
 
     def _queue_order(self, group: str) -> float:
         """Fair queueing by namespace: a small group does not wait for many or large groups of other namespaces."""
@@ -133,19 +144,21 @@ class GroupPlans:
     def get_or_request(self, group: str, pods: Sequence[Pod]) -> PlanState:
         """The valid plan of a group; without one, a new plan is requested."""
         if group not in self._state.groups:
-            self.drop(group, pods)
+            self.drop_plan(group, pods)
             return PlanState()
-        cached = self._cached.get(group)
+        cached = self._cached_plans.get(group)
         if cached is None:
-            return self._request(group)
+            return self._request_plan(group)
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
         outgoing = self._inputs.outgoing_requests(pods)
         preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
         check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
-        self._drop_expired()
-        may_improve = bool(cached.plan.unplaced or check.awaiting_rollout) and cached.freed != self.reservations.freed
-        is_stale = may_improve and now - cached.made_at > UNPLACED_FOR_S
+        self._drop_expired_replacements()
+        may_improve = (
+            bool(cached.plan.unplaced or check.awaiting_rollout) and cached.freed_count != self.reservations.freed_count
+        )
+        is_stale = may_improve and now - cached.made_at > MIN_UNPLACED_S
         is_current = not is_stale and cached.inputs == self._inputs.cache_key(group, pods)
         if (
             is_current
@@ -156,88 +169,90 @@ class GroupPlans:
         if is_current and check.is_feasible:
             self.reservations.reserve(group, check.uncounted, outgoing)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
-        requested = self._request(group)
+        requested = self._request_plan(group)
         is_usable = check.is_feasible and requested.is_pending
         return PlanState(cached.plan if is_usable else None, requested.is_pending, check.awaiting_rollout)
 
-    def _request(self, group: str) -> PlanState:
-        """Queue the group for a new plan, after its rest; a group whose planning failed backs off."""
+    def _request_plan(self, group: str) -> PlanState:
+        """Queue the group for a new plan, after its pause; a group whose planning failed backs off."""
         now = self._clock()
-        failed_at, failures = self._failed.get(group, (0.0, 0))
-        if failures and now < failed_at + backoff_delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
+        failures = self._failures.get(group, _Failures())
+        if failures.in_a_row and now < failures.last_at + backoff_delay_s(
+            failures.in_a_row, MIN_BACKOFF_S, MAX_BACKOFF_S
+        ):
             return PlanState()
-        cached = self._cached.get(group)
-        rest_s = cached.made_at + REST_RATIO * cached.took_s - now if cached is not None else 0.0
+        cached = self._cached_plans.get(group)
+        pause_s = cached.made_at + PAUSE_RATIO * cached.took_s - now if cached is not None else 0.0
         self._requested_at.setdefault(group, now)
-        if rest_s > 0:
-            self._queue.add_after(group, rest_s)
+        if pause_s > 0:
+            self._queue.add_after(group, pause_s)
         else:
             self._queue.add(group)
         return PlanState(is_pending=True)
 
-    def drop(self, group: str, pods: Sequence[Pod]) -> None:
-        """Drop the plan of a group that is gone or has no waiting pods; bound pods not counted on their nodes yet keep reservations."""
-        self._cached.pop(group, None)
-        self._failed.pop(group, None)
-        self._rollout_waits.forget(group)
+    def drop_plan(self, group: str, pods: Sequence[Pod]) -> None:
+        """Drop the plan of a group that is gone or has no waiting pods; bound pods that are not counted on their nodes yet stay reserved."""
+        self._cached_plans.pop(group, None)
+        self._failures.pop(group, None)
+        self._rollout_waits.forget_group(group)
         self._requested_at.pop(group, None)
         self.reservations.record_progress(group, has_started=False, is_complete=True)
-        is_counted = self._node_cache.assigned_node
-        bound = [(p, p.spec.node_name) for p in pods if p.is_bound and not is_counted(p.metadata.key)]
-        self.reservations.reserve(group, bound)
+        assigned_node = self._node_cache.assigned_node
+        uncounted = [(p, p.spec.node_name) for p in pods if p.is_bound and not assigned_node(p.metadata.key)]
+        self.reservations.reserve(group, uncounted)
         if group not in self._state.groups:
             self._planned_conditions.pop(group, None)
-            self._expected.forget(group)
+            self._expected_replacements.forget_group(group)
 
-    def groups_with_reservations(self) -> frozenset[str]:
-        """Groups that have a plan or reservations."""
-        return frozenset((*self._cached, *self.reservations.groups()))
+    def groups_with_plan_or_reservations(self) -> frozenset[str]:
+        """Keys of these groups."""
+        return frozenset((*self._cached_plans, *self.reservations.groups()))
 
     def planned_condition(self, group: str) -> Condition | None:
-        """The condition Planned of the group; None without one."""
+        """The condition Planned of the group; None before its first plan."""
         return self._planned_conditions.get(group)
 
-    async def make(self, group: str) -> None:
-        """Make a group's plan now."""
+    async def make_plan(self, group: str) -> None:
+        """Make a group's plan now, if the group has waiting pods."""
         self._requested_at.pop(group, None)
         app_group, pods = self._state.groups.get(group), self._pods_of(group)
         if app_group is None:
             self._planned_conditions.pop(group, None)
         if app_group is None or not any(pod.is_waiting for pod in pods):
             return
-        replicas, left_out = self._inputs.replicas_to_plan(group, pods)
+        replicas, omitted_replicas = self._inputs.replicas_to_plan(group, pods)
         namespace = group.partition("/")[0]
-        began, freed = self._clock(), self.reservations.freed
-        previous = self._cached.get(group)
+        began, freed_count = self._clock(), self.reservations.freed_count
+        previous = self._cached_plans.get(group)
         self._record_progress(group, previous.plan if previous is not None else None, pods)
         try:
             _check_size(pods, replicas)
             inputs = self._inputs.cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
-            snapshot = self._snapshot(group, pods)
+            snapshot = self._build_snapshot(group, pods)
             with self._metrics.plan_duration.time():
                 plan, preempts_below = await self._plan_with_preemption(group, snapshot)
                 plan = await self._rollout_waits.solve_without_waits(
                     group, snapshot, plan, self._inputs.outgoing_requests(self._pods_of(group)), self._solve
                 )
         except PlanningError as error:
-            self._fail(group, app_group, error)
+            self._record_failure(group, app_group, error)
         else:
             now = self._clock()
-            await self._adopt(group, CachedPlan(plan, inputs, freed, now, now - began, preempts_below))
-            self._report_plan(group, app_group, plan, left_out)
+            await self._cache_plan(group, CachedPlan(plan, inputs, freed_count, now, now - began, preempts_below))
+            self._report_plan(group, app_group, plan, omitted_replicas)
             if any(pod.is_bound for pod in pods):
-                # The plan may use resources that were reserved for these.
+                # The plan may use resources that were reserved for these groups.
                 for other in self.reservations.yielding_groups:
                     self._wake(other)
-        self._planner_time.add(namespace, self._clock() - began)
+        self._planner_time.record(namespace, self._clock() - began)
         self._wake(group)
 
-    async def _adopt(self, group: str, cached: CachedPlan) -> None:
-        """Keep a new plan, and reserve its resources."""
-        self._failed.pop(group, None)
-        self._cached[group] = cached
-        # Cache the pods' requests in steps, because those of thousands of pods would block the event loop.
+    async def _cache_plan(self, group: str, cached: CachedPlan) -> None:
+        """Cache a new plan, and reserve its resources."""
+        self._failures.pop(group, None)
+        self._cached_plans[group] = cached
+        # The requests of thousands of pods would block the event loop, so they are computed and cached in steps.
         for begin in range(0, len(self._pods_of(group)), PODS_PER_STEP):
             await asyncio.sleep(0)
             for pod in self._pods_of(group)[begin : begin + PODS_PER_STEP]:
@@ -245,21 +260,22 @@ class GroupPlans:
         await asyncio.sleep(0)
         pods = self._pods_of(group)
         self._record_progress(group, cached.plan, pods)
-        uncounted, _ = compare_with_pods(cached.plan, pods, self.reservations)
+        uncounted = find_uncounted(cached.plan, pods, self.reservations)
         self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
     async def _plan_with_preemption(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan, and the priority below which it evicts pods; None if it evicts none."""
-        search_s = self._planner_time.search_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
+        search_s = self._planner_time.search_limit_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
         began = self._clock()
         plan = await self._solve(snapshot, search_s)
         preemption = self._inputs.without_preemptible(snapshot, plan)
         if preemption is None:
             return plan, None
         without_preemptible, preempts_below = preemption
-        left_s = max(search_s - (self._clock() - began), LEAST_SEARCH_S)
-        preempting = await self._solve(without_preemptible, left_s)
-        return (preempting, preempts_below) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
+        left_s = max(search_s - (self._clock() - began), MIN_SEARCH_S)
+        preempting_plan = await self._solve(without_preemptible, left_s)
+        places_more = len(preempting_plan.unplaced) < len(plan.unplaced)
+        return (preempting_plan, preempts_below) if places_more else (plan, None)
 
     async def simulate_replacement(self, group: str, key: str, seed_offset: int) -> Target | None:
         """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.
@@ -275,10 +291,10 @@ class GroupPlans:
         pods = self._pods_of(group)
         if group not in self._state.groups or not any(pod.metadata.key == key and pod.is_bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
-        snapshot = without_pod(self._snapshot(group, pods), key)
+        snapshot = without_pod(self._build_snapshot(group, pods), key)
         previous = {k: target for k, target in snapshot.previous_targets.items() if k != key}
         plan = await self._solve(
-            msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset), SEARCH_S
+            msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset), MAX_SEARCH_S
         )
         return plan.targets.get(key)
 
@@ -287,9 +303,9 @@ class GroupPlans:
         group: str,
         workload: str,
         target: Target,
-        existing: Iterable[str],
+        existing_keys: Iterable[str],
         *,
-        for_s: float,
+        duration_s: float,
         requests: Mapping[str, int] = {},
     ) -> None:
         """Reserve a node for the replacement of an evicted pod, which the group's next plan places there.
@@ -300,49 +316,51 @@ class GroupPlans:
             group: key of its AppGroup.
             workload: its selector.
             target: the node.
-            existing: keys of the group's pods that exist now, none of which is the replacement.
-            for_s: how long the reservation lasts.
+            existing_keys: of the group's pods that exist now, none of which is the replacement.
+            duration_s: how long the reservation lasts.
             requests: of the evicted pod.
         """
-        until = self._clock() + for_s
-        self._expected.add(group, ExpectedReplacement(workload, target, frozenset(existing), until, dict(requests)))
+        expires_at = self._clock() + duration_s
+        expected = ExpectedReplacement(workload, target, frozenset(existing_keys), expires_at, dict(requests))
+        self._expected_replacements.add(group, expected)
 
-    def _drop_expired(self) -> None:
-        self.reservations.ended += self._expected.drop_expired(self._clock())
+    def _drop_expired_replacements(self) -> None:
+        self.reservations.ended_count += self._expected_replacements.drop_expired(self._clock())
 
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[Pod]) -> None:
         has_started = any(pod.is_bound for pod in pods)
         is_complete = plan is None or not plan.unplaced
         self.reservations.record_progress(group, has_started=has_started, is_complete=is_complete)
 
-    def _snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
+    def _build_snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
         """The inputs of a plan, with reservations of other groups and for replacements that do not exist yet."""
-        self._drop_expired()
-        previous = dict(self._cached[group].plan.targets) if group in self._cached else {}
-        self._expected.add_targets(previous, group, pods)
+        self._drop_expired_replacements()
+        previous = dict(self._cached_plans[group].plan.targets) if group in self._cached_plans else {}
+        self._expected_replacements.add_targets(previous, group, pods)
         reserved = self.reservations.reserved_by_others(group)
-        self._expected.add_requests_of_others(reserved, group, self._pods_of)
-        snapshot, refused = self._inputs.snapshot(group, pods), self.reservations.refused(pods)
+        self._expected_replacements.add_requests_of_others(reserved, group, self._pods_of)
+        snapshot, refused = self._inputs.snapshot(group, pods), self.reservations.refused_nodes_by_pod(pods)
         return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_hosts=refused)
 
-    def _fail(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
-        _, failures = self._failed.get(group, (0.0, 0))
-        self._failed[group] = (self._clock(), failures + 1)
-        self._cached.pop(group, None)
+    def _record_failure(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
+        self._failures[group] = _Failures(self._clock(), self._failures.get(group, _Failures()).in_a_row + 1)
+        self._cached_plans.pop(group, None)
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
-        self._report(group, app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule")
+        self._set_planned_condition(
+            group, app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule"
+        )
 
-    def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, left_out: int) -> None:
-        fault, text = "", "the group's plan is complete"
+    def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, omitted_replicas: int) -> None:
+        fault, message = "", "the group's plan is complete"
         if plan.unplaced or plan.violations:
             fault = "unplaced" if plan.unplaced else "violations"
-            text = "the group's plan has unplaced pods or violates maxNetworkCost"
+            message = "the group's plan has unplaced pods or violates maxNetworkCost"
         log.log_change(
             f"plan/{group}",
             fault,
-            text,
+            message,
             group=group,
             cost=plan.cost,
             violations=plan.violations,
@@ -350,15 +368,21 @@ class GroupPlans:
         )
         if plan.unplaced:
             names = join_first([key.partition("/")[2] for key in plan.unplaced], MAX_NAMES_SHOWN)
-            self._report(group, app_group, "InsufficientCapacity", f"no node has room for {names}")
-        elif left_out:
+            self._set_planned_condition(
+                group, app_group, "InsufficientCapacity", f"no node has the capacity for {names}"
+            )
+        elif omitted_replicas:
             members = app_group.spec.num_members
-            message = f"at most numMembers pods ({members}) get reservations, and workloads declare more; raise spec.numMembers"
-            self._report(group, app_group, "MoreDeclared", message, holds=True)
+            message = (
+                f"only numMembers pods ({members}) get reservations, but workloads declare more; raise spec.numMembers"
+            )
+            self._set_planned_condition(group, app_group, "MoreDeclared", message, holds=True)
         else:
-            self._report(group, app_group, "Complete", "every waiting pod has a node", holds=True)
+            self._set_planned_condition(group, app_group, "Complete", "every waiting pod has a node", holds=True)
 
-    def _report(self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
+    def _set_planned_condition(
+        self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False
+    ) -> None:
         generation = app_group.metadata.generation
         planned = make_condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
         if self._planned_conditions.get(group) != planned:
@@ -370,5 +394,5 @@ def _check_size(pods: Sequence[Pod], replicas: Mapping[str, int]) -> None:
     active = Counter(pod.workload for pod in pods if pod.is_active)
     count = active.total() + sum(max(declared - active[workload], 0) for workload, declared in replicas.items())
     if count > MAX_PODS:
-        message = f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
+        message = f"{count} pods, with declared ones; at most {MAX_PODS} are planned together"
         raise PlanningError("TooManyPods", message)

@@ -1,4 +1,4 @@
-"""Index of pods by group, updated by watch events."""
+"""Indexes the pods of AppGroups by group, from watch events and our own writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from controller.scheduler.state import State
 from kubekit.stores import Store
 
 MAX_LAG_S = 10.0
-"""A store that is further behind has lost its watch, and will list again."""
+"""A store that is further behind our writes has lost its watch, and is going to list again."""
 
 
 class _Write(NamedTuple):
-    """The time of a write, the versions that it replaces, and the written pod."""
+    """The time of a write, the resourceVersions that it replaces, and the written pod."""
 
-    at: float
+    written_at: float
     replaced_versions: frozenset[str]
     pod: Pod
 
@@ -28,71 +28,73 @@ class GroupPods:
     Without these writes, a decision on the store's older version would be repeated.
 
     Attributes:
-        seen_at: pod key -> time at which it was first seen, by the clock.
-        others_opened_at: pod key -> time at which its last gate of another owner opened; the pod's wait counts from then.
-        waiting: keys of active pods without a node.
+        first_seen_at: pod key -> time at which the pod was first seen, by the clock.
+        other_gates_opened_at: pod key -> time at which its last gate of another owner opened; the pod's wait counts from then.
+        waiting_keys: keys of active pods without a node.
     """
 
     def __init__(self, store: Store[Pod], state: State, clock: Callable[[], float]) -> None:
         self._store, self._state, self._clock = store, state, clock
         self._writes: dict[str, _Write] = {}
-        self._keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        self._keys_by_label: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )
         """AppGroup label -> namespace -> pod keys, in order of creation."""
-        self.seen_at: dict[str, float] = {}
-        self.others_opened_at: dict[str, float] = {}
-        self.waiting: set[str] = set()
+        self.first_seen_at: dict[str, float] = {}
+        self.other_gates_opened_at: dict[str, float] = {}
+        self.waiting_keys: set[str] = set()
 
     def on_change(self, key: str, old: Pod | None, new: Pod | None) -> str:
         """Update the index; returns the key of the pod's group, empty for none."""
         pod = new or old
         if pod is None:
             return ""
-        self._newest(key)  # Forgets a write that the store now has.
+        self._newest(key)  # Drops a write that the store now has.
         if old is not None and (new is None or old.group != new.group):
             self._remove(key, old)
         if new is None:
-            self.waiting.discard(key)
-            self.seen_at.pop(key, None)
-            self.others_opened_at.pop(key, None)
+            self.waiting_keys.discard(key)
+            self.first_seen_at.pop(key, None)
+            self.other_gates_opened_at.pop(key, None)
         else:
-            self._keys[new.group][new.metadata.namespace][key] = None
-            self.seen_at.setdefault(key, self._clock())
+            self._keys_by_label[new.group][new.metadata.namespace][key] = None
+            self.first_seen_at.setdefault(key, self._clock())
             if new.is_waiting:
-                self.waiting.add(key)
+                self.waiting_keys.add(key)
             else:
-                self.waiting.discard(key)
+                self.waiting_keys.discard(key)
             if old is not None and old.other_gates and not new.other_gates:
-                self.others_opened_at[key] = self._clock()
+                self.other_gates_opened_at[key] = self._clock()
         return self._state.key_of(pod.metadata.namespace, pod.group)
 
     def _remove(self, key: str, pod: Pod) -> None:
-        by_namespace = self._keys[pod.group]
+        by_namespace = self._keys_by_label[pod.group]
         by_namespace[pod.metadata.namespace].pop(key, None)
         if not by_namespace[pod.metadata.namespace]:
             del by_namespace[pod.metadata.namespace]
         if not by_namespace:
-            del self._keys[pod.group]
+            del self._keys_by_label[pod.group]
 
     def pods_of(self, group: str) -> list[Pod]:
-        """A group's pods."""
+        """The pods of a group, with our own writes."""
         name = group.partition("/")[2]
         newest = (
             self._newest(key)
-            for namespace, keys in self._keys.get(name, {}).items()
+            for namespace, keys in self._keys_by_label.get(name, {}).items()
             if self._state.key_of(namespace, name) == group
             for key in keys
         )
         return [pod for pod in newest if pod is not None]
 
     def waiting_groups(self) -> Iterator[str]:
-        """Keys of the groups that have waiting pods."""
-        labels = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting) if p is not None}
+        """Keys of the groups that have waiting pods; a key may be repeated."""
+        labels = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting_keys) if p is not None}
         return (self._state.key_of(namespace, label) for namespace, label in labels)
 
     def gated_count(self) -> int:
         """Number of active pods with our gate."""
         return sum(
-            pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None
+            pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting_keys)) if pod is not None
         )
 
     def record_write(self, key: str, before: Pod, after: Pod) -> None:
@@ -104,12 +106,12 @@ class GroupPods:
             self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
 
     def _newest(self, key: str) -> Pod | None:
-        """The store's pod, or the pod that we wrote while the store still has a version that this write replaces."""
+        """The store's pod; or the pod that we wrote, while the store still has a version that this write replaces."""
         stored, write = self._store.get(key), self._writes.get(key)
         if write is None:
             return stored
         is_behind = stored is not None and stored.metadata.resource_version in write.replaced_versions
-        if is_behind and self._clock() - write.at < MAX_LAG_S:
+        if is_behind and self._clock() - write.written_at < MAX_LAG_S:
             return write.pod
         del self._writes[key]
         return stored

@@ -1,7 +1,7 @@
 """The gate opener: a program that opens overdue gates while no leader does.
 
 The leader opens each gate within ``gates.maxWaitS``. This program opens it `GRACE_S` later, without an order and without a plan. It only
-patches pods, and takes part in no election. With ``--all`` it opens every gate at once: the first step of an uninstall.
+patches pods, and takes part in no leader election. With ``--all`` it opens every gate at once, as the first step of an uninstallation.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -27,14 +28,15 @@ log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
 CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
-CHECK_ALL_INTERVAL_S = 0.2
+"""Time between checks, and between failed patches of a pod."""
+UNINSTALL_CHECK_INTERVAL_S = 0.2
 """Time between checks while every gate is to be opened."""
 PENDING_PODS = "spec.nodeName=,status.phase=Pending"
 DEFAULT_LISTEN = "127.0.0.1:9853"
 _CONCURRENT_WRITES = 16
 
 
-async def run_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen: str = DEFAULT_LISTEN) -> None:
+async def run_gate_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen: str = DEFAULT_LISTEN) -> None:
     """Watch pods and open overdue gates until cancelled.
 
     Args:
@@ -47,13 +49,20 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen
     """
     registry = CollectorRegistry()
     async with Client(cluster, user_agent="netaware-gate-opener") as client:
-        opener = Opener(client, max_wait_s=max_wait_s)
+        opener = GateOpener(client, max_wait_s=max_wait_s)
         checks = HealthChecks()
         checks.ready["pods"] = lambda: "" if opener.pods.synced.is_set() else "not listed yet: pods"
         await supervise({**opener.tasks(), "http": Server(listen, checks=checks, registry=registry).serve()})
 
 
-class Opener:
+class _RetryState(NamedTuple):
+    """Number of failed patches of a pod, and the time before which the pod is not patched again."""
+
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class GateOpener:
     """Opens the gates of pods that have waited for longer than ``max_wait_s``, or of all pods if that is None.
 
     Attributes:
@@ -63,9 +72,9 @@ class Opener:
     def __init__(self, client: Client, *, max_wait_s: float | None, clock: Callable[[], float] = time.time) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=PENDING_PODS)
-        self._others_opened_at: dict[str, float] = {}
-        self._failed: dict[str, tuple[int, float]] = {}
-        self.pods.subscribe(self._on_pod)
+        self._other_gates_opened_at: dict[str, float] = {}
+        self._retry_states: dict[str, _RetryState] = {}
+        self.pods.subscribe(self._on_pod_change)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """The endless tasks, for `kubekit.runtime.supervise`."""
@@ -75,36 +84,39 @@ class Opener:
         """Open overdue gates every few seconds, until cancelled."""
         await self.pods.synced.wait()
         while True:
-            overdue = self.overdue()
+            overdue = self.find_overdue()
             for begin in range(0, len(overdue), _CONCURRENT_WRITES):
-                await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
-            await asyncio.sleep(CHECK_ALL_INTERVAL_S if overdue and self._max_wait_s is None else CHECK_INTERVAL_S)
+                await asyncio.gather(*(self._open_gate(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
+            await asyncio.sleep(
+                UNINSTALL_CHECK_INTERVAL_S if overdue and self._max_wait_s is None else CHECK_INTERVAL_S
+            )
 
-    def overdue(self) -> list[Pod]:
-        """Pods whose gate should be open by now, oldest first; without those whose patch failed and backs off."""
+    def find_overdue(self) -> list[Pod]:
+        """Pods whose gates should be open by now, oldest first; without pods whose failed patches back off."""
         now = self._clock()
-        gated = (pod for pod in self.pods if pod.is_gated and pod.is_active and now >= self._failures(pod)[1])
-        return sorted((pod for pod in gated if self._is_overdue(pod, now)), key=_created)
+        gated = (
+            pod for pod in self.pods if pod.is_gated and pod.is_active and now >= self._retry_state_of(pod).retry_at
+        )
+        return sorted((pod for pod in gated if self._is_overdue(pod, now)), key=_created_at)
 
     def _is_overdue(self, pod: Pod, now: float) -> bool:
-        """Whether the pod has waited too long since its creation or since its last other gate opened; other gates are not overdue."""
+        """Whether the pod has waited too long since its creation or since its last other gate opened; not while it has another gate."""
         if self._max_wait_s is None:
             return True
-        since = max(_created(pod), self._others_opened_at.get(pod.metadata.key, 0.0))
+        since = max(_created_at(pod), self._other_gates_opened_at.get(pod.metadata.key, 0.0))
         return not pod.other_gates and since <= now - self._max_wait_s
 
-    def _failures(self, pod: Pod) -> tuple[int, float]:
-        """Number of failed patches, and the time of the next."""
-        return self._failed.get(pod.metadata.key, (0, 0.0))
+    def _retry_state_of(self, pod: Pod) -> _RetryState:
+        return self._retry_states.get(pod.metadata.key, _RetryState())
 
-    def _on_pod(self, key: str, old: Pod | None, new: Pod | None) -> None:
+    def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         if new is None:
-            self._others_opened_at.pop(key, None)
-            self._failed.pop(key, None)
+            self._other_gates_opened_at.pop(key, None)
+            self._retry_states.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
-            self._others_opened_at[key] = self._clock()
+            self._other_gates_opened_at[key] = self._clock()
 
-    async def _open(self, pod: Pod) -> None:
+    async def _open_gate(self, pod: Pod) -> None:
         metadata = pod.metadata
         gate = {"$patch": "delete", "name": GATE}
         patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
@@ -115,11 +127,9 @@ class Opener:
         except KubekitError as error:
             if isinstance(error, ApiError) and error.is_not_found:
                 return
-            failures = self._failures(pod)[0] + 1
-            self._failed[metadata.key] = (
-                failures,
-                self._clock() + backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S),
-            )
+            failures = self._retry_state_of(pod).failures + 1
+            retry_at = self._clock() + backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
+            self._retry_states[metadata.key] = _RetryState(failures, retry_at)
             log.log_change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
         if self._max_wait_s is None:
@@ -128,6 +138,6 @@ class Opener:
             log.warning("opened an overdue gate", pod=metadata.key)
 
 
-def _created(pod: Pod) -> float:
+def _created_at(pod: Pod) -> float:
     created = pod.metadata.creation_timestamp
     return parse_time(created) if created else 0.0

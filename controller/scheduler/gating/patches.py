@@ -1,6 +1,6 @@
-"""Patches that open a pod's gate, or requeue it in the scheduler. Pure.
+"""Builds patches that open a pod's gate, or requeue the pod in the scheduler. Pure.
 
-They are strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
+Strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 
 RETRY_ANNOTATION = "netaware.io/retry"
-"""Annotation of a pod, whose change requeues it in the scheduler."""
+"""Annotation of a pod; a change of its value requeues the pod in the scheduler."""
 
 PodPatch = dict[str, Any]
 _REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 
 def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> Placement:
-    """By which means a pod receives its placement: always by affinity for schedulers without our extender."""
+    """How the scheduler learns a pod's placement: always by affinity if it does not call our extender."""
     if not calls_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
@@ -45,16 +45,16 @@ def release_patch(
     may_require_zones: bool = True,
     keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """Open the gate, and add the target annotation and the node affinity in the same patch.
+    """The patch that opens the gate, and adds the target annotation and in affinity mode the node affinity.
 
     Args:
         state: the cluster.
         config: the section ``scheduler``.
-        pod: gated.
+        pod: the gated pod.
         target: of the plan; None without a plan.
         hostname: the hostname label of the target's node, for affinity mode; empty if unknown.
-        may_require_zones: whether required terms may name zones, see `StuckPods.may_require_zones`.
-        keep_user_affinity: add no terms of ours, because the plan has no node for the pod, and an autoscaler reads its affinity.
+        may_require_zones: see `StuckPods.may_require_zones`.
+        keep_user_affinity: whether to add no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
     annotations = _target_annotation(target)
@@ -66,30 +66,30 @@ def release_patch(
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if added is not None:
             annotations[NARROWED_ANNOTATION] = msgspec.json.encode(added).decode()
-    return _patch(pod, annotations, spec)
+    return _versioned_patch(pod, annotations, spec)
 
 
-def opening_patch(pod: Pod) -> PodPatch:
+def gate_removal_patch(pod: Pod) -> PodPatch:
     """The patch that only opens the gate."""
-    return _patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
+    return _versioned_patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
 
 
 def retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
-    """Requeue a pod in the scheduler, as any change of it does.
+    """The patch that requeues a pod in the scheduler.
 
     Args:
-        pod: unschedulable so far.
+        pod: the unschedulable pod.
         target: its new target; None to keep the old target.
-        value: of the annotation; must differ from that of the last retry.
+        value: of the retry annotation; must differ from the last value.
     """
-    return _patch(pod, {RETRY_ANNOTATION: value, **_target_annotation(target)}, {})
+    return _versioned_patch(pod, {RETRY_ANNOTATION: value, **_target_annotation(target)}, {})
 
 
 def _target_annotation(target: Target | None) -> dict[str, str]:
     return {} if target is None else {TARGET_ANNOTATION: msgspec.json.encode(target).decode()}
 
 
-def _patch(pod: Pod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
+def _versioned_patch(pod: Pod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
     metadata: dict[str, Any] = {"resourceVersion": pod.metadata.resource_version, "uid": pod.metadata.uid}
     if annotations:
         metadata["annotations"] = annotations

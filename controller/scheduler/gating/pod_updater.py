@@ -1,4 +1,4 @@
-"""Writes decisions to pods: opens gates, requeues and replaces pods."""
+"""Opens the gates of pods, and requeues or replaces pods that found no node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.patches import PodPatch, opening_patch, release_patch
+from controller.scheduler.gating.patches import PodPatch, gate_removal_patch, release_patch
 from controller.scheduler.gating.release import Release
-from controller.scheduler.gating.retries import Action, Replace, Retry, StuckPods
+from controller.scheduler.gating.retries import Action, PodReplacement, Retry, StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
@@ -28,20 +28,20 @@ log = logs.get("controller.scheduler.gating.pod_updater")
 
 _CONCURRENT_WRITES = 16
 RETRIABLE_STATUSES = frozenset({404, 409, 429})
-"""Statuses after which the next reconciliation decides again: the pod is gone, has changed, or the server is overloaded."""
+"""The pod is gone, has changed, or the API server is overloaded: the next reconciliation decides again."""
 _ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", is_namespaced=False
 )
-RELEASE_NOTES = {
+RELEASE_EVENT_NOTES = {
     "no-group": "gate opened without an order: AppGroup {group} was not created in time",
     "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
     "waited": "gate opened out of order: it was held for {wait:.0f} s, as long as any pod may be",
     "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
 }
-"""Cause of a release -> message of its event; a pod's turn needs no event."""
+"""Cause of a release -> note of its event. The cause ``turn`` needs no event."""
 
 
-class _Review(Wire, frozen=True):
+class _AccessReview(Wire, frozen=True):
     status: dict[str, Any] = {}
 
 
@@ -52,7 +52,7 @@ class PodWriter:
         self._client, self._pods = client, pods
 
     async def patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
-        """Patch a pod; returns the new version, None if the pod has changed or is gone.
+        """Patch a pod; returns the new version, or None if the pod has changed or is gone.
 
         Raises:
             ApiError: the API server refuses.
@@ -70,9 +70,9 @@ class PodWriter:
         return after
 
     async def delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
-        """Delete a pending pod, so that its owner creates another.
+        """Delete a pending pod, so that its owner creates another pod.
 
-        Returns ``changed`` if the pod has changed, for example was bound, is gone, or the server is overloaded.
+        Returns ``changed`` if the pod has changed (for example was bound), is gone, or the API server is overloaded.
 
         Raises:
             ApiError: the API server refuses otherwise.
@@ -96,23 +96,23 @@ async def may_delete_pods(client: Client) -> bool:
     """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
     spec = {"resourceAttributes": {"verb": "delete", "resource": "pods"}}
     try:
-        review = await client.create(_ACCESS_REVIEWS, {**_ACCESS_REVIEWS.type_meta, "spec": spec}, _Review)
+        review = await client.create(_ACCESS_REVIEWS, {**_ACCESS_REVIEWS.type_meta, "spec": spec}, _AccessReview)
     except KubekitError as error:
         log.log_change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
         return False
-    allowed = review.status.get("allowed") is True
-    if allowed:
+    is_allowed = review.status.get("allowed") is True
+    if is_allowed:
         log.log_change("deletion", "", "pending pods in affinity mode may be replaced")
     else:
-        text = "zones are only preferred in affinity mode, because pending pods may not be deleted; install the component replace-pending"
-        log.log_change("deletion", "forbidden", text)
-    return allowed
+        message = "zones are only preferred in affinity mode, because pending pods may not be deleted; install the component replace-pending"
+        log.log_change("deletion", "forbidden", message)
+    return is_allowed
 
 
-async def run_all(work: Iterable[Awaitable[None]]) -> None:
-    """Await all, a few at a time; the first failure is raised after all have ended."""
+async def gather_in_batches(writes: Iterable[Awaitable[None]]) -> None:
+    """Await all writes, a few at a time; the first failure is raised after all have ended."""
     failures: list[BaseException] = []
-    pending = list(work)
+    pending = list(writes)
     for begin in range(0, len(pending), _CONCURRENT_WRITES):
         results = await asyncio.gather(*pending[begin : begin + _CONCURRENT_WRITES], return_exceptions=True)
         failures += [failure for failure in results if failure is not None]
@@ -132,7 +132,7 @@ class PodUpdater:
         writer: patches and deletes pods.
         state: the cluster, for the rules.
         node_cache: the nodes.
-        stuck_pods: decides which pods may get required zones, and is told of retries and forbidden deletions.
+        stuck_pods: decides which pods may get required zones, and records retries and forbidden deletions.
         config: the section ``scheduler``.
         metrics: of gates and plans.
         recorder: for events on pods.
@@ -152,15 +152,15 @@ class PodUpdater:
         self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck_pods
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
-    async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
-        """Open the gates of these pods with the targets of the plan; a failure does not stop the others.
+    async def open_gates(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
+        """Open the gates of these pods with the targets of the plan; a failure does not stop the other writes.
 
         Raises:
             ApiError: the first failure.
         """
-        await run_all([self._release(group, release, plan) for release in releases])
+        await gather_in_batches([self._open_gate(group, release, plan) for release in releases])
 
-    async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
+    async def _open_gate(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
         target = plan.targets.get(pod.metadata.key) if plan is not None else None
         try:
@@ -177,14 +177,14 @@ class PodUpdater:
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
-            # An admission policy may forbid annotations or affinity: open the gate without them.
+            # An admission policy may forbid annotations or affinity.
             log.log_change(
                 f"release/{group}",
                 error.message,
                 "the API server refuses annotations or affinity, the gate is opened without them",
                 error=error,
             )
-            after = await self._writer.patch(pod, opening_patch(pod))
+            after = await self._writer.patch(pod, gate_removal_patch(pod))
         if after is not None:
             self._report_release(group, release)
 
@@ -196,25 +196,25 @@ class PodUpdater:
         pod, waited_s = release.pod, release.pod.age_s(time.time())
         self._metrics.releases.labels(release.cause).inc()
         self._metrics.gate_wait.observe(waited_s)
-        note = RELEASE_NOTES.get(release.cause)
+        note = RELEASE_EVENT_NOTES.get(release.cause)
         if note is not None:
-            text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
-            self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", text)
+            note = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
+            self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", note)
 
-    async def execute(self, actions: Iterable[Action]) -> None:
-        """Retry, replace or report stuck pods.
+    async def execute_actions(self, actions: Iterable[Action]) -> None:
+        """Requeue, replace or report stuck pods.
 
         Raises:
             ApiError: the first failure.
         """
-        await run_all([self._execute(action) for action in actions])
+        await gather_in_batches([self._execute_action(action) for action in actions])
 
-    async def _execute(self, action: Action) -> None:
+    async def _execute_action(self, action: Action) -> None:
         about = reference_to(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
                 self._stuck_pods.on_retried(action, time.time())
-        elif isinstance(action, Replace):
+        elif isinstance(action, PodReplacement):
             result = await self._writer.delete(action.pod)
             if result == "forbidden":
                 self._stuck_pods.on_forbidden(action.pod)

@@ -1,4 +1,4 @@
-"""Nodes that are reserved for the replacements of evicted pods, until these exist."""
+"""Nodes that are reserved for the replacements of evicted pods until the replacements exist."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
     Attributes:
         workload: its selector.
         target: the node that is reserved for it.
-        existing: keys of the group's pods at the eviction, none of which is the replacement.
-        until: end of the reservation, on the clock of ``now``.
+        existing_keys: of the group's pods at the eviction, none of which is the replacement.
+        expires_at: end of the reservation, monotonic seconds.
         requests: of the evicted pod.
     """
 
     workload: str
     target: Target
-    existing: frozenset[str]
-    until: float
+    existing_keys: frozenset[str]
+    expires_at: float
     requests: Amounts = {}
 
     def matches(self, pod: Pod) -> bool:
         """Whether a pod is of the workload, and was created after the eviction."""
-        return pod.workload == self.workload and pod.metadata.key not in self.existing
+        return pod.workload == self.workload and pod.metadata.key not in self.existing_keys
 
 
 class ExpectedReplacements:
@@ -43,16 +43,16 @@ class ExpectedReplacements:
         """Add an expected replacement of a group's pod."""
         self._by_group.setdefault(group, []).append(expected)
 
-    def forget(self, group: str) -> None:
+    def forget_group(self, group: str) -> None:
         """Forget a deleted group."""
         self._by_group.pop(group, None)
 
     def drop_expired(self, now: float) -> int:
-        """Drop ended reservations; returns how many."""
-        before = sum(map(len, self._by_group.values()))
-        left = {group: [e for e in expected if e.until > now] for group, expected in self._by_group.items()}
-        self._by_group = {group: expected for group, expected in left.items() if expected}
-        return before - sum(map(len, left.values()))
+        """Drop expired reservations; returns how many."""
+        count_before = sum(map(len, self._by_group.values()))
+        current = {group: [e for e in expected if e.expires_at > now] for group, expected in self._by_group.items()}
+        self._by_group = {group: expected for group, expected in current.items() if expected}
+        return count_before - sum(map(len, current.values()))
 
     def add_requests_of_others(
         self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[Pod]]
@@ -62,7 +62,7 @@ class ExpectedReplacements:
             if other == group:
                 continue
             pods = [pod for pod in pods_of(other) if pod.is_active]
-            # The plan of their own group reserves nodes for the replacements that exist.
+            # A replacement that exists has a reservation by the plan of its own group.
             existing = Counter(pod.workload for pod in pods if any(expected.matches(pod) for expected in expected_pods))
             for expected in expected_pods:
                 if existing[expected.workload]:
@@ -73,7 +73,7 @@ class ExpectedReplacements:
     def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
         """Add to pod key -> target the reserved nodes of the group's replacements that exist."""
         for expected in self._by_group.get(group, ()):
-            waiting = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
-            replacement = next((key for key in waiting if key not in targets), None)
-            if replacement is not None:
-                targets[replacement] = expected.target
+            replacements = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
+            key = next((key for key in replacements if key not in targets), None)
+            if key is not None:
+                targets[key] = expected.target

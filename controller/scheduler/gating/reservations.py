@@ -1,6 +1,6 @@
 """Resources that plans have reserved on nodes, and nodes that the scheduler refused, for all groups.
 
-A refused node is not planned again for pods of the same owner until it has changed.
+Plans do not use a refused node again for pods of the same owner until the node has changed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from controller.cluster.resource_requests import Amounts, add_amounts, first_ins
 from controller.scheduler.gating.retries import owner_key
 
 _MAX_OWNERS, _MAX_REFUSALS = 10_000, 1_000
+"""Owners with refusals, and refusals of each owner, that are remembered."""
 
 
 class _Reservation(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """The node at the time of a refusal, the key of the refused pod, and the usage by bound pods and other reservations."""
+    """A refused pod's key, and the node at that time with its usage by bound pods and by other pods' reservations."""
 
     key: str
     host: Host | None
@@ -40,29 +41,32 @@ class ReservationCache:
         node_cache: the nodes, and what bound pods use of them.
 
     Attributes:
-        ended: number of reservations that have ended, including those of `ExpectedReplacements`.
+        ended_count: number of reservations that have ended, also of `ExpectedReplacements`.
     """
 
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
         self._nodes_by_group: dict[str, dict[str, str]] = {}
         """Group -> pod key -> reserved node."""
-        self._group_of: dict[str, str] = {}
+        self._group_by_pod: dict[str, str] = {}
         self._by_node: dict[str, dict[str, _Reservation]] = {}
-        self._outgoing: dict[str, Mapping[str, Amounts]] = {}
-        self._released: set[str] = set()
-        self._started: set[str] = set()
-        self._yielding: set[str] = set()
-        self._refused: dict[str, dict[str, _Refusal]] = {}
-        self.ended = 0
-        self._requests: dict[str, tuple[str, Amounts]] = {}
+        """Node -> pod key -> reservation."""
+        self._outgoing_by_group: dict[str, Mapping[str, Amounts]] = {}
+        self._released_pods: set[str] = set()
+        self._started_groups: set[str] = set()
+        self._yielding_groups: set[str] = set()
+        self._refusals_by_owner: dict[str, dict[str, _Refusal]] = {}
+        """Owner -> node -> refusal."""
+        self.ended_count = 0
+        self._requests_by_pod: dict[str, tuple[str, Amounts]] = {}
+        """Pod key -> resourceVersion, and its requests."""
 
     def requests_with_ports_of(self, pod: Pod) -> Amounts:
         """A pod's requests and host ports, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
-        cached = self._requests.get(key)
+        cached = self._requests_by_pod.get(key)
         if cached is None or cached[0] != version or not version:
-            cached = self._requests[key] = version, requests_with_ports_of(pod.spec, pod.status)
+            cached = self._requests_by_pod[key] = version, requests_with_ports_of(pod.spec, pod.status)
         return cached[1]
 
     def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
@@ -70,36 +74,36 @@ class ReservationCache:
 
         Args:
             group: its key.
-            pods: those that the usage of their nodes does not include yet, each with its node.
+            pods: the pods that the usage of their nodes does not include yet, each with its node.
             outgoing: node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
-        self._outgoing[group] = outgoing
+        self._outgoing_by_group[group] = outgoing
         before = self._nodes_by_group.pop(group, {})
         nodes: dict[str, str] = {}
         for pod, node in pods:
             key = pod.metadata.key
             nodes[key] = node
-            if self._group_of.get(key, group) != group:
-                self.forget(key)
-            self._group_of[key] = group
+            if self._group_by_pod.get(key, group) != group:
+                self.forget_pod(key)
+            self._group_by_pod[key] = group
             if before.get(key) == node:
                 del before[key]
             self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.requests_with_ports_of(pod), is_gated=pod.is_gated and key not in self._released
+                group, self.requests_with_ports_of(pod), is_gated=pod.is_gated and key not in self._released_pods
             )
         for key, node in before.items():
-            self._remove(key, node)
+            self._end_reservation(key, node)
             if key not in nodes:
-                self._group_of.pop(key, None)
+                self._group_by_pod.pop(key, None)
         if nodes:
             self._nodes_by_group[group] = nodes
         else:
-            del self._outgoing[group]
+            del self._outgoing_by_group[group]
 
-    def release(self, key: str) -> None:
-        """Count a pod's reservation as used, because its gate is opened, before the watch shows it."""
-        self._released.add(key)
-        node = self._nodes_by_group.get(self._group_of.get(key, ""), {}).get(key)
+    def mark_released(self, key: str) -> None:
+        """Count a pod's reservation as used when its gate is opened, before the watch shows it."""
+        self._released_pods.add(key)
+        node = self._nodes_by_group.get(self._group_by_pod.get(key, ""), {}).get(key)
         if node is not None:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
 
@@ -109,47 +113,48 @@ class ReservationCache:
         Args:
             group: its key.
             has_started: whether any of its pods is bound.
-            is_complete: whether its plan has a node for each of them.
+            is_complete: whether its plan has a node for each of its pods.
         """
-        for groups, belongs in ((self._started, has_started), (self._yielding, not has_started and not is_complete)):
-            if belongs:
-                groups.add(group)
-            else:
-                groups.discard(group)
+        self._started_groups.discard(group)
+        self._yielding_groups.discard(group)
+        if has_started:
+            self._started_groups.add(group)
+        elif not is_complete:
+            self._yielding_groups.add(group)
 
     @property
     def yielding_groups(self) -> frozenset[str]:
         """Groups that have not started and whose plan does not place all of their pods."""
-        return frozenset(self._yielding)
+        return frozenset(self._yielding_groups)
 
     @property
-    def freed(self) -> int:
-        """Counts events that free resources: a bound pod is gone, or a reservation has ended."""
-        return self.node_cache.freed_count + self.ended
+    def freed_count(self) -> int:
+        """How often resources became free: a bound pod is gone, or a reservation has ended."""
+        return self.node_cache.freed_count + self.ended_count
 
-    def _remove(self, key: str, node: str) -> None:
-        self.ended += 1
+    def _end_reservation(self, key: str, node: str) -> None:
+        self.ended_count += 1
         reservations = self._by_node.get(node, {})
         reservations.pop(key, None)
         if not reservations:
             self._by_node.pop(node, None)
 
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
-        """Node -> reservations of all other groups, beyond its usage."""
+        """Node -> sum of the other groups' reservations that its usage does not include yet."""
         return {node: amounts for node in self._by_node if (amounts := self.reserved_by_others_on(group, node))}
 
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
-        """Reservations of other groups on a node, of all of their pods or only of those whose gate is open."""
-        by_group: dict[str, Amounts] = {}
+        """Sum of the other groups' reservations on a node, for all of their pods or only for pods whose gates are open."""
+        amounts_by_group: dict[str, Amounts] = {}
         for key, reservation in self._by_node.get(node, {}).items():
             if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
                 continue
             if not (released_only and reservation.is_gated):
-                add_amounts(by_group.setdefault(reservation.group, {}), reservation.amounts)
+                add_amounts(amounts_by_group.setdefault(reservation.group, {}), reservation.amounts)
         total: Amounts = {}
-        for other, amounts in by_group.items():
-            freed = {} if released_only else self._outgoing.get(other, {}).get(node, {})
-            add_amounts(total, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
+        for other, amounts in amounts_by_group.items():
+            outgoing = {} if released_only else self._outgoing_by_group.get(other, {}).get(node, {})
+            add_amounts(total, {name: max(value - outgoing.get(name, 0), 0) for name, value in amounts.items()})
         return total
 
     def fits(self, group: str, node: str, requests: Amounts, *, released_only: bool = False) -> bool:
@@ -165,21 +170,21 @@ class ReservationCache:
         )
 
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
-        return reservation.is_gated and group in self._started and reservation.group in self._yielding
+        return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups
 
-    def refuse(self, pod: Pod, node: str) -> None:
-        """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or its usage falls."""
-        refusals, key = self._refused.setdefault(owner_key(pod), {}), pod.metadata.key
+    def record_refusal(self, pod: Pod, node: str) -> None:
+        """Record that the scheduler refused a node for a pod; pods of its owner are planned there when the node changes or its usage falls."""
+        refusals, key = self._refusals_by_owner.setdefault(owner_key(pod), {}), pod.metadata.key
         refusals.pop(node, None)
         refusals[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
         if len(refusals) > _MAX_REFUSALS:
             refusals.pop(next(iter(refusals)))
-        if len(self._refused) > _MAX_OWNERS:
-            self._refused.pop(next(iter(self._refused)))
+        if len(self._refusals_by_owner) > _MAX_OWNERS:
+            self._refusals_by_owner.pop(next(iter(self._refusals_by_owner)))
 
-    def refused(self, pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-        """Pod key -> nodes that were refused to a pod of its owner and have not changed since."""
-        if not self._refused:
+    def refused_nodes_by_pod(self, pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
+        """Pod key -> nodes that were refused for a pod of its owner and have not changed since."""
+        if not self._refusals_by_owner:
             return {}
         by_owner: dict[str, frozenset[str]] = {}
         refused: dict[str, frozenset[str]] = {}
@@ -200,14 +205,14 @@ class ReservationCache:
         return usage
 
     def _drop_outdated_refusals(self, owner: str) -> frozenset[str]:
-        """Forget the owner's refusals by nodes that have changed since; returns the other refused nodes."""
-        refusals = self._refused.get(owner, {})
-        left = {node: refusal for node, refusal in refusals.items() if not self._has_changed(node, refusal)}
-        if left:
-            self._refused[owner] = left
+        """Drop an owner's refusals on nodes that have changed since; returns the other refused nodes."""
+        refusals = self._refusals_by_owner.get(owner, {})
+        current = {node: refusal for node, refusal in refusals.items() if not self._has_changed(node, refusal)}
+        if current:
+            self._refusals_by_owner[owner] = current
         else:
-            self._refused.pop(owner, None)
-        return frozenset(left)
+            self._refusals_by_owner.pop(owner, None)
+        return frozenset(current)
 
     def _has_changed(self, node: str, refusal: _Refusal) -> bool:
         usage = self._usage_beside(refusal.key, node)
@@ -219,15 +224,15 @@ class ReservationCache:
         """Keys of the groups that have reservations."""
         return self._nodes_by_group.keys()
 
-    def forget(self, key: str) -> None:
-        """Forget a pod that was deleted, or belongs to another group now."""
-        self._requests.pop(key, None)
-        self._released.discard(key)
-        group = self._group_of.pop(key, "")
+    def forget_pod(self, key: str) -> None:
+        """Forget a pod that was deleted or belongs to another group now."""
+        self._requests_by_pod.pop(key, None)
+        self._released_pods.discard(key)
+        group = self._group_by_pod.pop(key, "")
         nodes = self._nodes_by_group.get(group, {})
         node = nodes.pop(key, None)
         if node is not None:
-            self._remove(key, node)
+            self._end_reservation(key, node)
             if not nodes:
                 del self._nodes_by_group[group]
-                self._outgoing.pop(group, None)
+                self._outgoing_by_group.pop(group, None)

@@ -1,4 +1,4 @@
-"""Finds other nodes for pods whose planned node is full until a rollout removes the pods that they replace.
+"""Limits the wait of pods whose planned nodes are full until a rollout removes the pods that they replace.
 
 A plan assumes that the rollout is complete; until then the replaced pods occupy their nodes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,8 +16,8 @@ from controller.cluster.pods import Pod
 from controller.cluster.resource_requests import Amounts
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import CachedPlan, age_order, check_plan
-from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
-from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
+from controller.scheduler.gating.planner_time import MIN_SEARCH_S
+from controller.scheduler.gating.release import ROLLOUT_STEP_S
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.gating.retries import owner_key
 from controller.scheduler.placement.planner import Plan, PlanningError
@@ -24,10 +25,17 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan; the second argument limits the search in seconds."""
-WAIT_SHARE = 0.75
-"""Share of ``maxWaitS`` that a pod waits for a rollout at most."""
+MAX_WAIT_SHARE = 0.75
+"""Longest wait for a rollout, as a share of ``maxWaitS``."""
 MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
+
+
+class _Attempt(NamedTuple):
+    """Keys of the waiting pods, and the nodes that are full for them, by owner."""
+
+    keys: Sequence[str]
+    full_nodes_by_owner: Mapping[str, frozenset[str]]
 
 
 class RolloutWaits:
@@ -42,25 +50,25 @@ class RolloutWaits:
     def __init__(self, reservations: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
-        """Group -> pod key -> begin of its wait."""
-        self._failed_attempts: dict[str, tuple[list[str], dict[str, frozenset[str]]]] = {}
-        """Group -> keys of pods for which no plan without waits was found, and the nodes that were full then, by owner."""
+        """Group -> pod key -> start of its wait."""
+        self._failed_attempts: dict[str, _Attempt] = {}
+        """Group -> the attempt that found no plan with fewer waits."""
 
-    def forget(self, group: str) -> None:
-        """Forget the waits of a group of which no pod waits any more."""
+    def forget_group(self, group: str) -> None:
+        """Forget the waits of a group that has no waiting pods any more."""
         self._waiting_since.pop(group, None)
         self._failed_attempts.pop(group, None)
 
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
-        """A plan that is about as good and in which fewer pods wait; the given plan if there is none.
+        """An equally good plan in which fewer pods wait; the given plan if none is found.
 
-        The first search moves all waiting pods to other nodes, the second only the oldest.
+        The first search keeps all waiting pods off full nodes, the second only the oldest.
 
         Args:
             group: its key.
-            snapshot: what the plan was made from.
+            snapshot: the inputs of the plan.
             plan: the plan to improve.
             outgoing: node -> requests of pods that a rollout is about to replace there.
             solve: makes a plan.
@@ -73,23 +81,23 @@ class RolloutWaits:
         if not waiting:
             return plan
         full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
-        attempt = [pod.metadata.key for pod in waiting], full_nodes
+        attempt = _Attempt([pod.metadata.key for pod in waiting], full_nodes)
         if self._failed_attempts.get(group) == attempt:
             return plan
         oldest = waiting[:1]
-        for movable in [waiting] if waiting == oldest else [waiting, oldest]:
+        for moved_pods in [waiting] if waiting == oldest else [waiting, oldest]:
             refused = dict(snapshot.refused_hosts)
-            for pod in movable:
+            for pod in moved_pods:
                 refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full_nodes[owner_key(pod)]
-            wanted = msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets)
+            restricted = msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets)
             try:
-                other = await solve(wanted, LEAST_SEARCH_S)
+                other_plan = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:
                 return plan
-            is_worse = (len(other.unplaced), other.violations) > (len(plan.unplaced), plan.violations)
-            is_slower = other.latency_us > MAX_SLOWDOWN * plan.latency_us and _locations(other) != _locations(plan)
-            if not is_worse and not is_slower:
-                return other
+            is_worse = (len(other_plan.unplaced), other_plan.violations) > (len(plan.unplaced), plan.violations)
+            has_same_zones = _locations(other_plan) == _locations(plan)
+            if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):
+                return other_plan
         self._failed_attempts[group] = attempt
         return plan
 
@@ -112,10 +120,10 @@ class RolloutWaits:
         awaiting_rollout: Collection[str],
         outgoing: Iterable[str],
     ) -> bool:
-        """End the wait of the oldest waiting pod if it takes too long, by refusals of its node and of other full nodes.
+        """End the wait of the oldest waiting pod if it takes too long; returns whether it was ended, so that a new plan is needed.
 
-        The start of the pod elsewhere lets the rollout continue. A wait takes too long if nothing has changed for a while, or if the pod's
-        gate is about to open regardless of the plan. Returns whether a wait was ended, so that a new plan is needed.
+        Full nodes, also its planned node, are recorded as refused; the rollout continues when the pod has started elsewhere. A wait takes
+        too long if the rollout makes no progress, or if the pod's gate is about to open regardless of the plan.
         """
         now, before = self._clock(), self._waiting_since.get(group, {})
         waiting_since = self._waiting_since[group] = {key: before.get(key, now) for key in awaiting_rollout}
@@ -123,13 +131,16 @@ class RolloutWaits:
         if oldest is None:
             return False
         key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
-        # Pods that start or terminate mean that the rollout makes progress.
-        has_progress = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
-        quiet_s = self._config.max_wait_s / 2 if has_progress else ROLLOUT_PAUSE_S
-        if now - cached.made_at < quiet_s and now - waiting_since[key] < WAIT_SHARE * self._config.max_wait_s:
+        # Pods that start or terminate show that the rollout makes progress.
+        is_progressing = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
+        plan_age_limit_s = self._config.max_wait_s / 2 if is_progressing else ROLLOUT_STEP_S
+        if (
+            now - cached.made_at < plan_age_limit_s
+            and now - waiting_since[key] < MAX_WAIT_SHARE * self._config.max_wait_s
+        ):
             return False
         for node in self._full_nodes(group, oldest, {*outgoing, cached.plan.targets[key].node}):
-            self._reservations.refuse(oldest, node)
+            self._reservations.record_refusal(oldest, node)
         return True
 
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:

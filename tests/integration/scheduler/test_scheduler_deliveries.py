@@ -10,7 +10,7 @@ import pytest
 
 from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.opener import Opener
+from controller.scheduler.gating.opener import GateOpener
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.runtime import supervise
@@ -84,7 +84,7 @@ async def test_gates_open_where_no_controller_does(
     await create_group(client, namespace, {"A": {}})
     for name in ("one", "two"):
         await create_pod(client, namespace, name, group="a1", workload="A")
-    opener = Opener(client, max_wait_s=1.0)
+    opener = GateOpener(client, max_wait_s=1.0)
     running = asyncio.create_task(supervise(opener.tasks()))
     try:
         await until_bound(client, namespace, "one", "two")

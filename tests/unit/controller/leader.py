@@ -114,13 +114,13 @@ class World:
 
     async def nodes(self, group: str) -> dict[str, str]:
         """Make the group's plan now; pod key -> node."""
-        await self.plans.make(group)
+        await self.plans.make_plan(group)
         return {key: target.node for key, target in self.plan_of(group).targets.items()}
 
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
         self.node_cache.on_pod_change(key, None, None)
-        self.plans.reservations.forget(key)
+        self.plans.reservations.forget_pod(key)
 
     def of(self, group: str) -> list[Pod]:
         namespace, _, label = group.partition("/")
@@ -145,7 +145,7 @@ class World:
 
     def plan_of(self, group: str) -> Plan:
         """The plan that was made last, whether or not it holds; an empty one where there is none."""
-        cached = self.plans._cached.get(group)
+        cached = self.plans._cached_plans.get(group)
         return cached.plan if cached is not None else Plan()
 
     def free_node(self, pod: Pod, rng: random.Random) -> str:

@@ -77,7 +77,7 @@ class Planners(World):
         self.change("d/p1", spec=spec)
         pod = self.pods["d/p1"]
         self.file.pods.append(pod)
-        await self.plans.make("d/g")
+        await self.plans.make_plan("d/g")
         leader = self.plans.get_or_request("d/g", self.of("d/g")).plan
         offline, _ = plan_offline(self.file)
         assert leader is not None

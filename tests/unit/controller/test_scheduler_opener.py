@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.cluster.pods import GATE, Pod
-from controller.scheduler.gating.opener import CHECK_INTERVAL_S, Opener
+from controller.scheduler.gating.opener import CHECK_INTERVAL_S, GateOpener
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
@@ -17,9 +17,9 @@ from kubekit.wire import format_time
 NOW, WAIT_S = 1_700_000_000.0, 150.0
 
 
-def opener(*pods: Pod, max_wait_s: float | None = WAIT_S) -> Opener:
+def opener(*pods: Pod, max_wait_s: float | None = WAIT_S) -> GateOpener:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
-    made = Opener(client, max_wait_s=max_wait_s, clock=lambda: NOW)
+    made = GateOpener(client, max_wait_s=max_wait_s, clock=lambda: NOW)
     made.pods._items.update({pod.metadata.key: pod for pod in pods})
     return made
 
@@ -44,28 +44,28 @@ def test_overdue_gates_are_opened_or_all_before_an_uninstall(max_wait_s: float |
     """Gates of others, and pods that terminate, are left alone."""
     pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE))
     others = (pod("other", 9999, "somebodys/else"), pod("free", 9999), LEAVING, HELD)
-    assert names(opener(*pods, *others, max_wait_s=max_wait_s).overdue()) == overdue
+    assert names(opener(*pods, *others, max_wait_s=max_wait_s).find_overdue()) == overdue
 
 
 def test_a_pod_with_another_gate_waits_from_the_opening_of_that_gate() -> None:
     made = opener(HELD)
     made.pods._set("d/held", pod("held", 9999, GATE, resourceVersion="2"))
-    assert made.overdue() == []
+    assert made.find_overdue() == []
 
 
 async def test_a_refused_patch_backs_off() -> None:
     now = [NOW]
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        made = Opener(client, max_wait_s=None, clock=lambda: now[0])
+        made = GateOpener(client, max_wait_s=None, clock=lambda: now[0])
         made.pods._items["d/a"] = pod("a", 0, GATE)
         made.pods.synced.set()
         for wait_s in (CHECK_INTERVAL_S, 2 * CHECK_INTERVAL_S):
             running = asyncio.create_task(made.run())
             async with asyncio.timeout(30):
-                while made.overdue():
+                while made.find_overdue():
                     await asyncio.sleep(0.01)
             running.cancel()
             now[0] += wait_s - 1
-            assert made.overdue() == []
+            assert made.find_overdue() == []
             now[0] += 1
-            assert names(made.overdue()) == ["a"]
+            assert names(made.find_overdue()) == ["a"]

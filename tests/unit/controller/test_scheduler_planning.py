@@ -39,7 +39,7 @@ async def play(seed: int) -> int:
             workload = rng.choice(["P1", "P2"])
             world.add_pod(group, f"{group[2:]}-{i}", workload, cpu[group, workload])
     for group in rng.sample(GROUPS, 3):
-        await world.plans.make(group)
+        await world.plans.make_plan(group)
         assert world.overbooked() == []
     placed = sum(len(world.plan_of(group).targets) for group in GROUPS)
     for step in range(12):
@@ -59,7 +59,7 @@ async def play(seed: int) -> int:
             case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
                 if (carried := target_of(pod)) is not None:
-                    world.plans.reservations.refuse(world.pods[key], carried.node)
+                    world.plans.reservations.record_refusal(world.pods[key], carried.node)
             case "delete":
                 world.delete(group, key)
             case "add":
@@ -70,12 +70,12 @@ async def play(seed: int) -> int:
         for other in rng.sample(GROUPS, 3) + rng.sample(GROUPS, 3):
             pods = world.of(other)
             if not any(p.is_waiting for p in pods):
-                world.plans.drop(other, pods)
+                world.plans.drop_plan(other, pods)
             elif world.plans.get_or_request(other, pods).is_pending:
-                await world.plans.make(other)
+                await world.plans.make_plan(other)
         for idle in world.plans.reservations.yielding_groups:
             if world.request(idle).is_pending:
-                await world.plans.make(idle)
+                await world.plans.make_plan(idle)
         assert world.overbooked() == []
     return placed
 
@@ -98,12 +98,12 @@ async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
     first = (await world.nodes("d/g1"))["d/a"]
     world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
-    world.plans.reservations.refuse(world.pods["d/a"], first)
+    world.plans.reservations.record_refusal(world.pods["d/a"], first)
     assert world.request("d/g1").is_pending
     assert (await world.nodes("d/g1"))["d/a"] != first
-    assert world.plans.reservations.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
+    assert world.plans.reservations.refused_nodes_by_pod(world.of("d/g1")) == {"d/a": frozenset({first})}
     world.add_node(first, "another-zone")
-    assert world.plans.reservations.refused(world.of("d/g1")) == {}
+    assert world.plans.reservations.refused_nodes_by_pod(world.of("d/g1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,17 @@ async def test_a_refused_node_is_planned_again_when_its_usage_falls(
     if is_bound:
         world.run("d/b", "n00")
     else:
-        await world.plans.make("d/g2")
+        await world.plans.make_plan("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.reservations.refuse(refused, "n00")
-    assert world.plans.reservations.refused([refused]) == {"d/a": frozenset({"n00"})}
+    world.plans.reservations.record_refusal(refused, "n00")
+    assert world.plans.reservations.refused_nodes_by_pod([refused]) == {"d/a": frozenset({"n00"})}
     world.run("d/b", "n00") if happens == "bind" else world.delete("d/g2", "d/b")
-    assert bool(world.plans.reservations.refused([refused])) == is_refused
+    assert bool(world.plans.reservations.refused_nodes_by_pod([refused])) == is_refused
 
 
 async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
     world = one_pod(hosts=1, cpu=3)
-    await world.plans.make("d/g1")
+    await world.plans.make_plan("d/g1")
     assert world.plans.reservations.reserved_by_others("d/g2")
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
     world.request("d/g1")
@@ -170,7 +170,7 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
     for group, name, count in (("d/g1", "a", members), ("e/g3", "b", 1)):
         world.add_group(group, count)
         world.add_pod(group, name, "P1", 1)
-        await world.plans.make(group)
+        await world.plans.make_plan(group)
     report = world.plans.planned_condition("d/g1")
     assert report is not None
     if members == 3:
@@ -186,7 +186,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world = one_pod()
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
     assert world.request("d/g1").is_pending
-    await world.plans.make("d/g1")
+    await world.plans.make_plan("d/g1")
     report = world.plans.planned_condition("d/g1")
     assert report is not None
     assert (report.status, report.reason) == ("False", "DeadlineExceeded")
@@ -195,12 +195,12 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
     world.now += MIN_BACKOFF_S
     assert world.request("d/g1").is_pending
     for _ in range(1100):  # 2.0 ** 1024 overflows.
-        await world.plans.make("d/g1")
+        await world.plans.make_plan("d/g1")
     assert not world.request("d/g1").is_pending
     world.now += MAX_BACKOFF_S
     assert world.request("d/g1").is_pending
     world.failure = None
-    await world.plans.make("d/g1")
+    await world.plans.make_plan("d/g1")
     report = world.plans.planned_condition("d/g1")
     assert report is not None
     assert report.reason == "Complete"
@@ -209,7 +209,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
 async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> None:
     world = one_pod()
     world.plan_takes_s = 2.0
-    await world.plans.make("d/g1")
+    await world.plans.make_plan("d/g1")
     world.add_pod("d/g1", "b", "P1", 1)
     plan_state = world.request("d/g1")
     assert plan_state.is_pending
@@ -253,7 +253,7 @@ async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> Non
         "no pod is evicted for a gated one"
     )
     world.change("d/p1", spec={"preemptionPolicy": "Never"})
-    await world.plans.make("d/g")
+    await world.plans.make_plan("d/g")
     assert world.plan_of("d/g").unplaced == ("d/p1", "d/p2")
 
 
@@ -349,17 +349,17 @@ async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires()
 
     async def other_goes_to() -> str:
         for group in ("d/g1", "d/g2"):
-            world.plans.drop(group, world.of(group))
+            world.plans.drop_plan(group, world.of(group))
         return (await world.nodes("d/g2"))["d/other"]
 
     wanted = await other_goes_to()
     target = Target("z1", "r", wanted)
-    world.plans.expect_replacement("d/g1", "P1", target, (), for_s=60, requests={"cpu": 3000, "pods": 1})
+    world.plans.expect_replacement("d/g1", "P1", target, (), duration_s=60, requests={"cpu": 3000, "pods": 1})
     assert await other_goes_to() != wanted
     world.add_pod("d/g1", "replacement", "P1", 3)
     assert await world.nodes("d/g1") == {"d/replacement": wanted}
     assert world.overbooked() == []
-    await world.plans.make("d/g2")
+    await world.plans.make_plan("d/g2")
     assert world.asked[-1].reserved[wanted]["cpu"] == 3000, "its plan reserves for it now"
     world.delete("d/g1", "d/replacement")
     assert await other_goes_to() != wanted
@@ -374,7 +374,7 @@ async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires
     unasked = (await one_pod(hosts=6).nodes("d/g1"))["d/a"]
     world, reserved = one_pod(hosts=6), "n00" if unasked != "n00" else "n01"
     zone = world.node_cache.hosts[reserved].location.zone
-    world.plans.expect_replacement("d/g1", "P1", Target(zone, "r", reserved), (), for_s=60)
+    world.plans.expect_replacement("d/g1", "P1", Target(zone, "r", reserved), (), duration_s=60)
     world.now += waits_s
     assert await world.nodes("d/g1") == {"d/a": reserved if is_kept else unasked}
 

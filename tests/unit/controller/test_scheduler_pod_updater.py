@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from controller.scheduler.gating.pod_updater import run_all
+from controller.scheduler.gating.pod_updater import gather_in_batches
 
 
 async def test_a_failed_write_stops_no_other_and_keeps_nothing_in_memory() -> None:
@@ -25,7 +25,7 @@ async def test_a_failed_write_stops_no_other_and_keeps_nothing_in_memory() -> No
     async def round_() -> weakref.ref[Large]:
         large = Large()
         with pytest.raises(ValueError, match="0") as caught:
-            await run_all(deliver(number) for number in range(40))
+            await gather_in_batches(deliver(number) for number in range(40))
         del caught
         return weakref.ref(large)
 

@@ -1,4 +1,4 @@
-"""Which gates open, and when: the group's order, and bounded waits."""
+"""Gates open in the order of the group's workloads, and every wait is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.release import DEBOUNCE_S, GroupQueue, ReleaseDecision, plan_release, settles_in_s
+from controller.scheduler.gating.release import (
+    DEBOUNCE_S,
+    ReleaseDecision,
+    ReleaseInputs,
+    decide_releases,
+    seconds_until_complete,
+)
 from kubekit.wire import format_time
 from tests.unit.controller import scheduling
 
@@ -35,21 +41,21 @@ def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unsch
     return pod(name, workload, gated=False, conditions=[condition])
 
 
-def queue(*pods: Pod, order: str = "ABC", **changes: Any) -> GroupQueue:
-    places = {selector: i for i, selector in enumerate(order, start=1)}
-    return GroupQueue(pods, places, **changes)
+def inputs_of(*pods: Pod, order: str = "ABC", **changes: Any) -> ReleaseInputs:
+    positions = {selector: i for i, selector in enumerate(order, start=1)}
+    return ReleaseInputs(pods, positions, **changes)
 
 
-def released(turns: ReleaseDecision) -> list[tuple[str, str]]:
-    return [(r.pod.metadata.name, r.cause) for r in turns.releases]
+def released(decision: ReleaseDecision) -> list[tuple[str, str]]:
+    return [(r.pod.metadata.name, r.cause) for r in decision.releases]
 
 
-def leaving(made: Pod) -> Pod:
+def terminating(made: Pod) -> Pod:
     meta = msgspec.structs.replace(made.metadata, deletion_timestamp=format_time(CREATED))
     return msgspec.structs.replace(made, metadata=meta)
 
 
-def near_another(made: Pod) -> Pod:
+def with_pod_affinity(made: Pod) -> Pod:
     body = msgspec.to_builtins(made)
     body["spec"]["affinity"] = {
         "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
@@ -60,87 +66,91 @@ def near_another(made: Pod) -> Pod:
 A, B, BOUND = pod("a", "A"), pod("b", "B"), pod("a", "A", node="n")
 DONE, UNTRIED = pod("a-done", "A", gated=False, phase="Succeeded"), pod("a", "A", gated=False)
 WAIT_S = CONFIG.missing_workload_timeout_s
-LONE = queue(A, order="A", unplaced=frozenset({"d/a"}), members=2, seen_at={"d/a": CREATED})
-SHORT = queue(pod("a1", "A", node="n"), B, replicas={"A": 2, "B": 1})
+LONE = inputs_of(A, order="A", unplaced=frozenset({"d/a"}), num_members=2, first_seen_at={"d/a": CREATED})
+SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1})
 
 
 @pytest.mark.parametrize(
     ("group", "after_s", "expected"),
     [
-        (queue(B, pod("a1", "A"), pod("a2", "A"), pod("c", "C")), 0, "a1 a2"),
-        (queue(pod("a1", "A", node="n"), pod("a2", "A", gated=False), B, pod("c", "C")), 0, ""),
-        (queue(pod("a1", "A", node="n"), pod("a2", "A", node="n"), B, pod("c", "C")), 0, "b"),
+        (inputs_of(B, pod("a1", "A"), pod("a2", "A"), pod("c", "C")), 0, "a1 a2"),
+        (inputs_of(pod("a1", "A", node="n"), pod("a2", "A", gated=False), B, pod("c", "C")), 0, ""),
+        (inputs_of(pod("a1", "A", node="n"), pod("a2", "A", node="n"), B, pod("c", "C")), 0, "b"),
         (SHORT, 0, ""),
         (SHORT, WAIT_S, "b"),
-        (queue(B), 0, ""),
-        (queue(B), WAIT_S, "b"),
-        (queue(B, replicas={"A": 0}), 0, "b"),
-        (queue(DONE, leaving(pod("a-gone", "A")), BOUND, B), 0, "b"),
-        (queue(unschedulable("a", "A", since_s=1), B), 0, ""),
-        (queue(unschedulable("a", "A", since_s=WAIT_S), B), 0, "b"),
+        (inputs_of(B), 0, ""),
+        (inputs_of(B), WAIT_S, "b"),
+        (inputs_of(B, declared_replicas={"A": 0}), 0, "b"),
+        (inputs_of(DONE, terminating(pod("a-gone", "A")), BOUND, B), 0, "b"),
+        (inputs_of(unschedulable("a", "A", since_s=1), B), 0, ""),
+        (inputs_of(unschedulable("a", "A", since_s=WAIT_S), B), 0, "b"),
         # kube-scheduler says so of a pod whose volume cannot be bound.
-        (queue(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
-        (queue(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
-        (queue(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
-        (queue(near_another(unschedulable("a", "A", since_s=0)), B), 0, "b"),
-        (queue(near_another(UNTRIED), B), 0, ""),
-        (queue(UNTRIED, B, unplaced=frozenset({"d/a"})), 0, ""),
-        (queue(DONE, B), 0, "b"),
-        (queue(leaving(DONE), B), 0, ""),
-        (queue(pod("b1", "B", node="n"), pod("b2", "B")), 0, "b2"),  # A's Job is done and swept away
-        (queue(BOUND, pod("b1", "B", node="n"), pod("b2", "B"), replicas={"A": 2}), 0, ""),
-        (queue(BOUND, B, replicas={"A": 1, "B": 4, "C": 4}), 0, "b"),
-        (queue(B, pod("c", "C", gated=False), replicas={"A": 0, "B": 1}), 0, "b"),
+        (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
+        (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
+        (inputs_of(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
+        (inputs_of(with_pod_affinity(unschedulable("a", "A", since_s=0)), B), 0, "b"),
+        (inputs_of(with_pod_affinity(UNTRIED), B), 0, ""),
+        (inputs_of(UNTRIED, B, unplaced=frozenset({"d/a"})), 0, ""),
+        (inputs_of(DONE, B), 0, "b"),
+        (inputs_of(terminating(DONE), B), 0, ""),
+        (inputs_of(pod("b1", "B", node="n"), pod("b2", "B")), 0, "b2"),  # A's Job is done and swept away
+        (inputs_of(BOUND, pod("b1", "B", node="n"), pod("b2", "B"), declared_replicas={"A": 2}), 0, ""),
+        (inputs_of(BOUND, B, declared_replicas={"A": 1, "B": 4, "C": 4}), 0, "b"),
+        (inputs_of(B, pod("c", "C", gated=False), declared_replicas={"A": 0, "B": 1}), 0, "b"),
         (LONE, DEBOUNCE_S - 0.1, ""),
         (LONE, DEBOUNCE_S, "a"),
     ],
 )
 def test_a_workload_is_released_when_earlier_ones_are_bound_finished_or_overdue(
-    group: GroupQueue, after_s: float, expected: str
+    group: ReleaseInputs, after_s: float, expected: str
 ) -> None:
-    turns = plan_release(group, CREATED + after_s, CONFIG)
+    decision = decide_releases(group, CREATED + after_s, CONFIG)
     cause = "unplaced" if group is LONE else "turn"
-    assert released(turns) == [(name, cause) for name in expected.split()]
+    assert released(decision) == [(name, cause) for name in expected.split()]
 
 
 def test_the_order_follows_positions_and_not_names_or_the_order_of_the_list() -> None:
     """Z is first, A second, M last."""
     places = {"M": 3, "A": 2, "Z": 1}
-    waiting = GroupQueue((pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z")), places)
-    turns = plan_release(waiting, CREATED, CONFIG)
-    assert released(turns) == [("z", "turn")]
-    assert turns.waiting["d/a1"] == turns.waiting["d/m"] == "workload Z comes first, and its pod z is not bound yet"
-    late = plan_release(waiting, CREATED + 100, CONFIG)
+    waiting = ReleaseInputs((pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z")), places)
+    decision = decide_releases(waiting, CREATED, CONFIG)
+    assert released(decision) == [("z", "turn")]
+    assert (
+        decision.wait_reasons["d/a1"]
+        == decision.wait_reasons["d/m"]
+        == "workload Z comes first, and its pod z is not bound yet"
+    )
+    late = decide_releases(waiting, CREATED + 100, CONFIG)
     assert [r.pod.metadata.name for r in late.releases] == ["z", "a1", "a2", "m", "x"], "unknown workloads come last"
 
 
 def test_unplaced_pods_are_released_at_once_and_together() -> None:
     pods = [pod("a", "A", gated=False), pod("b", "B"), pod("c1", "C"), pod("c2", "C")]
-    held = queue(*pods)
-    assert released(plan_release(held, CREATED, CONFIG)) == []
-    turns = plan_release(queue(*pods, unplaced=frozenset({"d/c1", "d/c2"})), CREATED, CONFIG)
-    assert released(turns) == [("c1", "unplaced"), ("c2", "unplaced")]
-    assert set(turns.waiting) == {"d/b"}
-    growing = queue(*pods, unplaced=frozenset({"d/c1"}), members=9, seen_at={"d/c1": CREATED})
-    assert released(plan_release(growing, CREATED, CONFIG)) == []
+    held = inputs_of(*pods)
+    assert released(decide_releases(held, CREATED, CONFIG)) == []
+    decision = decide_releases(inputs_of(*pods, unplaced=frozenset({"d/c1", "d/c2"})), CREATED, CONFIG)
+    assert released(decision) == [("c1", "unplaced"), ("c2", "unplaced")]
+    assert set(decision.wait_reasons) == {"d/b"}
+    growing = inputs_of(*pods, unplaced=frozenset({"d/c1"}), num_members=9, first_seen_at={"d/c1": CREATED})
+    assert released(decide_releases(growing, CREATED, CONFIG)) == []
 
 
 @pytest.mark.parametrize(
     ("unknown", "cause"),
     [
-        (GroupQueue((pod("x", "A"),)), "no-group"),
-        (queue(pod("x", "no-such-workload")), "no-workload"),
-        (queue(pod("x", "")), "no-workload"),
+        (ReleaseInputs((pod("x", "A"),)), "no-group"),
+        (inputs_of(pod("x", "no-such-workload")), "no-workload"),
+        (inputs_of(pod("x", "")), "no-workload"),
     ],
 )
-def test_pods_without_a_group_or_workload_are_released_after_the_timeout(unknown: GroupQueue, cause: str) -> None:
-    early = plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s - 1, CONFIG)
+def test_pods_without_a_group_or_workload_are_released_after_the_timeout(unknown: ReleaseInputs, cause: str) -> None:
+    early = decide_releases(unknown, CREATED + CONFIG.missing_workload_timeout_s - 1, CONFIG)
     assert early.releases == ()
-    assert set(early.waiting.values()) == {
+    assert set(early.wait_reasons.values()) == {
         "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
     }
     assert early.next_check_s == pytest.approx(1)
-    assert released(plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
+    assert released(decide_releases(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
 
 
 PODS = st.lists(
@@ -164,15 +174,15 @@ def test_every_pod_is_released_after_max_wait_and_checked_before(
         else:
             made.append(pod(f"p{i}", workload, gated=kind == "gated", node="n" if kind == "bound" else "", age_s=age_s))
     order = {"A": 1, "B": 2, "C": 3} if exists else None
-    group = GroupQueue(made, order, replicas=replicas, members=9)
+    group = ReleaseInputs(made, order, declared_replicas=replicas, num_members=9)
     gated = {p.metadata.key for p in made if p.is_gated}
-    now = plan_release(group, CREATED, CONFIG)
-    assert {r.pod.metadata.key for r in now.releases} | set(now.waiting) == gated
-    assert not {r.pod.metadata.key for r in now.releases} & set(now.waiting)
-    if now.waiting:
+    now = decide_releases(group, CREATED, CONFIG)
+    assert {r.pod.metadata.key for r in now.releases} | set(now.wait_reasons) == gated
+    assert not {r.pod.metadata.key for r in now.releases} & set(now.wait_reasons)
+    if now.wait_reasons:
         assert now.next_check_s is not None
         assert now.next_check_s <= CONFIG.max_wait_s
-    late = plan_release(group, CREATED + CONFIG.max_wait_s, CONFIG)
+    late = decide_releases(group, CREATED + CONFIG.max_wait_s, CONFIG)
     assert {r.pod.metadata.key for r in late.releases} == gated
 
 
@@ -181,9 +191,9 @@ def test_a_pod_with_another_gate_delays_no_other_and_keeps_our_gate(age_s: float
     """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
     made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
     made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
-    turns = plan_release(queue(msgspec.convert(made, Pod), pod("b", "B"), order="AB"), CREATED, CONFIG)
-    assert released(turns) == [("b", "turn")]
-    assert turns.waiting == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
+    decision = decide_releases(inputs_of(msgspec.convert(made, Pod), pod("b", "B"), order="AB"), CREATED, CONFIG)
+    assert released(decision) == [("b", "turn")]
+    assert decision.wait_reasons == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
 
 
 @pytest.mark.parametrize(
@@ -204,58 +214,66 @@ def test_pods_of_one_pod_group_are_released_together(
         made["spec"]["schedulingGroup"] = {"podGroupName": gang}
     pods[1]["spec"]["schedulingGates"] += [{"name": name} for name in others]
     members = [msgspec.convert(made, Pod) for made in pods]
-    assert released(plan_release(queue(*members, pod("b", "B")), CREATED, CONFIG)) == expected
+    assert released(decide_releases(inputs_of(*members, pod("b", "B")), CREATED, CONFIG)) == expected
 
 
 def test_max_wait_counts_from_the_opening_of_the_last_other_gate() -> None:
-    freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), others_opened_at={"d/b": CREATED - 1})
-    assert released(plan_release(freed, CREATED, CONFIG)) == [("a", "turn")]
-    assert ("b", "waited") in released(plan_release(freed, CREATED + CONFIG.max_wait_s, CONFIG))
+    freed = inputs_of(
+        pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), other_gates_opened_at={"d/b": CREATED - 1}
+    )
+    assert released(decide_releases(freed, CREATED, CONFIG)) == [("a", "turn")]
+    assert ("b", "waited") in released(decide_releases(freed, CREATED + CONFIG.max_wait_s, CONFIG))
 
 
 def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
     seen = {"d/a": CREATED, "d/b": CREATED}
     pods = (pod("a", "A"), pod("b", "B"))
-    complete = queue(*pods, order="AB", members=2, replicas={"A": 1, "B": 1}, seen_at=seen)
-    assert released(plan_release(complete, CREATED, CONFIG)) == [("a", "turn")]
-    for short in ({"members": 3}, {"replicas": {"A": 1, "B": 2}}):
-        growing = queue(*pods, order="AB", seen_at=seen, **{"members": 2, **short})
-        assert released(plan_release(growing, CREATED, CONFIG)) == []
-    almost = queue(*pods, order="AB", members=3, seen_at={"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2})
-    assert plan_release(almost, CREATED, CONFIG).next_check_s == pytest.approx(0.2), "the newest pod counts"
-    assert settles_in_s(almost, CREATED) == pytest.approx(0.2)
-    assert settles_in_s(almost, CREATED + 9) == 0
-    unseen = queue(*pods, order="AB", members=3)
-    assert settles_in_s(unseen, CREATED) == 0
-    over = queue(
-        pod("a", "A"), pod("b", "B", gated=False, phase="Failed"), order="AB", members=3, seen_at={"d/b": CREATED}
+    complete = inputs_of(*pods, order="AB", num_members=2, declared_replicas={"A": 1, "B": 1}, first_seen_at=seen)
+    assert released(decide_releases(complete, CREATED, CONFIG)) == [("a", "turn")]
+    for short in ({"num_members": 3}, {"declared_replicas": {"A": 1, "B": 2}}):
+        growing = inputs_of(*pods, order="AB", first_seen_at=seen, **{"num_members": 2, **short})
+        assert released(decide_releases(growing, CREATED, CONFIG)) == []
+    almost = inputs_of(
+        *pods, order="AB", num_members=3, first_seen_at={"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2}
     )
-    assert settles_in_s(over, CREATED) == 0, "nobody waits for company of one that is done"
+    assert decide_releases(almost, CREATED, CONFIG).next_check_s == pytest.approx(0.2), "the newest pod counts"
+    assert seconds_until_complete(almost, CREATED) == pytest.approx(0.2)
+    assert seconds_until_complete(almost, CREATED + 9) == 0
+    unseen = inputs_of(*pods, order="AB", num_members=3)
+    assert seconds_until_complete(unseen, CREATED) == 0
+    over = inputs_of(
+        pod("a", "A"),
+        pod("b", "B", gated=False, phase="Failed"),
+        order="AB",
+        num_members=3,
+        first_seen_at={"d/b": CREATED},
+    )
+    assert seconds_until_complete(over, CREATED) == 0, "nobody waits for company of one that is done"
 
 
 @pytest.mark.parametrize(
     ("group", "next_check_s"),
     [
-        (queue(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # the longest wait alone ends it
-        (queue(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is behind
-        (queue(pod("a", "A", node="n"), pod("b", "B", age_s=5), replicas={"A": 2}), 15),
-        (queue(unschedulable("a", "A", since_s=5), pod("b", "B")), 15),
-        (queue(unschedulable("a", "A", since_s=19), pod("b", "B")), 1.0),
-        (queue(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")), 100),  # b goes, c waits for it
-        (queue(pod("a", "A", node="n")), None),
-        (queue(pod("a", "A")), None),
-        (queue(unschedulable("a", "A", since_s=5)), None),  # nobody waits for it
+        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # the longest wait alone ends it
+        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is behind
+        (inputs_of(pod("a", "A", node="n"), pod("b", "B", age_s=5), declared_replicas={"A": 2}), 15),
+        (inputs_of(unschedulable("a", "A", since_s=5), pod("b", "B")), 15),
+        (inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), 1.0),
+        (inputs_of(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")), 100),  # b goes, c waits for it
+        (inputs_of(pod("a", "A", node="n")), None),
+        (inputs_of(pod("a", "A")), None),
+        (inputs_of(unschedulable("a", "A", since_s=5)), None),  # nobody waits for it
     ],
 )
-def test_the_next_check_is_at_the_end_of_the_first_wait(group: GroupQueue, next_check_s: float | None) -> None:
-    found = plan_release(group, CREATED, CONFIG).next_check_s
+def test_the_next_check_is_at_the_end_of_the_first_wait(group: ReleaseInputs, next_check_s: float | None) -> None:
+    found = decide_releases(group, CREATED, CONFIG).next_check_s
     assert found == (None if next_check_s is None else pytest.approx(next_check_s, abs=1e-6))
 
 
 def test_a_check_just_before_the_end_of_a_wait_is_not_repeated_at_once() -> None:
-    nearly = plan_release(queue(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
+    nearly = decide_releases(inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
     assert (nearly.releases, nearly.next_check_s) == ((), 0.05)
-    stuck = plan_release(queue(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
+    stuck = decide_releases(inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
     assert stuck.releases == ()
     assert stuck.next_check_s == pytest.approx(0.5)
 
@@ -268,13 +286,13 @@ def test_pods_without_timestamps_count_as_new_and_as_refused_for_long() -> None:
             condition.pop("lastTransitionTime")
         return msgspec.convert(body, Pod)
 
-    held = queue(pod("a", "A", gated=False), without(pod("b", "B")))
-    assert plan_release(held, CREATED, CONFIG).next_check_s == 100
-    passed = queue(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
-    assert released(plan_release(passed, CREATED, CONFIG)) == [("b", "turn")]
+    held = inputs_of(pod("a", "A", gated=False), without(pod("b", "B")))
+    assert decide_releases(held, CREATED, CONFIG).next_check_s == 100
+    passed = inputs_of(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
+    assert released(decide_releases(passed, CREATED, CONFIG)) == [("b", "turn")]
 
 
 @pytest.mark.parametrize("replicas", [{"A": 3, "C": 1}, {"B": 2, "C": 1}], ids=["too few", "none known"])
 def test_the_reason_of_the_earlier_of_two_workloads_is_reported(replicas: dict[str, int]) -> None:
-    missing = queue(pod("c", "C"), replicas=replicas)
-    assert plan_release(missing, CREATED, CONFIG).waiting["d/c"].startswith("workload A comes first, and ")
+    missing = inputs_of(pod("c", "C"), declared_replicas=replicas)
+    assert decide_releases(missing, CREATED, CONFIG).wait_reasons["d/c"].startswith("workload A comes first, and ")

@@ -11,7 +11,7 @@ from controller.cluster.crds import NetworkTopology
 from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Report, Retry, StuckPods
+from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, PodReplacement, Report, Retry, StuckPods
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from tests.unit.controller.scheduling import node, pod, state_of, topology
@@ -36,9 +36,9 @@ def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedu
     return msgspec.convert(body, Pod)
 
 
-def look(stuck: StuckPods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
+def actions_of(stuck: StuckPods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    return stuck.decide([pod], plan, State(CONFIG, "netaware-system"), now)[0]
+    return stuck.choose_actions([pod], plan, State(CONFIG, "netaware-system"), now)[0]
 
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
@@ -47,11 +47,11 @@ def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_ter
     kind: str, target: Target | None
 ) -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
-    assert look(stuck, pod, 100, target) == []
-    assert look(stuck, pod, 100 + REPLACE_AFTER_S - 1, target) == []
+    assert actions_of(stuck, pod, 100, target) == []
+    assert actions_of(stuck, pod, 100 + REPLACE_AFTER_S - 1, target) == []
     assert stuck.may_require_zones(pod)
-    (action,) = look(stuck, pod, 100 + REPLACE_AFTER_S, target)
-    assert isinstance(action, Replace)
+    (action,) = actions_of(stuck, pod, 100 + REPLACE_AFTER_S, target)
+    assert isinstance(action, PodReplacement)
     assert not stuck.may_require_zones(pod)
     successor = stuck_pod(kind, name="p" if kind == "StatefulSet" else "q")
     assert not stuck.may_require_zones(successor)
@@ -60,8 +60,8 @@ def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_ter
 def test_each_pod_of_a_stateful_set_has_its_own_history() -> None:
     """Its volume may be in another zone than those of its siblings."""
     stuck = StuckPods(CONFIG)
-    look(stuck, stuck_pod("StatefulSet", "db-0"), 0)
-    look(stuck, stuck_pod("StatefulSet", "db-0"), REPLACE_AFTER_S)
+    actions_of(stuck, stuck_pod("StatefulSet", "db-0"), 0)
+    actions_of(stuck, stuck_pod("StatefulSet", "db-0"), REPLACE_AFTER_S)
     assert not stuck.may_require_zones(stuck_pod("StatefulSet", "db-0"))
     assert stuck.may_require_zones(stuck_pod("StatefulSet", "db-1"))
 
@@ -70,9 +70,9 @@ def test_each_pod_of_a_stateful_set_has_its_own_history() -> None:
 def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(kind: str) -> None:
     stuck = StuckPods(CONFIG)
     assert not stuck.may_require_zones(stuck_pod(kind))
-    look(stuck, stuck_pod(kind), 0, ZONE_B)
-    assert [type(action) for action in look(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Report]
-    assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
+    actions_of(stuck, stuck_pod(kind), 0, ZONE_B)
+    assert [type(action) for action in actions_of(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Report]
+    assert actions_of(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
 def test_without_the_right_to_delete_no_zone_is_required_and_stuck_pods_are_reported_once() -> None:
@@ -80,29 +80,31 @@ def test_without_the_right_to_delete_no_zone_is_required_and_stuck_pods_are_repo
     assert stuck.may_require_zones(pod)
     stuck.may_delete = False
     assert not stuck.may_require_zones(pod)
-    look(stuck, pod, 0, ZONE_B)
-    (told,) = look(stuck, pod, REPLACE_AFTER_S, ZONE_B)
+    actions_of(stuck, pod, 0, ZONE_B)
+    (told,) = actions_of(stuck, pod, REPLACE_AFTER_S, ZONE_B)
     assert isinstance(told, Report)
-    assert look(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
+    assert actions_of(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
     stuck.may_delete = True
-    assert isinstance(look(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], Replace)
+    assert isinstance(actions_of(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], PodReplacement)
 
 
 def test_a_pod_without_our_requirement_is_left_to_the_scheduler() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(annotations={})
-    assert look(stuck, pod, 0) == []
-    assert look(stuck, pod, 10 * REPLACE_AFTER_S) == []
+    assert actions_of(stuck, pod, 0) == []
+    assert actions_of(stuck, pod, 10 * REPLACE_AFTER_S) == []
 
 
 def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
-    look(stuck, pod, 0, ZONE_B)
-    assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [True]
+    actions_of(stuck, pod, 0, ZONE_B)
+    assert [isinstance(a, PodReplacement) for a in actions_of(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [True]
     assert stuck.may_require_zones(pod)
-    assert look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S - 1, ZONE_B) == []
-    assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S, ZONE_B)] == [True]
-    assert look(stuck, pod, REPLACE_AFTER_S + 5 * REPLACE_AFTER_S, ZONE_B) == []
-    assert all(look(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
+    assert actions_of(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S - 1, ZONE_B) == []
+    assert [
+        isinstance(a, PodReplacement) for a in actions_of(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S, ZONE_B)
+    ] == [True]
+    assert actions_of(stuck, pod, REPLACE_AFTER_S + 5 * REPLACE_AFTER_S, ZONE_B) == []
+    assert all(actions_of(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
 
 def of_extender(reason: str = "Unschedulable", message: str = "", **changes: Any) -> Pod:
@@ -118,7 +120,7 @@ def planned(target: Target) -> dict[str, str]:
 def retried(stuck: StuckPods, pod: Pod, target: Target | None, state: State, now: float) -> bool:
     """Whether a pod is tried again now; if so, that is written."""
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    actions, _ = stuck.decide([pod], plan, state, now)
+    actions, _ = stuck.choose_actions([pod], plan, state, now)
     for action in actions:
         assert isinstance(action, Retry)
         stuck.on_retried(action, now)
@@ -151,7 +153,7 @@ def test_retries_are_at_least_a_second_apart() -> None:
     state, stuck = cluster(), StuckPods(SchedulerConfig())
     assert retried(stuck, REFUSED, None, state, 0)
     state.on_topology_change("default/nt-default", costs(20), costs(10))
-    assert stuck.decide([REFUSED], None, state, 0.25) == ([], 0.75)
+    assert stuck.choose_actions([REFUSED], None, state, 0.25) == ([], 0.75)
 
 
 def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
@@ -160,7 +162,7 @@ def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
 
 def test_a_new_target_is_written_to_a_stuck_pod() -> None:
     stuck, waiting = StuckPods(SchedulerConfig()), of_extender(annotations=planned(ZONE_A))
-    ((action,), _) = stuck.decide([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
+    ((action,), _) = stuck.choose_actions([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
     assert isinstance(action, Retry)
     assert action.patch["metadata"]["annotations"].items() >= planned(ZONE_B).items()
     stuck.on_retried(action, 0)
@@ -190,6 +192,6 @@ def test_a_pod_that_every_node_refuses_is_retried_with_back_off() -> None:
 def test_a_retry_is_repeated_until_it_is_written() -> None:
     """An API error in between loses nothing."""
     stuck, state, plan = StuckPods(SchedulerConfig()), cluster(), Plan({"default/p1": ZONE_A})
-    assert len(stuck.decide([of_extender()], plan, state, 0.0)[0]) == 1
+    assert len(stuck.choose_actions([of_extender()], plan, state, 0.0)[0]) == 1
     assert retried(stuck, of_extender(annotations=planned(ZONE_B)), ZONE_A, state, 5.0)
     assert not retried(stuck, of_extender(annotations=planned(ZONE_A)), ZONE_A, state, 100.0)

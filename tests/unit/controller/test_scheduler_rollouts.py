@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from controller.cluster.pods import target_of
-from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
-from controller.scheduler.gating.release import GroupQueue, plan_release
+from controller.scheduler.gating.planner_time import MIN_SEARCH_S
+from controller.scheduler.gating.release import ReleaseInputs, decide_releases
 from kubekit.wire import format_time
 from tests.unit.controller.leader import World
 
@@ -59,20 +59,20 @@ class Cluster(World):
         return self.pods[key].is_ready
 
     async def lead(self, group: str) -> None:
-        """What the leader does about one group now."""
+        """Reconcile one group, as the leader does."""
         pods = self.of(group)
         if not any(pod.is_waiting for pod in pods):
-            self.plans.drop(group, pods)
+            self.plans.drop_plan(group, pods)
             return
-        found = self.plans.get_or_request(group, pods)
-        order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
-        queue = found.applied_to(GroupQueue(pods, order))
-        for released in plan_release(queue, self.now, self.config.gates).releases:
-            self.plans.reservations.release(released.pod.metadata.key)
-            assert found.plan is not None
-            self.release(released.pod.metadata.key, found.plan.targets[released.pod.metadata.key])
-        if found.is_pending:
-            await self.plans.make(group)
+        plan_state = self.plans.get_or_request(group, pods)
+        positions = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
+        inputs = plan_state.add_to(ReleaseInputs(pods, positions))
+        for release in decide_releases(inputs, self.now, self.config.gates).releases:
+            self.plans.reservations.mark_released(release.pod.metadata.key)
+            assert plan_state.plan is not None
+            self.release(release.pod.metadata.key, plan_state.plan.targets[release.pod.metadata.key])
+        if plan_state.is_pending:
+            await self.plans.make_plan(group)
 
     def schedule(self) -> None:
         """Bind what is released; a node without room is counted, as FailedScheduling would be."""
@@ -122,7 +122,7 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
         cluster.solved.clear()
         await cluster.roll_out(120)
         assert cluster.services_across_zones() == []
-        made = [search_s for _, search_s in cluster.solved if search_s > LEAST_SEARCH_S]
+        made = [search_s for _, search_s in cluster.solved if search_s > MIN_SEARCH_S]
         assert len(made) < 36, "no plan is made anew because a pod was replaced"
     assert cluster.refused == 0
 

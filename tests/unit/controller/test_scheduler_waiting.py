@@ -11,7 +11,7 @@ from controller.scheduler.gating.pod_events import (
     REPORT_PENDING_PLAN_AFTER_S,
     WaitingEvents,
 )
-from controller.scheduler.gating.release import PLAN_PENDING
+from controller.scheduler.gating.release import PLAN_PENDING_REASON
 from kubekit.wire import ObjectMeta, format_time
 
 NOW_S = 1_800_000_000.0
@@ -23,7 +23,9 @@ def pod(name: str, *, age_s: float = 10.0) -> Pod:
     return Pod(metadata=ObjectMeta(name=name, namespace="web", creation_timestamp=created))
 
 
-@pytest.mark.parametrize(("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING, REPORT_PENDING_PLAN_AFTER_S)])
+@pytest.mark.parametrize(
+    ("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING_REASON, REPORT_PENDING_PLAN_AFTER_S)]
+)
 def test_a_long_wait_is_reported_once_and_a_second_wait_again(text: str, patience_s: float) -> None:
     events, waiting = WaitingEvents(), {"web/front": text}
     assert events.pop_due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)

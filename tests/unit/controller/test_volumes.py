@@ -196,7 +196,7 @@ async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> 
     cluster.bind("d/p1-0", "n01")
     cluster.seat("d/p1-0")
     cluster.add_pod("d/g", "p2-0", "P2", 1)
-    await cluster.plans.make("d/g")
+    await cluster.plans.make_plan("d/g")
     plan = cluster.plans.get_or_request("d/g", cluster.of("d/g")).plan
     assert plan is not None
     assert plan.targets["d/p2-0"].zone == "z2"
