@@ -1,6 +1,6 @@
-"""Names that agent, controller, lab and other programs share: labels, annotations, the resource, objects, the agent's announcement.
+"""Names that agent, controller and lab share: labels, annotations, the extended resource, objects, the agent's announcement.
 
-Names that only one program writes and reads are in that program.
+A name that only one program writes and reads is in that program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ ApiVersion = Literal["netaware.io/v1alpha1"]
 (API_VERSION,) = get_args(ApiVersion)
 """apiVersion of both programs' configuration files."""
 CONTROLLER, AGENT = "netaware-controller", "netaware-agent"
-"""The programs' names in events, managed fields, and of the objects that run them."""
+"""Names of the programs, in events and managed fields, and of the objects that run them."""
 SCHEDULER = "netaware-scheduler"
-"""Name of the objects that run a kube-scheduler with our extender."""
+"""Name of the objects that run a kube-scheduler with netaware's extender."""
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
@@ -30,43 +30,53 @@ AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR = f"{NAME_LABEL}={AGENT}", f"{NAME_L
 """The programs' pods, in netaware's namespace."""
 
 BANDWIDTH_RESOURCE = "network.aware.com/bandwidth"
-"""The extended resource, integer bits per second (node bandwidth capacity, docs/contracts)."""
+"""The extended resource, in integer bits per second (node bandwidth capacity, docs/contracts)."""
 INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
 EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
-"""On a pod: its limits, as the CNI bandwidth plugin reads them."""
+"""On a pod: its bandwidth limits, as the CNI bandwidth plugin reads them."""
 CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
 """On a node, set by a user: a quantity in bits per second that overrides the detected capacity."""
 BANDWIDTH_OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
-"""On a node: the writer of the resource. With another value than ours the agent does not write it."""
+"""On a node: the writer of the resource. The agent does not write the resource if this is another value than `AGENT`."""
 BANDWIDTH_SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
-"""On a node: source of the published number, as text."""
+"""On a node: text for users, the source of the published capacity."""
 
 AGENT_ANNOTATION = "netaware.io/agent"
-"""On a node: compact JSON of an `Announcement`. Absent means that no agent answers there."""
+"""On a node: JSON of an `Announcement`. Absent if no agent answers probes on the node."""
 PLAN_LABEL = "netaware.io/plan"
-"""On the ConfigMaps that hold probe plans; the value is ``true``."""
+"""On the ConfigMaps with probe plans; the value is ``true``."""
 PLAN_SELECTOR = f"{PLAN_LABEL}=true"
 PLAN_NAME_PREFIX = "netaware-plan-"
 RESULTS_NAME = "netperf-metrics"
-"""The ConfigMap of results, and the base of the names of its shards."""
+"""Name of the first results ConfigMap, and prefix of the names of its shards."""
 PROBE_SECRET, PASSPHRASE_KEY = "netaware-probe", "passphrase"
-"""The Secret with the passphrase of probes, and its key."""
+"""Name of the Secret with the probing passphrase, and the Secret's key."""
 PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
-"""Audience of tokens that open the page, and their header: the API server's proxy would consume ``Authorization``."""
+"""Audience of tokens that open the page, and their HTTP header. The API server's proxy would consume ``Authorization``."""
 PAGE_ACCOUNT = "netaware-page"
-"""The ServiceAccount whose tokens open the page, and which may do nothing else."""
+"""The ServiceAccount whose tokens open the page; it has no other rights."""
 PAGE_DATA_PATH = "/api/v1/overview"
-"""Path of the page's data."""
+"""URL path of the page's data."""
 
+HOT_TAINT = "netaware.io/hot"
+"""On a hot node, with effect PreferNoSchedule, if the descheduler is configured to write it."""
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
-"""On an AppGroup, if traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both directions."""
+"""On an AppGroup: JSON of the measured bytes per second, both directions together, by the caller's and the callee's selector."""
 
 MAX_ANNOTATION_BYTES = 512
 """Longest annotation that the agent writes on its node; the admission policy has the same limit."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of `AGENT_ANNOTATION`: address and port of the agent's server, its prober, and what does not work."""
+    """The value of `AGENT_ANNOTATION`.
+
+    Attributes:
+        address: address at which the agent answers probes.
+        port: port of netserver's control connections, or of the datagram responder.
+        version: version of the agent.
+        prober: ``netperf`` if netserver answers, else ``datagrams``.
+        problem: text for users; empty if everything works.
+    """
 
     address: str = ""
     port: int = 0
@@ -76,7 +86,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_announcement(announcement: Announcement) -> str:
-    """The annotation's value. A problem that would make the value too long is cut."""
+    """The annotation's value, with a problem that is cut to fit into `MAX_ANNOTATION_BYTES`."""
     text = msgspec.json.encode(announcement).decode()
     if len(text.encode()) <= MAX_ANNOTATION_BYTES or not announcement.problem:
         return text
@@ -84,7 +94,7 @@ def encode_announcement(announcement: Announcement) -> str:
     return encode_announcement(msgspec.structs.replace(announcement, problem=shorter))
 
 
-_decode_announcement = msgspec.json.Decoder(Announcement).decode
+_decode = msgspec.json.Decoder(Announcement).decode
 
 
 def decode_announcement(text: str) -> Announcement | None:
@@ -92,19 +102,15 @@ def decode_announcement(text: str) -> Announcement | None:
     if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
     try:
-        return _decode_announcement(text)
+        return _decode(text)
     except DECODE_ERRORS:
         return None
 
 
 MIN_TRAFFIC_PAUSE_S, MAX_TRAFFIC_CPU_SHARE = 30.0, 0.005
-"""Shortest pause between two readings of connection tracking, and the most that they take of a core."""
+"""Shortest pause between two readings of connection tracking, and the largest share of a core that readings take."""
 
 
 def traffic_pause_s(round_s: float) -> float:
     """Pause after a reading of connection tracking that took ``round_s``, see `MAX_TRAFFIC_CPU_SHARE`."""
     return max(MIN_TRAFFIC_PAUSE_S, round_s / MAX_TRAFFIC_CPU_SHARE)
-
-
-HOT_TAINT = "netaware.io/hot"
-"""Taint on hot nodes with effect PreferNoSchedule, if the descheduler is configured to write it."""

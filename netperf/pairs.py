@@ -1,8 +1,8 @@
 """Plans the pairs of nodes that probe each other, so that the number of probes depends on zones only.
 
 A few pairs of nodes measure each unordered pair of zones. netperf runs between the pair of nodes with index 0, in its slot; datagrams
-run between all of them, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays while both
-nodes are usable, until its rotation: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so
+run between all these pairs, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays until its
+rotation, unless a node becomes unusable: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so
 that a deleted node changes only its own pairs.
 """
 
@@ -39,7 +39,7 @@ from netperf.shards import assign_shards
 from netperf.slots import assign_slots, order_pairs
 
 ROTATION_S = 3600.0
-"""After this time a zone replaces the nodes of one pair index. The moment differs between zones."""
+"""A zone replaces the nodes of one pair index each time this time is over. The moment differs between zones."""
 _UINT64_MASK = 2**64 - 1
 
 
@@ -48,11 +48,11 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the node.
-        address: address that its agent announces.
+        address: address that the node's agent announces.
         zone: value of the zone label; empty without it.
         region: value of the region label; empty without it.
         is_ready: whether its condition Ready is True.
-        is_schedulable: whether it is not cordoned.
+        is_schedulable: whether the node is not cordoned.
         has_ready_agent: whether an agent announces itself and its pod is ready.
         has_own_address: whether ``address`` is of this node or of its agent's pod.
     """
@@ -103,12 +103,12 @@ class PlanOptions(Section, frozen=True):
 
 
 class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan for the whole cluster.
+    """The plans of all zones.
 
     Attributes:
-        zones: plan per origin zone; without probes if no probe starts in the zone.
-        refusals: nodes and zones that are not measured, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
-            ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
+        zones: plan by origin zone; without probes if no probe starts in the zone.
+        refusals: nodes and zones that are not measured. Reasons of a node are ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
+            ``no-agent``, ``bad-address``, ``foreign-address`` and ``shared-address``; that of a zone is ``zone-without-probers``.
         link_count: number of unordered zone pairs that are measured.
         interval_s: length of a round.
         slots: number of slots in a round.
@@ -122,7 +122,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PairKey(msgspec.Struct, frozen=True, order=True):
-    """Identifies a pair of nodes: its zones a and b, in bytewise order, and its index."""
+    """Identifies a pair of nodes: the zones a and b, in bytewise order, and the pair index."""
 
     a: str
     b: str
@@ -130,7 +130,7 @@ class _PairKey(msgspec.Struct, frozen=True, order=True):
 
 
 class _PairNodes(msgspec.Struct, frozen=True):
-    """The nodes of a pair in its zones a and b, None if a node must be chosen; and the rotation."""
+    """The node in zone a and the node in zone b (None until it is chosen), and the rotation."""
 
     a: str | None
     b: str | None
@@ -140,7 +140,7 @@ class _PairNodes(msgspec.Struct, frozen=True):
 def plan_pairs(
     nodes: Iterable[ProbeNode], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
 ) -> PairPlan:
-    """Plan all probes.
+    """Plan the probes of all zones.
 
     Args:
         nodes: every node of the cluster.
@@ -192,7 +192,7 @@ def _drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
 
 
 def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
-    """The nodes that can be measured, by zone and name, and the nodes and zones that cannot."""
+    """The nodes that can be measured, by zone and name; and refusals of other nodes, and of zones without such nodes."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     refusals: list[Refusal] = []
     problems = {node: _find_node_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
@@ -210,12 +210,12 @@ def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, 
 
 
 def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
-    """Reason and detail if a node cannot be measured."""
+    """Reason and detail if a node cannot be measured; None if it can."""
     problems = (
         (
             len(node.name) > MAX_NAME_LENGTH,
             "long-name",
-            f"over {MAX_NAME_LENGTH} characters: a result's key names both ends",
+            f"over {MAX_NAME_LENGTH} characters, too long for a result's key",
         ),
         (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
         (not node.is_ready, "not-ready", "condition Ready is not True"),
@@ -265,11 +265,11 @@ def _choose_nodes(
     options: PlanOptions,
     now_s: float,
 ) -> dict[_PairKey, _PairNodes]:
-    chooser = _Chooser(keys, usable)
+    chooser = _NodeChooser(keys, usable)
     chosen: dict[_PairKey, _PairNodes] = {}
     for key in keys:
         old = before.get(key)
-        rotation = _rotation(key, options, now_s)
+        rotation = _current_rotation(key, options, now_s)
         if old is None or old.rotation != rotation:
             chosen[key] = _PairNodes(None, None, rotation)
             continue
@@ -281,36 +281,36 @@ def _choose_nodes(
         # Different nodes, because all latencies of one reporter count as one.
         siblings = [_PairKey(key.a, key.b, index) for index in range(options.node_pairs) if index != key.pair_index]
         others = {k.pair_index: chosen[k] for k in siblings if k in chosen}
-        same_origin = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
-        avoid_a, at_least_a = {o.a for o in others.values()}, {o.a for o in same_origin}
-        avoid_b, at_least_b = {o.b for o in others.values()}, {o.b for o in same_origin}
-        a = nodes.a or chooser.pick(key, key.a, nodes.rotation, avoid_a, at_least_a)
-        b = nodes.b or chooser.pick(key, key.b, nodes.rotation, avoid_b, at_least_b)
+        same_direction = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
+        avoided_a, strictly_avoided_a = {o.a for o in others.values()}, {o.a for o in same_direction}
+        avoided_b, strictly_avoided_b = {o.b for o in others.values()}, {o.b for o in same_direction}
+        a = nodes.a or chooser.pick(key, key.a, nodes.rotation, avoided_a, strictly_avoided_a)
+        b = nodes.b or chooser.pick(key, key.b, nodes.rotation, avoided_b, strictly_avoided_b)
         chosen[key] = _PairNodes(a, b, nodes.rotation)
     return chosen
 
 
-def _rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
+def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
     """Number of the current rotation of a pair.
 
-    All pairs of an origin zone and a pair index rotate together. They are in one object, so that each `ROTATION_S` causes one write.
+    All pairs of one origin zone and one pair index rotate together. They are in one object, so that a rotation causes a single write.
     """
     origin_zone = key.a if _starts_at_a(key) else key.b
     phase = _hash(f"rotation\0{origin_zone}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
 
-class _Chooser:
+class _NodeChooser:
     """Chooses nodes by rendezvous hashing with bounded loads: if possible, no node gets more than its share of pairs."""
 
     def __init__(self, keys: Sequence[_PairKey], usable: Mapping[str, Mapping[str, Peer]]) -> None:
-        pair_count = Counter(zone for key in keys for zone in (key.a, key.b))
-        self._share = {zone: math.ceil(pair_count[zone] / len(nodes)) for zone, nodes in usable.items()}
+        pair_counts = Counter(zone for key in keys for zone in (key.a, key.b))
+        self._share = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in usable.items()}
         self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in usable.items()}
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
-        """Count and return the node if it may keep the pair, else None: it must be usable and below twice its share.
+        """Count and return the node if it may keep the pair, else None. It must be usable and have less than twice its share.
 
         With a lower limit, a new zone would change pairs of other zones. Rotation evens out the loads.
         """
@@ -319,16 +319,18 @@ class _Chooser:
         self._load[node] += 1
         return node
 
-    def pick(self, key: _PairKey, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
-        """Choose and count the node with the highest score among those below their share.
+    def pick(
+        self, key: _PairKey, zone: str, rotation: int, avoided: Set[str | None], strictly_avoided: Set[str | None]
+    ) -> str:
+        """Choose and count the node with the highest hash, if possible among the nodes below their share.
 
-        The node is not in ``avoid`` if possible, or at least not in ``at_least``.
+        The node is not in ``avoided`` if possible, or at least not in ``strictly_avoided``.
         """
         seed = _hash(f"{key.a}\0{key.b}\0{key.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
-            [name for name in hashes if name not in avoid]
-            or [name for name in hashes if name not in at_least]
+            [name for name in hashes if name not in avoided]
+            or [name for name in hashes if name not in strictly_avoided]
             or list(hashes)
         )
         candidates = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
@@ -344,7 +346,7 @@ def _build_probe(key: _PairKey, nodes: _PairNodes, usable: Mapping[str, Mapping[
 
 
 def _with_epoch(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:
-    """The previous plan if nothing changed, else the plan with a new epoch. It is from the clock, so that it grows after a loss of objects."""
+    """The previous plan if nothing changed, else the plan with a new epoch. An epoch is a time, to grow also after a loss of objects."""
     if previous is not None and msgspec.structs.replace(plan, epoch=previous.epoch) == previous:
         return previous
     return msgspec.structs.replace(plan, epoch=max(int(now_s), previous.epoch + 1 if previous else 0))
@@ -355,7 +357,7 @@ def _hash(text: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """Mix the bits of a combined hash (the finaliser of splitmix64); much faster than hashing each pair of names."""
+    """Mix the bits of a combined hash (the finaliser of splitmix64), which is much faster than a hash of each pair of names."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _UINT64_MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _UINT64_MASK
     return value ^ (value >> 31)

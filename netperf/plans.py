@@ -31,7 +31,7 @@ PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 
 
 class Peer(msgspec.Struct, frozen=True, order=True):
-    """A node that can be probed: ``address`` is a literal IPv4 or IPv6 address, never a name."""
+    """A node that can be probed. ``address`` is a literal IPv4 or IPv6 address, never a name."""
 
     node: NodeName
     address: str
@@ -51,9 +51,9 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         origin: the node that measures.
         destination: the node that answers.
         slot: index of its slot in the round; no zone occurs twice in a slot.
-        pair_index: 0 for the pair of nodes that netperf measures in its slot; from 1 on for the other pairs of nodes of the same
-            zones, which only datagrams measure.
-        rotation: the rotation in which the nodes were chosen.
+        pair_index: 0 for the pair of nodes that netperf measures; from 1 on for further pairs of the same zones, which only datagrams
+            measure.
+        rotation: number of the rotation in which the nodes were chosen, see `netperf.pairs`.
     """
 
     origin: Peer
@@ -73,8 +73,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that take turns in replacing the usual one in every tenth round; the rounds differ between pairs.
-        extra_every: 10 in plans of the controller.
+        extra_tests: tests that take turns in replacing the usual test in every tenth round; the rounds differ between pairs.
+        extra_every: rounds from one extra test to the next; 10 in plans of the controller.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
         data_port: netserver's data port.
@@ -96,14 +96,14 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a plan beside its probes.
+    """The fields of a plan except its probes.
 
     Attributes:
         zone: the origin zone.
         epoch: increases with every change of this object.
         interval_s: length of a round; rounds are aligned to the wall clock.
         slots: number of slots of equal length in a round.
-        results: name of the ConfigMap that this zone's agents write.
+        results: name of the ConfigMap that the zone's agents write.
         settings: settings of a run.
     """
 
@@ -131,11 +131,11 @@ class ZonePlan(_PlanHeader, frozen=True, kw_only=True):
 
 
 class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
-    """A plan as it is stored: each node once, and indices of nodes in probes, so that it is small.
+    """A plan as it is stored. Each node is stored once, and probes refer to nodes by index, so that the plan is small.
 
     Attributes:
-        nodes: name, address, zone, region.
-        probes: origin, destination (indices of ``nodes``), slot, pair index, rotation.
+        nodes: name, address, zone and region of each node.
+        probes: origin, destination (indices of ``nodes``), slot, pair index and rotation of each probe.
     """
 
     nodes: tuple[tuple[NodeName, str, Zone, Label], ...]
@@ -145,7 +145,7 @@ class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
 
 
-def _to_wire(plan: ZonePlan) -> _WirePlan:
+def _encode_wire_plan(plan: ZonePlan) -> _WirePlan:
     nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
     index = {peer: i for i, peer in enumerate(nodes)}
     return _WirePlan(
@@ -155,7 +155,7 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     )
 
 
-def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
+def _resolve_nodes(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
     refusals: list[Refusal] = []
@@ -165,15 +165,8 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
                 make_refusal(f"probes[{index}]", "unknown-node", f"there are {len(peers)} nodes in the plan")
             )
             continue
-        probes.append(
-            Probe(
-                origin=peers[origin],
-                destination=peers[destination],
-                slot=slot,
-                pair_index=pair_index,
-                rotation=rotation,
-            )
-        )
+        ends = {"origin": peers[origin], "destination": peers[destination]}
+        probes.append(Probe(**ends, slot=slot, pair_index=pair_index, rotation=rotation))
     return ZonePlan(**wire.header_fields, probes=tuple(probes)), refusals
 
 
@@ -193,7 +186,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     Raises:
         ConfigMapTooLargeError: the plan is too large; that of 100 zones has about 20 kB.
     """
-    data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
+    data = {PLAN_KEY: msgspec.json.encode(_encode_wire_plan(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
     return data
 
@@ -222,7 +215,7 @@ def decode_plan(
     if text is None:
         raise PlanRefusedError("missing", f"no key {PLAN_KEY}")
     try:
-        plan, refusals = _from_wire(_decode_wire_plan(text))
+        plan, refusals = _resolve_nodes(_decode_wire_plan(text))
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
     except DECODE_ERRORS as error:
@@ -252,9 +245,8 @@ def _find_probe_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
             return "bad-address", f"{peer.node}: {peer.address!r} is not an IP address"
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
-    if probe.origin.node == probe.destination.node or (
-        parse_address(probe.origin.address) == parse_address(probe.destination.address)
-    ):
+    is_same_address = parse_address(probe.origin.address) == parse_address(probe.destination.address)
+    if is_same_address or probe.origin.node == probe.destination.node:
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
 

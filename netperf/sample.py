@@ -1,6 +1,6 @@
 """Types of samples, their quality flags, and the choice of the measurement that is used for the cost.
 
-A *run* is one start of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
+A *run* is one execution of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
 quality flags. Flagged samples are not used for the cost. A missing value is None and never 0, because 0 would be the best latency.
 """
 
@@ -16,40 +16,41 @@ ProberName = Literal["netperf", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
 QualityFlag = Literal["throttled", "too-few-samples", "run-queue", "loss", "stalled", "starved-peer"]
-
 CostSource = Literal["measurement", "datagrams"]
+"""The field of a `Sample` that is used for the cost."""
 
 PERCENTILES: tuple[Percentile, ...] = get_args(Percentile)
 TESTS: tuple[Test, ...] = get_args(Test)
 MAX_LATENCY_US = 6e8
-"""Ten minutes. No round trip takes longer; a larger number has another unit."""
+"""Ten minutes. No round trip takes longer, so a larger number has another unit."""
 QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 REQUIRED_TRANSACTIONS: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
-"""Fewest transactions from which a percentile can be computed: 1 / (1 - quantile)."""
+"""Fewest transactions from which each percentile can be computed: 1 / (1 - quantile)."""
 MIN_RTO_US = 200_000.0
 """Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
 MAX_RETRANSMISSIONS = 10
+"""Further retransmissions of one call are not modelled."""
 MIN_FAILED_RUNS = 3
-"""Failed runs in a row that are reported; a single run fails now and then."""
+"""Fewest failed runs in a row that are reported, because single runs fail now and then."""
 MIN_DATAGRAMS = 20
 """Fewest answered datagrams that are used for the cost."""
 AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
-"""Medians of netperf and datagrams agree if they differ by at most the larger of both, plus a step of netperf's histogram."""
+"""Medians of netperf and datagrams agree if they differ by at most the larger of these two, plus a step of netperf's histogram."""
 MIN_TRANSACTIONS = 10
-"""The transactions that a p90 needs; a run with fewer is flagged."""
+"""Fewest transactions of a run without a flag; a p90 needs as many."""
 MAX_THROTTLED_RATIO = 0.01
-"""Throttled time over the duration of the run; one throttling of 50 ms in a run of 1 s raises the p99."""
+"""Throttled time over the duration of the run. One throttling of 50 ms in a run of 1 s raises the p99."""
 MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
-"""Time that waiting for a CPU added to each transaction, over the run's mean latency; less than the floor is not flagged."""
+"""Time that each transaction waited for a CPU, over the run's mean latency. Less than the floor is not flagged."""
 MAX_LOSS_RATIO = 0.01
 """Lost datagrams or retransmitted segments over transactions."""
 MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
-"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. The median
-hides stalls, because netperf sends nothing while it waits; the multiple keeps slow paths from looking like stalls."""
+"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. Percentiles hide
+stalls, because netperf sends nothing while it waits. The multiple prevents that slow paths count as stalls."""
 MAX_DELAYED_RATIO = 0.1
-"""Share of the datagrams that waited at a busy peer."""
-MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
-"""If the p90 of that wait exceeds this, and this share of the median, netperf's peer was starved as well."""
+"""Delayed answers over all answers, see `Measurement.delayed_ratio`. Above this ratio netperf's peer was starved of CPU too."""
+MAX_RESPONDER_DELAY_US, MAX_RESPONDER_DELAY_RATIO = 5000.0, 0.25
+"""netperf's peer was starved too if the p90 of the responder delay exceeds this time, and this share of the median."""
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -57,12 +58,12 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=63)]
 FailureText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-"""A name of `netperf.probers.failure.FailureName`."""
+"""A `netperf.probers.failure.FailureName`; later versions may have more names."""
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
 class NodeLocation(msgspec.Struct, frozen=True, gc=False, order=True):
-    """A node with its zone and region, which are label values; empty without the label."""
+    """A node with its zone and region: the values of its labels, empty without the label."""
 
     node: NodeName
     zone: Label
@@ -75,6 +76,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         prober: source of the measurement.
         test: the netperf test; datagrams are UDP_RR.
+        min_us, mean_us, max_us, p50_us, p90_us, p99_us: latencies.
         transactions: completed round trips; None for a stream.
         duration_s: duration of the test itself.
         throughput_bps: bits per second of a stream.
@@ -109,8 +111,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def percentile_us(self, percentile: Percentile) -> float | None:
         """The percentile in microseconds; None if it is missing, or if the run had fewer than `REQUIRED_TRANSACTIONS`.
 
-        A lost datagram has no latency, but a call over TCP waits for the retransmission of a lost packet. So for datagrams the wait that
-        their loss would cause is added.
+        A lost datagram has no latency, but a call over TCP waits for the retransmission of a lost packet. So the percentile of datagrams
+        contains the delay that their loss would cause.
         """
         if self.transactions is not None and self.transactions < REQUIRED_TRANSACTIONS[percentile]:
             return None
@@ -118,7 +120,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if value_us is None or self.prober != "datagrams":
             return value_us
         return min(
-            MAX_LATENCY_US, value_us + retransmission_us(QUANTILES[percentile], value_us, self.loss_ratio or 0.0)
+            MAX_LATENCY_US, value_us + retransmission_delay_us(QUANTILES[percentile], value_us, self.loss_ratio or 0.0)
         )
 
 
@@ -129,8 +131,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         origin: the node that measured.
         destination: the other node.
         measurement: the measurement by netperf, or by datagrams if netperf did not run or failed.
-        sequence: number of the run of this writer; ``sequence`` and ``taken_at`` identify a sample, so that a reader can compute its age
-            by its own clock (`Sighting`).
+        sequence: the writer's number of the run. ``sequence`` and ``taken_at`` identify a sample, so that readers can compute its age by
+            their own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: reasons not to trust `cost_measurement`.
         datagrams: the measurement by datagrams since the previous run, if netperf ran as well.
@@ -163,7 +165,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     def percentile_us(self, percentile: Percentile) -> float | None:
         """The percentile that is used for the cost.
 
-        It is netperf's if there were too few datagrams for it, and if netperf's run has no flag but ``loss``.
+        If the datagrams are too few for this percentile, it is that of netperf's run, unless the run has another flag than ``loss``.
         """
         value_us = self.cost_measurement.percentile_us(percentile)
         if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
@@ -194,7 +196,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         failure: a name of `netperf.probers.failure.FailureName`.
         failures_in_a_row: number of failures since the last success.
         has_answered: whether the other host's kernel answered, so that the path works.
-        sequence: number of the run, as in `Sample`; of a sample and a failure of a pair, the higher one is newer.
+        sequence: number of the run, as in `Sample`; the higher number is newer.
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
     """
 
@@ -207,8 +209,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     taken_at: Amount = 0.0
 
 
-def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
-    """Time that retransmissions add to a call over TCP (a request and its response), at a quantile of the calls.
+def retransmission_delay_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
+    """Delay that retransmissions add to a call over TCP (a request and its response), at a quantile of the calls, microseconds.
 
     Args:
         quantile: quantile, 0..1.
@@ -219,7 +221,7 @@ def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> floa
     losses, probability = 0, arrival_ratio * arrival_ratio
     cumulative = probability
     while cumulative < quantile and losses < MAX_RETRANSMISSIONS:
-        # Losses before two packets have arrived follow a negative binomial distribution.
+        # The number of losses before two packets have arrived has a negative binomial distribution.
         losses += 1
         probability *= (1.0 - arrival_ratio) * (losses + 1) / losses
         cumulative += probability
@@ -232,8 +234,8 @@ def choose_cost_source(
     """Choose the measurement that is used for the cost: netperf's or the datagrams'.
 
     netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
-    netperf within that precision, or if netperf's run is flagged. netperf is used if they disagree, or if packets are lost, because
-    netperf waits for their retransmission.
+    netperf within that precision, or if netperf's run is flagged. netperf is used if the datagrams differ, or if packets are lost,
+    because its latencies contain their retransmissions.
     """
     if datagrams is None or datagrams.p50_us is None or not _has_enough_datagrams(datagrams):
         return "measurement"
@@ -250,12 +252,12 @@ def _has_enough_datagrams(datagrams: Measurement) -> bool:
 
 
 def histogram_step_us(value_us: float) -> float:
-    """Width of netperf 2.7's histogram buckets: a tenth to a hundredth of the value (its dlpar histogram, src/hist.h)."""
+    """Width of the bucket of netperf 2.7's histogram: a tenth to a hundredth of the value (DLPAR histogram, src/hist.h)."""
     return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """The time when a reader first saw a sample, by the reader's clock, so that the sample's age does not depend on other clocks."""
+    """The time when a reader first saw a sample, by the reader's clock, so that the sample's age does not depend on the writer's clock."""
 
     sequence: int
     taken_at: float
@@ -263,10 +265,9 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
-    """The sighting of ``sample``: ``previous`` while the writer has not written again.
+    """The sighting of ``sample``: ``previous`` until the writer writes a new sample.
 
-    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used, because old samples must not become
-    new.
+    Without ``previous``, as after a restart of the reader, the age is by the writer's clock, because an old sample must not become new.
 
     Args:
         previous: the sighting of the same origin, destination and test, if there is one.
@@ -287,7 +288,7 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 
     Args:
         measurement: the measurement to check.
-        datagrams: datagrams of the same time, which measure the time that requests waited at the peer.
+        datagrams: datagrams of the same time; they show whether requests waited at the peer.
     """
     quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
@@ -308,9 +309,9 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 
 
 def _is_stalled(measurement: Measurement) -> bool:
-    """Whether one transaction took so much of the run that the percentiles hide a stall: netperf sends nothing while it waits.
+    """Whether one transaction took so much of the run that the percentiles hide a stall, see `MAX_STALL_RATIO`.
 
-    False if segments were retransmitted: loss is a property of the path and has its own flag.
+    False if segments were retransmitted, because loss is a property of the path and has its own flag.
     """
     max_us, p50_us = measurement.max_us, measurement.p50_us
     has_loss = measurement.retransmits or measurement.loss_ratio
@@ -322,7 +323,7 @@ def _is_stalled(measurement: Measurement) -> bool:
 def _has_starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
     if datagrams is None or datagrams.responder_delay_us is None or measurement.p50_us is None:
         return False
-    limit_us = max(MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE * measurement.p50_us)
+    limit_us = max(MAX_RESPONDER_DELAY_US, MAX_RESPONDER_DELAY_RATIO * measurement.p50_us)
     return (datagrams.delayed_ratio or 0.0) > MAX_DELAYED_RATIO or datagrams.responder_delay_us > limit_us
 
 
@@ -331,5 +332,5 @@ def _has_run_queue_delay(measurement: Measurement) -> bool:
     latency_us = measurement.mean_us if measurement.mean_us is not None else measurement.p50_us
     if not measurement.run_queue_us or not measurement.transactions or latency_us is None:
         return False
-    added_us = measurement.run_queue_us / measurement.transactions
-    return added_us > max(RUN_QUEUE_FLOOR_US, MAX_RUN_QUEUE_RATIO * latency_us)
+    delay_us = measurement.run_queue_us / measurement.transactions
+    return delay_us > max(RUN_QUEUE_FLOOR_US, MAX_RUN_QUEUE_RATIO * latency_us)

@@ -1,4 +1,4 @@
-"""Starts child processes that the kernel kills when the agent ends."""
+"""Starts and stops child processes, which the kernel kills when the agent ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from netperf.probers.contention import RunQueueTime
+from netperf.probers.contention import RunQueueMonitor
 
-OUTPUT_LIMIT_BYTES = 65536
+MAX_OUTPUT_BYTES = 65536
 STOP_GRACE_S = 2.0
-NOBODY = 65534
+NOBODY_ID = 65534
 """UID and GID of the user nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 """Options of prctl(2), linux/prctl.h."""
@@ -47,12 +47,12 @@ def die_with_parent() -> None:
 
 
 def _confine() -> None:
-    """Drop privileges and set limits of this child. Called between fork and exec; if it raises, the child is not started."""
+    """Drop privileges and set limits of this child. Called between fork and exec; an exception prevents the exec."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
     if os.geteuid() == 0:  # as root, netserver overwrites and deletes other users' files
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)  # this drops all capabilities
+        os.setgid(NOBODY_ID)
+        os.setuid(NOBODY_ID)  # this drops all capabilities
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     die_with_parent()  # a change of user resets it
     # Last: until exec this is a copy of the agent, which is larger.
@@ -61,7 +61,7 @@ def _confine() -> None:
 
 
 def _is_executable_by_others(program: str) -> bool:
-    """Whether an unprivileged user can reach and execute a program."""
+    """Whether users other than the owner can reach and execute a program."""
     path = Path(program).resolve()
     return all(part.stat().st_mode & stat.S_IXOTH for part in (path, *path.parents))
 
@@ -69,11 +69,11 @@ def _is_executable_by_others(program: str) -> bool:
 def child_environment() -> dict[str, str]:
     """The environment variables of a child."""
     inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in os.environ}
-    return {**inherited, "LC_ALL": "C"}  # its messages are parsed
+    return {**inherited, "LC_ALL": "C"}  # error messages are parsed
 
 
 async def start_confined(program: str, *arguments: str, stdin: int) -> Process:
-    """Start an unprivileged child within resource limits, for requests of other hosts; see `die_with_parent`.
+    """Start an unprivileged child with resource limits, to serve other hosts; the kernel kills it when the agent ends.
 
     Raises:
         OSError: the program cannot be started.
@@ -99,8 +99,8 @@ async def start_confined(program: str, *arguments: str, stdin: int) -> Process:
         os.close(descriptor)
 
 
-async def run(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
-    """Run a program until it ends; see `die_with_parent`. Its output is cut to `OUTPUT_LIMIT_BYTES`.
+async def run_to_end(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
+    """Run a program until it ends. The kernel kills it when the agent ends. Its output is cut to `MAX_OUTPUT_BYTES`.
 
     Raises:
         TimeoutError: the program did not end in time, and was stopped.
@@ -114,21 +114,21 @@ async def run(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
         env=child_environment(),
         preexec_fn=die_with_parent,
     )
-    run_queue = RunQueueTime(process.pid)
-    poll = asyncio.create_task(run_queue.poll())
+    monitor = RunQueueMonitor(process.pid)
+    polling = asyncio.create_task(monitor.poll())
     try:
         async with asyncio.timeout(deadline_s):
             stdout, stderr = await process.communicate()
     finally:
-        poll.cancel()
+        polling.cancel()
         with suppress(asyncio.CancelledError):
-            await poll
+            await polling
         await stop(process)
     return CompletedRun(
         process.returncode if process.returncode is not None else -1,
-        stdout[:OUTPUT_LIMIT_BYTES].decode("utf-8", "replace"),
-        stderr[:OUTPUT_LIMIT_BYTES].decode("utf-8", "replace"),
-        run_queue.waited_us,
+        stdout[:MAX_OUTPUT_BYTES].decode("utf-8", "replace"),
+        stderr[:MAX_OUTPUT_BYTES].decode("utf-8", "replace"),
+        monitor.waited_us,
     )
 
 
@@ -136,9 +136,9 @@ async def stop(process: Process) -> None:
     """Stop a child by SIGTERM, and by SIGKILL after `STOP_GRACE_S`. Does nothing if the child has ended."""
     if process.returncode is not None:
         return
-    for send in (process.terminate, process.kill):
+    for send_signal in (process.terminate, process.kill):
         with suppress(ProcessLookupError):
-            send()
+            send_signal()
         try:
             async with asyncio.timeout(STOP_GRACE_S):
                 await process.wait()

@@ -1,6 +1,6 @@
-"""Measures delays of the prober itself: cgroup throttling, and waiting for a CPU.
+"""Reads the delays of the prober itself: cgroup throttling, and waiting for a CPU.
 
-Every function returns None if the kernel does not report the value: unknown is not 0.
+Every function returns None if the kernel does not report the value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_own_cpu_stat() -> Path | None:
 def read_throttled_us(cpu_stat: Path | None) -> float | None:
     """Microseconds for which a cgroup was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
 
-    None in v2 if the cpu controller is not enabled for the group.
+    cgroup v2 does not report the value if the cpu controller is not enabled for the group.
     """
     if cpu_stat is None:
         return None
@@ -72,15 +72,15 @@ def read_run_queue_us(pid: int | str) -> float | None:
 
 
 def elapsed_us(after: float | None, before: float | None) -> float | None:
-    """Difference of two readings; None if one is unknown, 0 if it is negative because the process moved to another cgroup."""
+    """Difference of two readings; None if one is unknown, 0 if the difference is negative after a move to another cgroup."""
     return None if after is None or before is None else max(0.0, after - before)
 
 
-class RunQueueTime:
-    """Run-queue time of a child, polled while the child runs, because it cannot be read afterwards.
+class RunQueueMonitor:
+    """Polls the run-queue time of a child while the child runs, because it cannot be read afterwards.
 
     Attributes:
-        waited_us: the last reading; None if there was none.
+        waited_us: the last reading; None before the first one.
     """
 
     def __init__(self, pid: int) -> None:

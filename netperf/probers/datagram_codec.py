@@ -19,7 +19,7 @@ MAX_ENCODED_DELAY_NS = 60 * 10**9
 
 
 class Datagram(NamedTuple):
-    """A request: its session (8 bytes) and number. An answer repeats them and has the responder delay."""
+    """A request, or the answer to it. An answer repeats the request's session (8 bytes) and number, and has the responder delay."""
 
     session: bytes
     number: int
@@ -39,7 +39,7 @@ def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
 
 
 def decode_datagram(key: bytes, side: bytes, data: bytes) -> Datagram | None:
-    """The datagram; None if it was not encoded with this key by that side."""
+    """The decoded datagram; None if ``data`` was not encoded with this key by that side."""
     if len(data) != DATAGRAM_BYTES or not data.startswith(MAGIC):
         return None
     datagram = Datagram(*_NUMBERS.unpack(data[len(MAGIC) : -_TAG_BYTES]))

@@ -1,8 +1,8 @@
 """Sends authenticated datagrams at fixed times and measures their round trips.
 
-A datagram does not wait for the answer to the previous one, so a stall of the path delays all datagrams of that time. The round trip ends
-at the kernel's receive timestamp. The responder delay in the answer is subtracted, which leaves the time on the path and in the network
-stacks. A few datagrams a second take a thousandth of a core.
+A datagram is sent even if the previous one has no answer yet, so a stall of the path delays all datagrams of that time. The round trip
+ends at the kernel's receive timestamp. The responder delay in the answer is subtracted, which leaves the time on the path and in the
+network stacks. A few datagrams a second take a thousandth of a core.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key
 from netperf.probers.timestamps import now_ns, open_udp, receive
 from netperf.sample import MAX_LATENCY_US, REQUIRED_TRANSACTIONS, Measurement
 
-MAX_PER_S = 10.0
-"""Datagrams a second of one agent, to all destinations together."""
-MAX_PER_DESTINATION_S = 4.0
-TARGET_PER_ROUND = 120.0
+MAX_RATE_PER_S, MAX_DESTINATION_RATE_PER_S = 10.0, 4.0
+"""Maximum datagrams a second of one agent: to all destinations together, and to each."""
+DATAGRAMS_PER_ROUND = 120.0
 """Datagrams to each destination in a round, unless a limit is lower; a p99 needs 100."""
 LOST_AFTER_S = 3.0
 """A datagram without an answer counts as lost after this time."""
 MAX_USABLE_DELAY_US = 20_000.0
-"""An answer with a longer responder delay is not used, because nothing verifies what the peer claims."""
+"""An answer with a longer responder delay is not used, because the delay is only the peer's claim."""
 CLOCK_STEP_LIMIT_NS = 10**6
-"""A round trip during which the wall clock was set by more than this is not used."""
+"""A round trip is not used if the wall clock was set by more than this meanwhile."""
 _MAX_BATCH = 64
+"""Maximum of answers that are read at a time, so that a flood does not block the event loop."""
 
 
 class DatagramTarget(NamedTuple):
@@ -76,12 +76,12 @@ class Window:
         self.rtts.record(rtt_us)
 
     def measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
-        """The measurement of the window; None with fewer than two usable answers.
+        """The measurement of the window; None if it has fewer than two usable answers.
 
         Args:
             now_s: monotonic time.
-            rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, as many of the
-                newest rounds as a p99 needs are used for it, and for ``transactions``.
+            rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, the p99 and
+                ``transactions`` are of as many of the newest windows as a p99 needs.
         """
         rtts = self.rtts
         if rtts.count < 2:
@@ -119,7 +119,7 @@ class _SentDatagram(NamedTuple):
 
 
 class DatagramStream:
-    """Sends datagrams to some destinations in turn, and keeps a window of answers for each.
+    """Sends datagrams to several destinations in turn, and keeps a window of answers for each.
 
     Args:
         address: the node's own address, a literal.
@@ -134,10 +134,10 @@ class DatagramStream:
         self._session = secrets.token_bytes(8)
         self._windows: dict[DatagramTarget, Window] = {}
         self._targets: list[DatagramTarget] = []
-        self._target_index = self._number = 0
+        self._target_index = self._last_number = 0
         self._unanswered: OrderedDict[int, _SentDatagram] = OrderedDict()
         self._interval_s = 60.0
-        self._has_new_targets = asyncio.Event()
+        self._targets_changed = asyncio.Event()
         self.is_paused = False
 
     def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
@@ -146,21 +146,21 @@ class DatagramStream:
         now_s = time.monotonic()
         self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._targets}
         self._interval_s = interval_s
-        self._has_new_targets.set()
+        self._targets_changed.set()
 
     @property
     def rate_per_s(self) -> float:
         """Datagrams a second to all destinations together."""
-        per_destination = min(MAX_PER_DESTINATION_S, TARGET_PER_ROUND / self._interval_s)
-        return min(MAX_PER_S, len(self._targets) * per_destination)
+        destination_rate = min(MAX_DESTINATION_RATE_PER_S, DATAGRAMS_PER_ROUND / self._interval_s)
+        return min(MAX_RATE_PER_S, len(self._targets) * destination_rate)
 
     def current_window(self, target: DatagramTarget) -> Window | None:
-        """The open window of a destination; None without such a destination."""
+        """The open window of a destination; None if it is no current destination."""
         self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
     def close_window(self, target: DatagramTarget) -> Window | None:
-        """Close the window of a destination and open the next one; returns the closed one, None without such a destination."""
+        """Close the window of a destination and open the next one; returns the closed window, None if it is no current destination."""
         self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
@@ -179,8 +179,8 @@ class DatagramStream:
             try:
                 while True:
                     if not self._targets:
-                        self._has_new_targets.clear()
-                        await self._has_new_targets.wait()
+                        self._targets_changed.clear()
+                        await self._targets_changed.wait()
                         continue
                     if not self.is_paused:
                         self._send(udp)
@@ -193,9 +193,9 @@ class DatagramStream:
         self._expire(time.monotonic_ns())
         self._target_index = (self._target_index + 1) % len(self._targets)
         target = self._targets[self._target_index]
-        self._number += 1
-        request = encode_datagram(self._key, b"client", Datagram(self._session, self._number))
-        self._unanswered[self._number] = _SentDatagram(target, now_ns(), time.monotonic_ns())
+        self._last_number += 1
+        request = encode_datagram(self._key, b"client", Datagram(self._session, self._last_number))
+        self._unanswered[self._last_number] = _SentDatagram(target, now_ns(), time.monotonic_ns())
         self._windows[target].sent += 1
         with suppress(OSError):  # no route, or an ICMP error for an earlier datagram: it counts as lost
             udp.sendto(request, tuple(target))

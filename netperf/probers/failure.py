@@ -1,4 +1,4 @@
-"""The failure of a probe, and its names."""
+"""The error of a failed probe, and the names of failures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FailureName = Literal[
 
 
 class ProbeFailedError(KubekitError):
-    """A run gave no measurement.
+    """A probe has no measurement.
 
     Attributes:
-        name: one of `FailureName`, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route;
-            ``timeout``, no end within the deadline; ``unauthenticated``, the peer refused the passphrase; ``too-few-samples``, no
-            percentile could be computed; ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf
-            is not installed; ``reset``, the peer closed the connection during the run; ``failed``, anything else.
+        name: reason, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route; ``timeout``, no end within the
+            deadline; ``unauthenticated``, the peer refused the passphrase; ``too-few-samples``, no percentile could be computed;
+            ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf is not installed; ``reset``, the
+            peer closed the connection during the run; ``failed``, anything else.
         detail: text for users.
-        has_answered: whether the other host answered, so that the path works.
+        has_answered: whether the other host answered, so that the path works; by default all but ``timeout`` and ``unreachable``.
     """
 
     def __init__(self, name: FailureName, detail: str = "", *, has_answered: bool | None = None) -> None:

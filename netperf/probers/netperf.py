@@ -1,4 +1,4 @@
-"""Runs netperf: builds its command line, parses its output, and names its failures.
+"""Runs netperf: builds the command, parses the output, and names failures.
 
 netperf 2.7.0 (docs/contracts) ignores an unknown selector with exit code 0, prints a percentile of 0 if there were too few
 transactions, and reports a wrong passphrase as a reset.
@@ -30,17 +30,18 @@ BINARY_VARIABLE = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
 DIAGNOSIS_TIMEOUT_S = 1.0
 REQUEST_WAIT_S = 0.3
+"""A peer that closes the connection does so within this time, plus two round trips."""
 UDP_LOSS_TIMEOUT_S = 1
 PING_TIMEOUT_S = 2.0
-"""Long enough for one retransmission of a lost SYN, after a second; a longer wait would cost too much of the slot."""
+"""Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the slot."""
 _TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
-"""Offset of tcpi_rtt (microseconds) in tcp_info, and the bytes to read (linux/tcp.h)."""
+"""Offset of tcpi_rtt (microseconds) in tcp_info, and the number of bytes to read (linux/tcp.h)."""
 MIN_TRANSACTIONS_FOR_P90 = 12
-"""The 10 that a p90 needs, and two more. With a round trip of 400 ms they take 5 s."""
+"""A p90 needs 10; two more are a reserve. With a round trip of 400 ms they take 5 s."""
 SETUP_ROUND_TRIPS = 8
-"""Round trips of a run beside its test: control connection, passphrase, set-up, data connection, result."""
-NO_CONTROL_CONNECTION = 255
-"""Exit status of netperf."""
+"""Round trips of a run in addition to its test: control connection, passphrase, set-up, data connection, result."""
+NO_CONTROL_CONNECTION_STATUS = 255
+"""Exit status of netperf if it cannot open the control connection."""
 
 _COMMON_KEYS = ("ELAPSED_TIME", "LOCAL_TRANSPORT_RETRANS", "REMOTE_TRANSPORT_RETRANS")
 _STREAM_KEYS = ("THROUGHPUT", "THROUGHPUT_UNITS", *_COMMON_KEYS)
@@ -63,12 +64,12 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 
 def output_selectors(test: Test) -> tuple[str, ...]:
-    """The output selectors of a test. Latencies of a stream are left out: they are of send calls, not of round trips."""
+    """The output selectors of a test. Those of a stream have no latencies, which would be of send calls instead of round trips."""
     return _STREAM_KEYS if test == "TCP_STREAM" else _CALL_KEYS
 
 
 def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:
-    """Number of round trips to request on a slow path; None if the duration is enough for twice as many as a p90 needs.
+    """Number of round trips to request on a slow path; None if ``duration_s`` is enough for twice `MIN_TRANSACTIONS_FOR_P90`.
 
     A run that ends after a number of round trips waits for every retransmission, so such runs are used on slow paths only.
     """
@@ -78,7 +79,7 @@ def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:
 def build_command(
     binary: str, address: str, settings: ProbeSettings, hourly_passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The command of a run, which ends by time or after ``transactions``. Do not log it: it contains the hourly passphrase."""
+    """The command of a run that ends by time, or after ``transactions``. Never log it: it contains the hourly passphrase."""
     ends_by_time = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if ends_by_time else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", hourly_passphrase, "-t", settings.test]
@@ -91,7 +92,7 @@ def build_command(
 
 
 def parse_output(text: str, test: Test) -> Measurement:
-    """Parse netperf's output, lines of ``KEY=value``.
+    """Parse netperf's output, which has lines of ``KEY=value``.
 
     Raises:
         ProbeFailedError: ``unknown-selector`` if a requested key is missing; ``too-few-samples`` if there is no percentile; ``failed`` if
@@ -101,11 +102,11 @@ def parse_output(text: str, test: Test) -> Measurement:
     missing = [key for key in output_selectors(test) if key not in values]
     if missing:
         raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
-    duration_s = _number(values["ELAPSED_TIME"], minimum=0)
-    retransmits = _retransmits(values)
+    duration_s = _parse_number(values["ELAPSED_TIME"], minimum=0)
+    retransmits = _parse_retransmits(values)
     if test == "TCP_STREAM":
         unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
-        throughput = _number(values["THROUGHPUT"], above=0)
+        throughput = _parse_number(values["THROUGHPUT"], above=0)
         if unit_bps is None or throughput is None:
             raise ProbeFailedError("failed", f"throughput {values['THROUGHPUT']} {values['THROUGHPUT_UNITS']}")
         return Measurement(
@@ -115,28 +116,28 @@ def parse_output(text: str, test: Test) -> Measurement:
             throughput_bps=throughput * unit_bps,
             retransmits=retransmits,
         )
-    transactions = int(_number(values["LOCAL_RECV_CALLS"], minimum=0) or 0)
-    min_us, max_us = _latency(values["MIN_LATENCY"]), _latency(values["MAX_LATENCY"])
-    p50_us, p90_us, p99_us = (_clamp(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
+    transactions = int(_parse_number(values["LOCAL_RECV_CALLS"], minimum=0) or 0)
+    min_us, max_us = _parse_latency(values["MIN_LATENCY"]), _parse_latency(values["MAX_LATENCY"])
+    p50_us, p90_us, p99_us = (_clamp(_parse_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
     if p50_us is None and p90_us is None and p99_us is None:
         raise ProbeFailedError("too-few-samples", f"{transactions} transactions")
     return Measurement(
         prober="netperf",
         test=test,
         min_us=min_us,
-        mean_us=_latency(values["MEAN_LATENCY"]),
+        mean_us=_parse_latency(values["MEAN_LATENCY"]),
         max_us=max_us,
         p50_us=p50_us,
         p90_us=p90_us,
         p99_us=p99_us,
         transactions=transactions,
         duration_s=duration_s,
-        loss_ratio=_loss_ratio(values, test, transactions, retransmits),
+        loss_ratio=_compute_loss_ratio(values, test, transactions, retransmits),
         retransmits=retransmits,
     )
 
 
-def _number(
+def _parse_number(
     text: str, *, above: float = -math.inf, minimum: float = -math.inf, maximum: float = math.inf
 ) -> float | None:
     """A finite number within bounds, else None: netperf prints -1 for unknown."""
@@ -147,8 +148,8 @@ def _number(
     return value if math.isfinite(value) and value > above and minimum <= value <= maximum else None
 
 
-def _latency(text: str) -> float | None:
-    return _number(text, above=0, maximum=MAX_LATENCY_US)
+def _parse_latency(text: str) -> float | None:
+    return _parse_number(text, above=0, maximum=MAX_LATENCY_US)
 
 
 def _clamp(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
@@ -158,15 +159,17 @@ def _clamp(value_us: float | None, min_us: float | None, max_us: float | None) -
     return min(max(value_us, min_us or value_us), max_us or value_us)
 
 
-def _retransmits(values: Mapping[str, str]) -> int | None:
-    ends = [_number(values[f"{end}_TRANSPORT_RETRANS"], minimum=0) for end in ("LOCAL", "REMOTE")]
+def _parse_retransmits(values: Mapping[str, str]) -> int | None:
+    ends = [_parse_number(values[f"{end}_TRANSPORT_RETRANS"], minimum=0) for end in ("LOCAL", "REMOTE")]
     counts = [int(count) for count in ends if count is not None]
     return sum(counts) if counts else None
 
 
-def _loss_ratio(values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None) -> float | None:
+def _compute_loss_ratio(
+    values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None
+) -> float | None:
     if test == "UDP_RR":
-        sent = _number(values["LOCAL_SEND_CALLS"], above=0)
+        sent = _parse_number(values["LOCAL_SEND_CALLS"], above=0)
         # The last request has no answer yet when the run ends.
         return None if sent is None else max(0.0, sent - transactions - 1) / sent
     return None if retransmits is None or not transactions else min(1.0, retransmits / transactions)
@@ -213,7 +216,7 @@ class NetperfProber:
         started = time.monotonic()
         expected_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
         try:
-            completed = await child.run(command, expected_s + DEADLINE_ALLOWANCE_S)
+            completed = await child.run_to_end(command, expected_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:
             took_s = time.monotonic() - started
             raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", has_answered=True) from None
@@ -268,7 +271,7 @@ async def _diagnose(
     """The error of a failed run. netperf's messages are ambiguous, so this function also connects to the control port."""
     message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
     peer = await _check_control_port(address, settings.port)
-    if completed.returncode == NO_CONTROL_CONNECTION:
+    if completed.returncode == NO_CONTROL_CONNECTION_STATUS:
         name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
         return ProbeFailedError(name, message)
     if peer.state in {"refused", "unreachable", "timeout"}:

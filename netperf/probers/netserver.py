@@ -27,13 +27,13 @@ log = logs.get("netperf.netserver")
 
 REQUEST_BYTES, PASSPHRASE_OFFSET = 656, 8
 """Size of ``struct netperf_request`` of netperf 2.7.0 (netlib.h), and offset of the text in a PASSPHRASE request."""
-MAX_PENDING = 64
-"""Maximum of unauthenticated connections. A further one replaces the oldest one of the peer with the most connections."""
+MAX_PENDING_CONNECTIONS = 64
+"""Maximum of unauthenticated connections. A further connection replaces the oldest one of the peer with the most connections."""
 REQUEST_TIMEOUT_S = 5.0
 MAX_RUNS = 8
-"""More than the one run at a time that a plan allows, because clocks may differ."""
+"""A plan allows one run at a time, but clocks may differ."""
 MAX_RUN_S = 120.0
-"""More than the 60 s that a plan allows."""
+"""A plan allows 60 s."""
 
 
 class Netserver:
@@ -102,7 +102,7 @@ class Netserver:
         loop = asyncio.get_running_loop()
         while True:
             connection, peer = await loop.sock_accept(listener)
-            if len(self._pending) >= MAX_PENDING:
+            if len(self._pending) >= MAX_PENDING_CONNECTIONS:
                 largest_peer, _ = Counter(self._pending.values()).most_common(1)[0]
                 oldest = next(task for task, address in self._pending.items() if address == largest_peer)
                 del self._pending[oldest]

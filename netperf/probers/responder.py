@@ -13,6 +13,7 @@ from netperf.probers.timestamps import now_ns, open_udp, receive
 log = logs.get("netperf.responder")
 
 MAX_BATCH = 64
+"""Maximum of datagrams that are answered at a time, so that a flood does not block the event loop."""
 MAX_LOGGED_HOSTS = 100
 
 
@@ -34,7 +35,7 @@ class DatagramResponder:
     def __init__(self, address: str, port: int, passphrase: bytes) -> None:
         self._address, self.port, self._key = address, port, derive_key(passphrase)
         self.listening = asyncio.Event()
-        self._rejected: set[str] = set()
+        self._logged_hosts: set[str] = set()
 
     async def run(self) -> None:
         """Answer until cancelled.
@@ -55,12 +56,12 @@ class DatagramResponder:
 
     def _log_rejected(self, host: str) -> None:
         """Log each sender once, at most `MAX_LOGGED_HOSTS` of them, because addresses of senders can be forged."""
-        if host not in self._rejected and len(self._rejected) < MAX_LOGGED_HOSTS:
-            self._rejected.add(host)
+        if host not in self._logged_hosts and len(self._logged_hosts) < MAX_LOGGED_HOSTS:
+            self._logged_hosts.add(host)
             log.warning("datagram without a valid tag", peer=host)
 
     def _answer(self, udp: socket.socket) -> None:
-        """Answer one batch, so that a flood does not block the event loop."""
+        """Answer the datagrams in the socket's buffer, at most `MAX_BATCH`."""
         for _ in range(MAX_BATCH):
             try:
                 data, received_ns, peer = receive(udp)

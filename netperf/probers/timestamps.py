@@ -33,7 +33,7 @@ def open_udp(address: str, port: int = 0) -> socket.socket:
     udp = socket.socket(family, socket.SOCK_DGRAM)
     try:
         udp.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
-        with suppress(OSError):  # receive() then reads the clock itself
+        with suppress(OSError):  # the function receive() then reads the clock
             udp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         udp.bind((address, port))
     except OSError:

@@ -82,7 +82,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     async with running(netserver):
         hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
         command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", hourly_passphrase]
-        finished = await child.run([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
+        finished = await child.run_to_end([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
     assert finished.returncode == 0
     assert "NO_SUCH_KEY" not in finished.stdout
     with pytest.raises(ProbeFailedError) as caught:
