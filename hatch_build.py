@@ -44,7 +44,7 @@ class SearchHook(BuildHookInterface):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         self._folder = tempfile.TemporaryDirectory()
-        made = Path(self._folder.name) / module.PACKAGED.name
+        made = Path(self._folder.name) / module.PACKAGED_LIBRARY.name
         module.compile_library(made)
         build_data["force_include"][str(made)] = str(_PLAN / "native" / made.name)
         build_data["pure_python"] = False

@@ -23,7 +23,7 @@ from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.hosts import Host
 from controller.cluster.services import Routing, Service
 from controller.scheduler.placement.annotations import call_edges, spread_of
-from controller.scheduler.placement.evaluation import Evaluation, endpoints_of, evaluate_edges, replicas_by_host
+from controller.scheduler.placement.evaluation import Evaluation, count_replicas, endpoints_of, evaluate_edges
 from controller.scheduler.placement.problem import CallEdge, Problem
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, build_problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
@@ -94,7 +94,7 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def by_host(self) -> Sequence[Mapping[int, int]]:
         """[workload] host of `problem` -> number of placed pods."""
-        return replicas_by_host(self.problem, np.zeros(0, np.int64))
+        return count_replicas(self.problem, np.zeros(0, np.int64))
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload that have traffic, and pods at both ends."""

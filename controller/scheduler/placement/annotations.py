@@ -1,6 +1,6 @@
 """Reads the annotations of an AppGroup and its pods: spread, objective and weights of calls.
 
-An unreadable annotation counts as absent. A message about it is appended to ``annotation_errors``.
+An unreadable annotation counts as absent, and a message about it is appended to the argument ``errors``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from controller.cluster.crds import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.dependency_graph import DependencyGraph
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge
-from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
+from controller.scheduler.placement.problem_builder import OBJECTIVES_WITH_PRICES, Objective, Spread
 from controller.traffic.weights import read_weights
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
@@ -22,31 +22,34 @@ WEIGHTS_ANNOTATION = "netaware.io/weights"
 """On an AppGroup: traffic of each dependency in any unit, as JSON: caller's selector -> callee's selector -> weight."""
 
 
-def spread_of(annotations: Mapping[str, str] | None, default: Spread, annotation_errors: list[str]) -> Spread:
+def spread_of(annotations: Mapping[str, str] | None, default: Spread, errors: list[str]) -> Spread:
     """The spread that annotations choose, or the default."""
     text = (annotations or {}).get(SPREAD_ANNOTATION, "")
-    return cast("Spread", _choice(text, SPREAD_ANNOTATION, Spread, annotation_errors) or default)
+    return cast("Spread", _read_choice(text, SPREAD_ANNOTATION, Spread, errors) or default)
 
 
-def _choice(text: str, annotation: str, choices: object, annotation_errors: list[str]) -> str:
-    """The value of an annotation; empty if it is none of the choices, which are a Literal."""
+def _read_choice(text: str, annotation: str, choices: object, errors: list[str]) -> str:
+    """The value of an annotation; empty if it is none of the choices.
+
+    Args:
+        text: the value as written.
+        annotation: its key, for messages.
+        choices: a Literal.
+        errors: messages are appended.
+    """
     value = text.strip().lower()
     if value and value not in get_args(choices):
-        annotation_errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
+        errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")
         return ""
     return value
 
 
-def objective_of(group: AppGroup, annotation_errors: list[str], *, has_prices: bool) -> Objective:
-    """The group's objective; ``time`` by default, and instead of money without prices."""
-    objective = (
-        _choice(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, annotation_errors)
-        or "time"
-    )
-    if objective in PRICED and not has_prices:
-        annotation_errors.append(
-            f"objective {objective}: there are no prices (traffic.prices), so calls are judged by time"
-        )
+def objective_of(group: AppGroup, errors: list[str], *, has_prices: bool) -> Objective:
+    """The group's objective; ``time`` by default, and if the objective needs prices that are not configured."""
+    text = group.metadata.annotation(OBJECTIVE_ANNOTATION)
+    objective = _read_choice(text, OBJECTIVE_ANNOTATION, Objective, errors) or "time"
+    if objective in OBJECTIVES_WITH_PRICES and not has_prices:
+        errors.append(f"objective {objective}: traffic.prices is not set, so the objective is time")
         return "time"
     return cast("Objective", objective)
 
@@ -54,28 +57,28 @@ def objective_of(group: AppGroup, annotation_errors: list[str], *, has_prices: b
 def call_edges(
     group: AppGroup,
     graph: DependencyGraph,
-    replicas: Mapping[int, int],
+    replica_counts: Mapping[int, int],
     routings: Sequence[Routing],
-    annotation_errors: list[str],
+    errors: list[str],
 ) -> list[CallEdge]:
     """The group's dependencies with their weights.
 
-    The first source that has any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency that it
-    leaves out has the least weight in it. Without a source, each caller counts 1.
+    The first source with any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency without a weight in this
+    source has the source's least weight. Without a source, each caller counts 1.
 
     Args:
         group: the AppGroup.
         graph: its dependencies.
-        replicas: index of a workload -> its replicas.
+        replica_counts: index of a workload -> number of its replicas.
         routings: [workload] routing of calls to it.
-        annotation_errors: messages about unreadable annotations are appended.
+        errors: messages about unreadable annotations are appended.
     """
-    weights = _weights(group, graph, annotation_errors)
+    weights = _read_edge_weights(group, graph, errors)
     return [
         CallEdge(
             caller=edge.caller,
             callee=edge.callee,
-            weight=weights[i] if weights else float(max(replicas.get(edge.caller, 0), 1)),
+            weight=weights[i] if weights else float(max(replica_counts.get(edge.caller, 0), 1)),
             routing=routings[edge.callee],
             max_cost=edge.max_network_cost,
         )
@@ -83,8 +86,8 @@ def call_edges(
     ]
 
 
-def _weights(group: AppGroup, graph: DependencyGraph, annotation_errors: list[str]) -> list[float]:
-    """[edge] its weight; empty if no source has any."""
+def _read_edge_weights(group: AppGroup, graph: DependencyGraph, errors: list[str]) -> list[float]:
+    """[edge] its weight; empty if no source has a weight."""
     selectors = graph.selectors
     ends = [(selectors[edge.caller], selectors[edge.callee]) for edge in graph.edges]
     bandwidths = {
@@ -93,7 +96,7 @@ def _weights(group: AppGroup, graph: DependencyGraph, annotation_errors: list[st
         if edge.min_bandwidth_bps > 0
     }
     annotations = (WEIGHTS_ANNOTATION, MEASURED_WEIGHTS_ANNOTATION)
-    sources = [*(read_weights(group, annotation, annotation_errors) for annotation in annotations), bandwidths]
+    sources = [*(read_weights(group, annotation, errors) for annotation in annotations), bandwidths]
     for source in sources:
         weights = [source.get(pair) for pair in ends]
         positive = [weight for weight in weights if weight]

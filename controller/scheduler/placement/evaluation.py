@@ -1,6 +1,6 @@
 """Evaluates a placement: latency of calls, violated limits, and load of replicas.
 
-Exact and independent of the compiled search, which updates its costs by increments.
+The compiled search has its own implementation, which updates costs by increments.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """The value of a placement for one dependency or several, as means by their weights.
+    """The value of a placement for one or more dependencies.
 
     Attributes:
         latency: mean latency of a call, in the unit of `CallCostTable.latency`; 0 if no dependency has replicas at both ends.
-        violations: pairs of a caller and a replica that may answer it, beyond the limit; the sum over the dependencies.
-        max_load_ratio: mean load of the callees' busiest replicas over their fair share.
+        violations: number of pairs of a caller and a replica that may answer it, beyond the limit.
+        max_load_ratio: load of the callee's busiest replica over its fair share; of several dependencies, the mean by weight.
         traffic: weight of the dependencies that have replicas at both ends.
     """
 
@@ -31,90 +31,85 @@ class Evaluation(msgspec.Struct, frozen=True):
     traffic: float = 0.0
 
 
-def evaluate(problem: Problem, at: Ints) -> Evaluation:
-    """Evaluate a placement.
+def evaluate(problem: Problem, host_of: Ints) -> Evaluation:
+    """Evaluate a placement for all dependencies.
 
     Args:
         problem: the group and the cluster.
-        at: [replica] host or -1.
+        host_of: [replica] host or -1.
     """
-    return evaluate_edges(problem, problem.edges, replicas_by_host(problem, at))
+    return evaluate_edges(problem, problem.edges, count_replicas(problem, host_of))
 
 
-def evaluate_edges(problem: Problem, edges: Sequence[CallEdge], by_host: Sequence[Mapping[int, int]]) -> Evaluation:
+def evaluate_edges(
+    problem: Problem, edges: Sequence[CallEdge], replica_counts: Sequence[Mapping[int, int]]
+) -> Evaluation:
     """Evaluate a placement for some dependencies.
 
     Args:
         problem: the group and the cluster.
         edges: the dependencies.
-        by_host: [workload] host -> its replicas there.
+        replica_counts: [workload] host -> number of its replicas there.
     """
-    values = [_evaluate_edge(problem, edge, by_host[edge.caller], by_host[edge.callee]) for edge in edges]
+    values = [_evaluate_edge(problem, edge, replica_counts[edge.caller], replica_counts[edge.callee]) for edge in edges]
     traffic, violations = sum(value.traffic for value in values), sum(value.violations for value in values)
     if not traffic:
         return Evaluation(violations=violations)
     latency = sum(value.traffic * value.latency for value in values) / traffic
-    return Evaluation(
-        latency, violations, sum(value.traffic * value.max_load_ratio for value in values) / traffic, traffic
-    )
+    max_load_ratio = sum(value.traffic * value.max_load_ratio for value in values) / traffic
+    return Evaluation(latency, violations, max_load_ratio, traffic)
 
 
-def replicas_by_host(problem: Problem, at: Ints) -> list[Counter[int]]:
-    """[workload] host -> its replicas there, those that stay included."""
-    by_host = [Counter(hosts) for hosts in problem.fixed_hosts]
-    for class_, host in zip(problem.class_of.tolist(), at.tolist(), strict=True):
+def count_replicas(problem: Problem, host_of: Ints) -> list[Counter[int]]:
+    """[workload] host -> number of its replicas there, fixed ones included."""
+    counts = [Counter(hosts) for hosts in problem.fixed_hosts]
+    for class_, host in zip(problem.class_of.tolist(), host_of.tolist(), strict=True):
         if host >= 0:
-            by_host[int(problem.workload_of[class_])][host] += 1
-    return by_host
+            counts[int(problem.workload_of[class_])][host] += 1
+    return counts
 
 
-def endpoints_of(problem: Problem, routing: Routing, called: Iterable[int]) -> Endpoints[int, int]:
+def endpoints_of(problem: Problem, routing: Routing, hosts: Iterable[int]) -> Endpoints[int, int]:
     """The endpoints of a Service with this routing whose replicas are on these hosts."""
-    return Endpoints(routing, {host: int(problem.zone_of[host]) for host in called}, problem.has_zone_label.__getitem__)
+    return Endpoints(routing, {host: int(problem.zone_of[host]) for host in hosts}, problem.has_zone_label.__getitem__)
 
 
 def _evaluate_edge(
-    problem: Problem, edge: CallEdge, callers: Mapping[int, int], called: Mapping[int, int]
+    problem: Problem, edge: CallEdge, caller_counts: Mapping[int, int], replica_counts: Mapping[int, int]
 ) -> Evaluation:
     """Evaluate one dependency, by the number of callers and of replicas of the callee on each host."""
-    if not callers or not called:
+    if not caller_counts or not replica_counts:
         return Evaluation()
-    table, hosts = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
-    calling = np.array([callers.get(host, 0) for host in hosts.tolist()], np.float64)
-    replicas_at = np.array([called.get(host, 0) for host in hosts.tolist()], np.float64)
+    # All arrays are by host, unless their names end in `by_zone`.
+    table, hosts = problem.tables[edge.table], np.array(sorted({*caller_counts, *replica_counts}), np.int64)
+    callers = np.array([caller_counts.get(host, 0) for host in hosts.tolist()], np.float64)
+    replicas = np.array([replica_counts.get(host, 0) for host in hosts.tolist()], np.float64)
     zone, zones = problem.zone_of[hosts], len(problem.has_zone_label)
-    zone_replicas = np.bincount(zone, replicas_at, zones)
-    replicas_in_zone, replicas = zone_replicas[zone], float(replicas_at.sum())
-    # All arrays are by host.
-    endpoints = endpoints_of(problem, edge.routing, called)
+    replicas_by_zone = np.bincount(zone, replicas, zones)
+    zone_replicas, all_replicas = replicas_by_zone[zone], float(replicas.sum())
+    endpoints = endpoints_of(problem, edge.routing, replica_counts)
     routings = np.array([endpoints.routing_from(*pair) for pair in zip(hosts.tolist(), zone.tolist(), strict=True)])
-    callers_same_node, callers_same_zone, callers_anywhere = (
-        calling * (routings == routing) for routing in (Routing.NODE, Routing.ZONE, Routing.ANY)
+    to_node, to_zone, to_all = (
+        callers * (routings == routing) for routing in (Routing.NODE, Routing.ZONE, Routing.ANY)
     )
     zone_latency = table.latency[zone, zone]
     host_gain = table.host_latency - zone_latency
-    share_of_zone = np.divide(replicas_at, replicas_in_zone, out=np.zeros_like(replicas_at), where=replicas_in_zone > 0)
-    share_of_all = replicas_at / replicas
-    mean_latency = table.latency[zone] @ zone_replicas / replicas + share_of_all * host_gain
+    share_of_zone = np.divide(replicas, zone_replicas, out=np.zeros_like(replicas), where=zone_replicas > 0)
+    share_of_all = replicas / all_replicas
+    latency_to_all = table.latency[zone] @ replicas_by_zone / all_replicas + share_of_all * host_gain
     latency = (
-        callers_same_node.sum() * table.host_latency
-        + callers_same_zone @ (zone_latency + share_of_zone * host_gain)
-        + callers_anywhere @ mean_latency
+        to_node.sum() * table.host_latency
+        + to_zone @ (zone_latency + share_of_zone * host_gain)
+        + to_all @ latency_to_all
     )
-    violating_replicas = table.violates_limit[zone] @ zone_replicas - replicas_at * table.violates_limit[zone, zone]
-    violations = (
-        callers_same_zone @ ((replicas_in_zone - replicas_at) * table.violates_limit[zone, zone])
-        + callers_anywhere @ violating_replicas
-    )
-    load = (
-        callers_same_node
-        + np.bincount(zone, callers_same_zone, zones)[zone] * share_of_zone
-        + callers_anywhere.sum() * share_of_all
-    )
-    all_callers = float(calling.sum())
+    violates_in_zone = table.violates_limit[zone, zone]
+    violating_replicas = table.violates_limit[zone] @ replicas_by_zone - replicas * violates_in_zone
+    violations = to_zone @ ((zone_replicas - replicas) * violates_in_zone) + to_all @ violating_replicas
+    load = to_node + np.bincount(zone, to_zone, zones)[zone] * share_of_zone + to_all.sum() * share_of_all
+    all_callers, has_replica = float(callers.sum()), replicas > 0
     return Evaluation(
         latency=float(latency) / all_callers,
         violations=round(float(violations)),
-        max_load_ratio=float((load[replicas_at > 0] / replicas_at[replicas_at > 0]).max()) * replicas / all_callers,
+        max_load_ratio=float((load[has_replica] / replicas[has_replica]).max()) * all_replicas / all_callers,
         traffic=edge.weight,
     )

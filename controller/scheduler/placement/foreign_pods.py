@@ -1,4 +1,4 @@
-"""Bound pods outside a group that restrict where its pods may go: (anti-)affinity and topology spread."""
+"""Finds bound pods outside a group that restrict the hosts of its pods, by (anti-)affinity or topology spread."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from kubekit.selectors import Selector, compile_or_none
 
 
 class ForeignPods(msgspec.Struct, frozen=True):
-    """Pods of one template.
+    """Bound pods of one template.
 
     Attributes:
-        pod: its namespace, labels and constraints.
-        nodes: node -> how many of them are there.
-        is_required: whether a required rule counts them; otherwise only preferences do.
+        pod: one of them: namespace, labels and constraints.
+        pods_by_node: node -> number of them there.
+        is_required: whether a required rule relates them to the group; otherwise only preferences do.
     """
 
     pod: Pod
-    nodes: Counter[str]
+    pods_by_node: Counter[str]
     is_required: bool
 
 
 def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
-    """The foreign pods that a rule relates to pods of a group.
+    """The bound pods outside a group that a rule relates to its pods.
 
     Args:
         node_cache: all bound pods.
-        pods: of the group; inactive pods count as foreign.
+        pods: the group's pods; inactive pods count as foreign.
     """
-    active = [pod for pod in pods if pod.is_active]
-    models = list({_template_id(pod): pod for pod in active}.values())
+    active_pods = [pod for pod in pods if pod.is_active]
+    models = list({_constraints_key(pod): pod for pod in active_pods}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
-    foreign = []
-    group_pods: dict[TemplateKey, Counter[str]] | None = None
+    foreign_pods = []
+    group_pods_by_node: dict[TemplateKey, Counter[str]] | None = None
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, models)
         if not kinds:
             continue
-        if group_pods is None:
-            group_pods = _count_by_template(node_cache, active)
-        nodes = template.pods_by_node - group_pods.get(key, Counter())
-        if nodes:
+        if group_pods_by_node is None:
+            group_pods_by_node = _count_by_node(node_cache, active_pods)
+        pods_by_node = template.pods_by_node - group_pods_by_node.get(key, Counter())
+        if pods_by_node:
             is_required = bool(kinds - {RuleKind.PREFERENCE})
-            foreign.append(ForeignPods(template.example_pod.pod_without_requests, nodes, is_required))
-    return tuple(foreign)
+            foreign_pods.append(ForeignPods(template.example_pod.pod_without_requests, pods_by_node, is_required))
+    return tuple(foreign_pods)
 
 
-def _template_id(pod: Pod) -> tuple[str, str, bool]:
-    """An id that pods with equal constraints share. Bound pods of an owner may have an older template than its waiting pods."""
+def _constraints_key(pod: Pod) -> tuple[str, str, bool]:
+    """Equal for pods with equal constraints. Bound pods of an owner may have an older template than its waiting pods."""
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
 
-def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateKey, Counter[str]]:
-    """Template -> node -> how many of these pods are there."""
+def _count_by_node(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[TemplateKey, Counter[str]]:
+    """Template -> node -> number of these pods there."""
     counts: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
         info = node_cache.pods.get(pod.metadata.key)
@@ -73,10 +73,10 @@ def _count_by_template(node_cache: NodeCache, pods: Iterable[Pod]) -> dict[Templ
 
 def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Pod]) -> set[RuleKind]:
     """Kinds of the rules that relate pods of a template to pods of the group."""
-    model = template.example_pod
-    kinds = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
+    example = template.example_pod
+    kinds = {term.kind for term in terms if _selects(term, example.namespace, example.labels)}
     if template.terms is None:
-        template.terms = tuple(terms_of(model.pod_without_requests))
+        template.terms = tuple(terms_of(example.pod_without_requests))
     for term in template.terms:
         repels = term.kind is RuleKind.ANTI_AFFINITY
         if term in terms or (

@@ -140,7 +140,7 @@ class PlanInputs(NamedTuple):
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.requested
         number_of = {host.name: number for number, host in enumerate(hosts)}
         foreign = find_foreign_pods(self.node_cache, [pod])
-        bound = [(number_of[node], f.pod) for f in foreign for node in f.nodes.elements() if node in number_of]
+        bound = [(number_of[node], f.pod) for f in foreign for node in f.pods_by_node.elements() if node in number_of]
         by_other_pods = unschedulable_reasons(original, hosts, bound)
         constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
         reasons: dict[str, str] = {}

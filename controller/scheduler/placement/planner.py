@@ -180,7 +180,9 @@ class _GroupPlanner:
         counts = Counter([*(r.workload for r in self._waiting), *(r.workload for r in self._bound)])
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
         foreign = [
-            BoundReplica(node, -1, other.pod) for other in snapshot.foreign_pods for node in other.nodes.elements()
+            BoundReplica(node, -1, other.pod)
+            for other in snapshot.foreign_pods
+            for node in other.pods_by_node.elements()
         ]
         return PlacementRequest(
             snapshot=snapshot,

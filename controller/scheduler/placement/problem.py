@@ -1,7 +1,7 @@
 """The placement problem as arrays, for `solve` and `evaluation`.
 
-A class is a set of interchangeable replicas of one workload. A zone is a `Location`, that is a pair of region and zone. Host -1
-means unplaced.
+Hosts, zones, workloads, classes, replicas and domains are indexes from 0. A class is a set of interchangeable replicas of one
+workload. A zone is a `Location`, that is a pair of region and zone. Host -1 means unplaced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ Bools = NDArray[np.bool_]
 
 
 class RuleKind(IntEnum):
-    """SPREAD: topologySpreadConstraint with DoNotSchedule. ANTI_AFFINITY, AFFINITY: required terms. PREFERENCE: preferred terms and
-    ScheduleAnyway, as a penalty for each pair of owner and counted pod in one domain.
+    """Kinds of `DomainRule`.
+
+    Attributes:
+        SPREAD: topologySpreadConstraint with DoNotSchedule.
+        ANTI_AFFINITY, AFFINITY: required terms.
+        PREFERENCE: preferred terms and ScheduleAnyway, as a penalty for each pair of owner and counted pod in one domain.
     """
 
     SPREAD = 0
@@ -32,7 +36,7 @@ class RuleKind(IntEnum):
 
 
 COUNTED, OWNER = 1, 2
-"""Flags of a class's role in a rule: the rule's selector selects it; its pods carry the rule."""
+"""Flags of a class's role in a rule: the rule's selector selects its pods; its pods carry the rule."""
 
 
 class CallEdge(msgspec.Struct, frozen=True):
@@ -42,9 +46,9 @@ class CallEdge(msgspec.Struct, frozen=True):
         caller: workload that calls.
         callee: workload that is called.
         weight: traffic of all callers together, in the same unit for all edges.
-        routing: of the callee's Service.
+        routing: routing of calls by the callee's Service.
         max_cost: maxNetworkCost.
-        table: index of its `CallCostTable`; `build_problem` sets it.
+        table: index in `Problem.tables`; `build_problem` sets it.
     """
 
     caller: int
@@ -56,12 +60,13 @@ class CallEdge(msgspec.Struct, frozen=True):
 
 
 class CallCostTable(msgspec.Struct, frozen=True):
-    """Cost of a call by pair of zones.
+    """Cost of a call by pair of zones, for edges with equivalent limits.
 
     Attributes:
-        latency: [zone, zone] from a caller to a callee on another host; microseconds, or network cost in parity.
-        host_latency: within one host.
-        violates_limit: [zone, zone] whether such a call exceeds the limit of the edges that use this table.
+        latency: [zone, zone] from a caller to a callee on another host, in microseconds; network cost with the objective ``parity``, and
+            scaled price with ``money`` or ``both``.
+        host_latency: the same within one host.
+        violates_limit: [zone, zone] whether a call between two hosts violates the limit of the edges with this table.
     """
 
     latency: Floats
@@ -70,18 +75,18 @@ class CallCostTable(msgspec.Struct, frozen=True):
 
 
 class DomainRule(msgspec.Struct, frozen=True):
-    """A rule about replicas that must, must not, or should not share a domain.
+    """A rule about pods that must, must not, or should not share a topology domain.
 
     Attributes:
-        kind: kind of the term.
-        roles: class -> role.
+        kind: kind of the rule.
+        roles: class -> `COUNTED`, `OWNER` or both.
         domain_of: [host] its domain, -1 if it has none.
-        bound_counted: [domain] pods that stay, and that the rule counts.
-        bound_owners: [domain] pods that stay, and that carry the rule.
-        is_eligible: [domain] whether its count enters the minimum that skew is measured from.
-        max_skew: most by which a domain's count may exceed the minimum.
+        bound_counted: [domain] number of pods that stay and that the rule counts.
+        bound_owners: [domain] number of pods that stay and that carry the rule.
+        is_eligible: [domain] whether its count enters the minimum from which skew is measured.
+        max_skew: highest allowed difference between a domain's count and the minimum.
         lacks_domains: whether there are fewer domains than minDomains; the minimum is then 0.
-        price: of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
+        price: price of a pair of owner and counted pod in one domain, as a share of the worst cost of a replica's calls; only of
             preferences, below 0 for affinity.
     """
 
@@ -105,23 +110,24 @@ class Problem(msgspec.Struct, frozen=True):
         zone_of: [host] its zone.
         has_zone_label: [zone] whether nodes there carry the zone label.
         workload_of: [class] its workload.
-        requests: [class, resource].
-        row_of: [class] its row of ``allowed``.
-        allowed: [row, host] whether a class may be placed there at all.
+        requests: [class, resource] requested amount.
+        row_of: [class] its row of ``allowed``; classes with equal node constraints share a row.
+        allowed: [row, host] whether node constraints allow a class on a host.
         class_of: [replica] its class.
         fixed_hosts: [workload] hosts of the replicas that stay.
-        must_span_zones: [workload] whether it must not be wholly in one zone.
-        colocation_penalty: [workload] of two of its replicas on one host, as a share of the most that sharing a host with peers gains;
-            sharing a zone costs a thousandth of that, so that it decides between equals only.
-        host_price: [host] of each replica there, as a share of the worst cost of a replica's calls.
-        edges: at most one per ordered pair of workloads.
-        tables: at least one if there are edges.
-        domain_rules: required and preferred rules.
-        crowding_price: of any two replicas on one host, as ``colocation_penalty``; less if there are more replicas than hosts.
-        overload_price: of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
-        balance_price: of a full host, as a share of the mean price of a replica; grows with the square of its utilization.
-        host_names: names of the hosts.
-        resource_names: names of the resources, host ports included.
+        must_span_zones: [workload] whether its replicas must not all be in one zone.
+        colocation_penalty: [workload] price of two of its replicas on one host, as a share of the highest gain by sharing a host with
+            peers. Two replicas in one zone cost a thousandth of the price, which decides between placements of equal cost.
+        host_price: [host] price of each replica there, as a share of the worst cost of a replica's calls.
+        edges: dependencies, at most one per ordered pair of workloads.
+        tables: costs of calls; at least one if there are edges.
+        domain_rules: required and preferred rules about topology domains.
+        crowding_price: price of any two replicas on one host, in the unit of ``colocation_penalty``; lower if there are more replicas
+            than hosts.
+        overload_price: price of a call that loads a replica above its fair share, as a share of the mean cost of leaving the zone.
+        balance_price: price of a full host, as a share of the mean price of a replica; grows with the square of utilization.
+        host_names: [host] its name.
+        resource_names: [resource] its name, host ports included.
     """
 
     free: Ints
@@ -153,6 +159,6 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def replica_counts(self) -> Ints:
-        """[workload] number of replicas, those that stay included."""
-        placed = np.bincount(self.workload_of[self.class_of], minlength=self.workload_count)
-        return placed + np.array([len(hosts) for hosts in self.fixed_hosts], np.int64)
+        """[workload] number of replicas, fixed ones included."""
+        to_place = np.bincount(self.workload_of[self.class_of], minlength=self.workload_count)
+        return to_place + np.array([len(hosts) for hosts in self.fixed_hosts], np.int64)

@@ -1,7 +1,4 @@
-"""Builds a `Problem` from pods, nodes and dependencies: one class per distinct pod spec.
-
-The caller decides which pods wait and which stay.
-"""
+"""Builds a `Problem` from a `PlacementRequest`: one class for all pods that the search need not tell apart."""
 
 from __future__ import annotations
 
@@ -20,46 +17,45 @@ from controller.cluster.resource_requests import Amounts, capacity_of, limit_amo
 from controller.cluster.services import Routing
 from controller.scheduler.placement.call_costs import (
     ON_HOST_US,
-    call_cost_table,
-    canonical_limits,
-    combine_with_money,
-    cost_matrix,
-    money_table,
+    add_prices,
+    call_costs,
+    equivalent_limits,
+    limited_costs,
+    traffic_prices,
 )
-from controller.scheduler.placement.evaluation import replicas_by_host
+from controller.scheduler.placement.evaluation import count_replicas
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
 from controller.scheduler.placement.problem import Bools, CallCostTable, CallEdge, DomainRule, Floats, Ints, Problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.rules import raw_allocatable_score
 
 Objective = Literal["time", "parity", "money", "both"]
-"""``time``: latency of calls to the replicas that answer them. ``parity``: upstream's sum of network costs over all pairs of caller
-and replica. ``money``: price of the calls' bytes, and time between equals. ``both``: the most expensive path between two zones counts
-like the slowest one.
+"""The cost that a plan minimizes. ``time``: latency of calls to the replicas that answer. ``parity``: upstream's sum of network costs
+over all pairs of caller and replica. ``money``: price of the calls' bytes; time decides between equal prices. ``both``: sum of time and
+price, scaled so that the most expensive path between two zones costs as much as the slowest path.
 """
-PRICED: frozenset[Objective] = frozenset({"money", "both"})
-"""Objectives that need prices."""
+OBJECTIVES_WITH_PRICES: frozenset[Objective] = frozenset({"money", "both"})
 Spread = Literal["none", "soft", "zone"]
-"""``none``: replicas may share hosts and zones. ``soft``: replicas prefer different hosts. ``zone``: as ``soft``, and a workload with
-several replicas is in more than one zone.
+"""How a workload's replicas are spread. ``none``: they may share hosts and zones. ``soft``: they prefer different hosts. ``zone``: as
+``soft``, and two or more replicas are in more than one zone.
 """
 
-_BALANCE_PRICE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
-_TIME_SHARE_OF_MONEY = 1e-3
-"""Weight of time with the objective ``money``: it decides between the many paths of equal price."""
+_BALANCE_PRICE_BY_SPREAD: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
+_TIME_WEIGHT_BESIDE_MONEY = 1e-3
+"""Weight of time with the objective ``money``: time decides between paths of equal price."""
 _CROWDING_PRICE = 0.1
-"""Share by which each replica on a host reduces the gain of co-location, so that never all replicas share one."""
+"""Share by which each replica on a host reduces the gain of co-location, so that a host never gets all replicas."""
 
 
 class WaitingReplica(msgspec.Struct, frozen=True):
     """A replica to place: a waiting pod, or a declared replica that does not exist yet.
 
     Attributes:
-        key: of the pod; empty for a replica that does not exist yet.
+        key: key of the pod; empty for a replica that does not exist yet.
         workload: index of its workload.
-        pod: the pod, or another of its workload as a model.
+        pod: the pod, or another pod of its workload as a model.
         volumes: node selectors of its volumes; all must match.
-        refused_hosts: hosts that the scheduler refused to such pods a moment ago, and hot hosts.
+        refused_hosts: hosts that kube-scheduler refused to such pods a moment ago, and avoided hosts.
     """
 
     key: str
@@ -70,11 +66,11 @@ class WaitingReplica(msgspec.Struct, frozen=True):
 
 
 class BoundReplica(msgspec.Struct, frozen=True):
-    """A pod that stays where it is.
+    """A pod that stays on its node.
 
     Attributes:
-        node: its node.
-        workload: index of its workload; -1 for a pod outside the group, or one that is about to be replaced.
+        node: name of its node.
+        workload: index of its workload; -1 for a pod outside the group, or a pod that a rollout is about to replace.
         pod: the pod; None if only its node is known.
     """
 
@@ -87,12 +83,12 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """The replicas to place, with their dependencies.
 
     Attributes:
-        snapshot: hosts, their used amounts, costs and prices.
+        snapshot: the cluster.
         waiting: replicas to place.
         bound: pods that stay.
         spreads: [workload] how its replicas are spread.
-        edges: at most one per ordered pair of workloads.
-        extra_requests: host -> amounts that ``snapshot.used`` does not count yet.
+        edges: dependencies, at most one per ordered pair of workloads.
+        extra_requests: node -> requests that ``snapshot.used`` does not count yet; negative for pods that leave.
         objective: the cost to minimize.
     """
 
@@ -106,7 +102,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """A class of `Problem`: its workload, requests, row of ``allowed``, and one of its pods."""
+    """A class of `Problem`: its workload, requests, row of ``allowed``, and one of its pods as a model."""
 
     workload: int
     requests: Amounts
@@ -115,8 +111,8 @@ class _Class(msgspec.Struct, frozen=True):
 
 
 def build_problem(request: PlacementRequest) -> Problem:
-    """Compile a request to arrays."""
-    return _ProblemBuilder(request).problem()
+    """Convert a request to arrays."""
+    return _ProblemBuilder(request).build()
 
 
 class _ProblemBuilder:
@@ -125,97 +121,99 @@ class _ProblemBuilder:
         hosts = self._snapshot.hosts
         self._host_names = sorted(hosts)
         self._hosts = [hosts[name] for name in self._host_names]
-        self._host_number = {name: number for number, name in enumerate(self._host_names)}
+        self._host_index = {name: index for index, name in enumerate(self._host_names)}
         self._locations = sorted({host.location for host in self._hosts})
-        location_number = {location: number for number, location in enumerate(self._locations)}
+        location_index = {location: index for index, location in enumerate(self._locations)}
         self._restricted_hosts = [host.name for host in self._hosts if host.taints or host.unavailable_reason]
-        self._location_of = np.array([location_number[host.location] for host in self._hosts], np.int64)
-        self._row_number: dict[bytes, int] = {}
+        self._zone_of = np.array([location_index[host.location] for host in self._hosts], np.int64)
+        self._row_index: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
-        self._class_number: dict[bytes, int] = {}
+        self._class_index: dict[bytes, int] = {}
         self._classes: list[_Class] = []
         pods = [*(r.pod for r in request.waiting), *(r.pod for r in request.bound if r.pod is not None)]
-        labels_matter = any(next(terms_of(pod), None) is not None for pod in pods)
-        self._class_of = [self._classify(waiting, labels_matter=labels_matter) for waiting in request.waiting]
+        has_terms = any(next(terms_of(pod), None) is not None for pod in pods)
+        self._class_of = [self._add_to_class(waiting, has_terms=has_terms) for waiting in request.waiting]
         self._resources = sorted({name for class_ in self._classes for name, value in class_.requests.items() if value})
 
-    def _classify(self, waiting: WaitingReplica, *, labels_matter: bool) -> int:
-        """The number of a replica's class, which is added if it is new."""
+    def _add_to_class(self, waiting: WaitingReplica, *, has_terms: bool) -> int:
+        """The index of a replica's class, which is added if it is new. Labels tell pods apart only if a pod has topology terms."""
         spec = waiting.pod.spec
         constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
         row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_hosts)))
         requests = requests_with_ports_of(spec)
         topology: tuple[object, ...] = ()
-        if labels_matter:
+        if has_terms:
             meta = waiting.pod.metadata
             topology = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
         key = row_key + msgspec.json.encode((waiting.workload, sorted(requests.items()), topology))
-        number = self._class_number.setdefault(key, len(self._classes))
-        if number == len(self._classes):
-            row = self._row_number.setdefault(row_key, len(self._allowed))
+        index = self._class_index.setdefault(key, len(self._classes))
+        if index == len(self._classes):
+            row = self._row_index.setdefault(row_key, len(self._allowed))
             if row == len(self._allowed):
                 self._allowed.append(self._eligible_hosts(waiting))
             self._classes.append(_Class(waiting.workload, requests, row, waiting.pod))
-        return number
+        return index
 
-    def problem(self) -> Problem:
+    def build(self) -> Problem:
         request = self._request
-        workloads = len(request.spreads)
-        fixed: list[list[int]] = [[] for _ in range(workloads)]
+        fixed_hosts: list[list[int]] = [[] for _ in request.spreads]
         for bound in request.bound:
-            number = self._host_number.get(bound.node)
-            if bound.workload >= 0 and number is not None:
-                fixed[bound.workload].append(number)
+            host = self._host_index.get(bound.node)
+            if bound.workload >= 0 and host is not None:
+                fixed_hosts[bound.workload].append(host)
         requests = [
             [limit_amount(class_.requests.get(resource, 0)) for resource in self._resources] for class_ in self._classes
         ]
-        tables, table_of = self._tables()
+        tables, table_by_max_cost = self._tables()
         shape = (max(len(self._allowed), 1), len(self._host_names))
-        by_size = self._snapshot.allocatable.weight > 0
+        prefers_by_size = self._snapshot.allocatable.weight > 0
         return Problem(
-            free=self._free(),
-            capacity=self._by_resource(lambda host, resource: capacity_of(resource, host.allocatable)),
-            zone_of=self._location_of,
+            free=self._free_amounts(),
+            capacity=self._amounts(lambda host, resource: capacity_of(resource, host.allocatable)),
+            zone_of=self._zone_of,
             has_zone_label=np.array([bool(location.zone) for location in self._locations], np.bool_),
             workload_of=np.array([class_.workload for class_ in self._classes], np.int64),
             requests=np.array(requests, np.int64).reshape(len(self._classes), len(self._resources)),
             row_of=np.array([class_.row for class_ in self._classes], np.int64),
             allowed=np.array(self._allowed, np.bool_).reshape(shape) if self._allowed else np.zeros(shape, np.bool_),
             class_of=np.array(self._class_of, np.int64),
-            fixed_hosts=tuple(tuple(hosts) for hosts in fixed),
-            edges=self._edges(table_of, fixed),
+            fixed_hosts=tuple(tuple(hosts) for hosts in fixed_hosts),
+            edges=self._edges(table_by_max_cost, fixed_hosts),
             tables=tables,
             domain_rules=self._domain_rules(),
             must_span_zones=self._must_span_zones(),
-            # If nodes are preferred by size, the size decides which replicas share one.
-            colocation_penalty=np.array([float(s != "none" and not by_size) for s in request.spreads], np.float64),
-            crowding_price=0.0 if "none" in request.spreads or by_size else _CROWDING_PRICE,
+            # If nodes are preferred by size, the sizes of nodes decide which replicas share a node.
+            colocation_penalty=np.array(
+                [float(s != "none" and not prefers_by_size) for s in request.spreads], np.float64
+            ),
+            crowding_price=0.0 if "none" in request.spreads or prefers_by_size else _CROWDING_PRICE,
             overload_price=0.0 if request.objective == "parity" else 1.0,
             host_price=self._host_price(),
-            balance_price=min((_BALANCE_PRICE[spread] for spread in request.spreads), default=0.0),
+            balance_price=min((_BALANCE_PRICE_BY_SPREAD[spread] for spread in request.spreads), default=0.0),
             host_names=self._host_names,
             resource_names=self._resources,
         )
 
-    def _free(self) -> Ints:
+    def _free_amounts(self) -> Ints:
         """[host, resource] free amount. Host ports of bound pods are never free, even if ``used`` does not count them yet."""
-        request, used, none = self._request, self._snapshot.used, Amounts()
-        ports = {(s.node, port) for s in request.bound if s.pod is not None for port in ports_of(s.pod.spec)}
+        request, used, no_amounts = self._request, self._snapshot.used, Amounts()
+        bound_ports = {(b.node, port) for b in request.bound if b.pod is not None for port in ports_of(b.pod.spec)}
 
-        def free(host: Host, resource: str) -> int:
-            if (host.name, resource) in ports:
+        def free_amount(host: Host, resource: str) -> int:
+            if (host.name, resource) in bound_ports:
                 return 0
-            counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.extra_requests))
-            return capacity_of(resource, host.allocatable) - sum(counted)
+            taken = (amounts.get(host.name, no_amounts).get(resource, 0) for amounts in (used, request.extra_requests))
+            return capacity_of(resource, host.allocatable) - sum(taken)
 
-        return self._by_resource(free)
+        return self._amounts(free_amount)
 
-    def _by_resource(self, amount: Callable[[Host, str], int]) -> Ints:
-        table = [[limit_amount(amount(host, resource)) for resource in self._resources] for host in self._hosts]
-        return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
+    def _amounts(self, amount_of: Callable[[Host, str], int]) -> Ints:
+        """[host, resource] amount."""
+        amounts = [[limit_amount(amount_of(host, resource)) for resource in self._resources] for host in self._hosts]
+        return np.array(amounts, np.int64).reshape(len(self._hosts), len(self._resources))
 
     def _host_price(self) -> Floats:
-        """The score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
+        """[host] the score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
         args = self._snapshot.allocatable
         raw = np.array([raw_allocatable_score(host.allocatable, args) for host in self._hosts], np.float64)
         spread = float(np.ptp(raw)) if args.weight and len(raw) else 0.0
@@ -223,73 +221,74 @@ class _ProblemBuilder:
 
     def _must_span_zones(self) -> Bools:
         """[workload] whether its spread is ``zone`` and its eligible hosts are in several zones."""
-        zones_of: dict[int, set[int]] = defaultdict(set)
+        zones_by_workload: dict[int, set[int]] = defaultdict(set)
         for class_ in self._classes:
-            zones_of[class_.workload] |= set(self._location_of[self._allowed[class_.row]].tolist())
-        spreads = self._request.spreads
-        return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
+            zones_by_workload[class_.workload] |= set(self._zone_of[self._allowed[class_.row]].tolist())
+        spreads = enumerate(self._request.spreads)
+        return np.array([spread == "zone" and len(zones_by_workload[w]) > 1 for w, spread in spreads], np.bool_)
 
     def _tables(self) -> tuple[tuple[CallCostTable, ...], dict[int, int]]:
-        """The tables, one for all limits that the same pairs of zones violate, and limit -> index of its table."""
+        """One table for all limits that the same pairs of zones violate, and maxNetworkCost -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
-        prices = call_cost_table(
-            locations, snapshot.costs, has_topology=snapshot.has_topology, parity=objective == "parity"
-        )
-        local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
-        if objective in PRICED and snapshot.prices is not None:
-            share = _TIME_SHARE_OF_MONEY if objective == "money" else 1.0
-            prices, local = combine_with_money(prices, local, money_table(locations, snapshot.prices), share)
-        matrix = cost_matrix(locations, snapshot.costs)
-        limits = canonical_limits((edge.max_cost for edge in self._request.edges), matrix)
-        number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
-        tables = tuple(CallCostTable(prices, local, matrix > limit) for limit in number_of)
-        return tables, {max_cost: number_of[limit] for max_cost, limit in limits.items()}
+        costs = call_costs(locations, snapshot.costs, has_topology=snapshot.has_topology, parity=objective == "parity")
+        host_cost = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
+        if objective in OBJECTIVES_WITH_PRICES and snapshot.prices is not None:
+            time_weight = _TIME_WEIGHT_BESIDE_MONEY if objective == "money" else 1.0
+            costs, host_cost = add_prices(costs, host_cost, traffic_prices(locations, snapshot.prices), time_weight)
+        network_costs = limited_costs(locations, snapshot.costs)
+        limits = equivalent_limits((edge.max_cost for edge in self._request.edges), network_costs)
+        index_of = {limit: index for index, limit in enumerate(dict.fromkeys(limits.values()))}
+        tables = tuple(CallCostTable(costs, host_cost, network_costs > limit) for limit in index_of)
+        return tables, {max_cost: index_of[limit] for max_cost, limit in limits.items()}
 
-    def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
+    def _edges(
+        self, table_by_max_cost: Mapping[int, int], fixed_hosts: Sequence[Sequence[int]]
+    ) -> tuple[CallEdge, ...]:
         """The edges with their tables. In parity every pair has the same weight, and any replica may answer."""
-        count = np.array([len(hosts) for hosts in fixed], np.int64)
-        for number in self._class_of:
-            count[self._classes[number].workload] += 1
+        replicas = np.array([len(hosts) for hosts in fixed_hosts], np.int64)
+        for class_ in self._class_of:
+            replicas[self._classes[class_].workload] += 1
         parity = self._request.objective == "parity"
         return tuple(
             msgspec.structs.replace(
                 edge,
-                weight=float(count[edge.caller] * count[edge.callee]) if parity else edge.weight,
+                weight=float(replicas[edge.caller] * replicas[edge.callee]) if parity else edge.weight,
                 routing=Routing.ANY if parity else edge.routing,
-                table=table_of[edge.max_cost],
+                table=table_by_max_cost[edge.max_cost],
             )
             for edge in self._request.edges
         )
 
     def _domain_rules(self) -> tuple[DomainRule, ...]:
-        numbered = ((self._host_number.get(replica.node), replica.pod) for replica in self._request.bound)
-        bound = [(number, pod) for number, pod in numbered if number is not None and pod is not None]
+        placed = ((self._host_index.get(replica.node), replica.pod) for replica in self._request.bound)
+        bound = [(host, pod) for host, pod in placed if host is not None and pod is not None]
         return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()
 
     def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
-        """[host] whether a replica may be placed there, see `refusal_reasons`. Only restricted hosts refuse pods without node constraints."""
+        """[host] whether a replica may be placed there, see `refusal_reasons`."""
         candidates = self._host_names
+        # Only hosts with taints and unavailable hosts refuse pods without node constraints.
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
-            candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_number.keys())]
+            candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_index.keys())]
         eligible: Bools = np.ones(len(self._host_names), np.bool_)
-        eligible[[self._host_number[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
+        eligible[[self._host_index[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
         return eligible
 
 
 def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
-    """Host -> why a replica may not be placed there, for those of these hosts that refuse it."""
+    """Host -> why node constraints, or an earlier refusal, exclude a replica; without the hosts that do not."""
     constraints, reasons = Constraints(waiting.pod.spec), {}
     for name in names:
         reason = request.snapshot.hosts[name].unschedulable_reason(constraints, waiting.volumes)
         if reason or name in waiting.refused_hosts:
-            reasons[name] = reason or "refused by the scheduler a moment ago, or hot"
+            reasons[name] = reason or "refused by kube-scheduler a moment ago, or overutilized"
     return reasons
 
 
-def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
-    """NetworkCost of a placement summed over all pairs of caller and callee (docs/contracts.md, section 4)."""
-    by_host = replicas_by_host(problem, at)
-    by_node = [{problem.host_names[host]: count for host, count in counts.items()} for counts in by_host]
-    locations = {name: request.snapshot.hosts[name].location for counts in by_node for name in counts}
+def total_cost(request: PlacementRequest, problem: Problem, host_of: Ints) -> int:
+    """Network cost of a placement, summed over all pairs of caller and replica of the callee (docs/contracts.md, section 4)."""
+    names = problem.host_names
+    counts = [{names[host]: n for host, n in of_workload.items()} for of_workload in count_replicas(problem, host_of)]
+    locations = {name: request.snapshot.hosts[name].location for of_workload in counts for name in of_workload}
     cost = request.snapshot.costs.total_cost
-    return sum(cost(by_node[edge.caller], by_node[edge.callee], locations) for edge in request.edges)
+    return sum(cost(counts[edge.caller], counts[edge.callee], locations) for edge in request.edges)

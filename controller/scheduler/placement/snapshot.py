@@ -24,25 +24,25 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     Attributes:
         graph: the group's workloads and dependencies.
         pods: the group's pods, finished and terminating pods included.
-        replicas: workload selector -> declared replicas; without a workload whose declaration is unknown.
-        costs: the weight in use.
-        hosts: every node by name.
+        replicas: workload selector -> declared replicas; without workloads whose declaration is unknown.
+        costs: network costs between locations.
+        hosts: node -> host, of every node.
         used: node -> requests of the pods on it.
-        released_targets: pod key -> target of a pod that the scheduler may be binding right now; it stays.
+        released_targets: pod key -> target of a released pod, which stays because kube-scheduler may be binding the pod.
         previous_targets: pod key -> target of the previous plan, which wins over equally good targets.
         assigned_nodes: pod key -> node of each pod that ``used`` counts. ``pods`` and ``used`` come from two watches, and either may be
             ahead.
         group: the AppGroup, for its annotations.
-        routings: workload selector -> routing of calls to it; default any replica.
-        has_topology: whether there is a NetworkTopology.
-        reserved: node -> requests of pods of other groups that are expected there, beyond ``used``.
-        refused_hosts: pod key -> hosts that the scheduler refused to such pods, and that have not changed since.
+        routings: workload selector -> routing of calls to it; of other workloads any replica answers.
+        has_topology: whether a NetworkTopology has the costs.
+        reserved: node -> requests of pods of other groups that are expected there, beyond ``used``; negative for pods that leave.
+        refused_hosts: pod key -> hosts that kube-scheduler refused to such pods, and that have not changed since.
         volumes: pod key, or workload selector for declared replicas without a pod -> node selectors of its volumes; all must match.
-        avoided_hosts: hosts that the descheduler finds overutilized, used only as a last resort.
+        avoided_hosts: hosts that the descheduler finds overutilized; used only as a last resort.
         foreign_pods: bound pods outside the group that rules relate to its pods, see `find_foreign_pods`.
         seed_offset: varies the random seed between plans for the same request.
-        prices: of bytes between zones, for groups whose objective weighs money.
-        allocatable: arguments of NodeResourcesAllocatable: how much nodes are preferred by size.
+        prices: prices of bytes between zones, for objectives with prices; None if not configured.
+        allocatable: arguments of NodeResourcesAllocatable, by which nodes are preferred for their size.
     """
 
     graph: DependencyGraph
@@ -68,7 +68,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
 
 def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
-    """The snapshot in which a bound pod is gone, and its replacement waits under its name."""
+    """The snapshot after the eviction of a bound pod, whose replacement waits under the same key."""
     pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))

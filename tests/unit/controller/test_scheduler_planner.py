@@ -426,8 +426,8 @@ def test_allocated_resources_above_the_requests_are_free_after_the_pod() -> None
     ("cpu", "why"),
     [
         ("999m", "insufficient cpu"),
-        ("1", "no room left beside the other pods of the plan"),
-        ("1999m", "no room left beside the other pods of the plan"),
+        ("1", "insufficient resources beside the other pods of the plan"),
+        ("1999m", "insufficient resources beside the other pods of the plan"),
         ("2", "pod affinity, anti-affinity or topology spread constraints"),
     ],
 )

@@ -300,7 +300,11 @@ def test_compile_errors_name_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="install gcc, or"):
         native_library.compile_library(tmp_path / "lib.so")
     monkeypatch.setenv("CC", "false")
-    with pytest.raises(OSError, match="did not compile"):
+    with pytest.raises(OSError, match="did not compile, set CC"):
+        native_library.compile_library(tmp_path / "lib.so")
+    monkeypatch.setenv("CC", "sh -c 'sleep 60'")
+    monkeypatch.setattr(native_library, "_TIMEOUT_S", 0.1)
+    with pytest.raises(OSError, match=r"did not compile within 0\.1 s: set CC"):
         native_library.compile_library(tmp_path / "lib.so")
     assert not list(tmp_path.iterdir())
 
