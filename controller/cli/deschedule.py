@@ -32,37 +32,37 @@ from kubekit.errors import ApiError, ConfigError
 from kubekit.settings import load_yaml
 from kubekit.wire import PODS
 
-MAX_SKIPS = 20
-_LOAD_TEXTS: tuple[tuple[LoadClass, str], ...] = (
-    ("overutilized", "hot"),
-    ("normal", "normal"),
-    ("underutilized", "with low load"),
-    ("unknown", "of unknown load"),
-)
+MAX_SKIPS_SHOWN = 20
+_TEXT_BY_LOAD_CLASS: Mapping[LoadClass, str] = {
+    "overutilized": "hot",
+    "normal": "normal",
+    "underutilized": "with low load",
+    "unknown": "of unknown load",
+}
 
 
-class ConditionState(DescheduleOutput, frozen=True):
-    """A condition of `controller.descheduler.conditions`, and the number of pods that stay because of it."""
+class ConditionSkips(DescheduleOutput, frozen=True):
+    """A condition of `controller.descheduler.conditions`, and the number of pods that are not moved because of it."""
 
     name: str
     requires: str
-    keeps: int
+    skipped_pods: int
 
 
-class Preview(DescheduleOutput, frozen=True):
-    """One round of descheduling.
+class RoundPreview(DescheduleOutput, frozen=True):
+    """The result of one round of descheduling.
 
     Attributes:
-        plan: moves, nodes, and pods that stay.
+        plan: moves, nodes, and pods that are not moved.
         conditions: all conditions, in the order of their evaluation.
         faults: usage that could not be read.
-        refused: reason -> number of usage readings that were ignored for it.
+        ignored_readings_by_reason: reason -> number of usage readings that were ignored for it.
     """
 
     plan: DeschedulePlan
-    conditions: tuple[ConditionState, ...] = ()
+    conditions: tuple[ConditionSkips, ...] = ()
     faults: tuple[str, ...] = ()
-    refused: dict[str, int] = {}
+    ignored_readings_by_reason: dict[str, int] = {}
 
 
 class DescheduleCommand(Command):
@@ -80,42 +80,41 @@ class DescheduleCommand(Command):
         parser.add_argument("--dry-run", action="store_true", help="required; only the controller evicts")
         parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration")
 
-    async def run(self, session: Session, options: argparse.Namespace) -> Preview:
+    async def run(self, session: Session, options: argparse.Namespace) -> RoundPreview:
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "add it; only the controller evicts")
-        config = await session.read_configuration()
-        section = config.descheduler
+        config = (await session.read_configuration()).descheduler
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
             if not isinstance(policy, dict):
                 raise ConfigError("--policy", f"{options.policy} holds no mapping", "give LowNodeLoadArgs")
-            section = msgspec.structs.replace(section, policy=policy)
+            config = msgspec.structs.replace(config, policy=policy)
         if session.prometheus is not None:
-            section = _with_prometheus(section, session.prometheus.address)
-        answer = await preview(session, section)
+            config = _with_prometheus(config, session.prometheus.address)
+        answer = await preview_round(session, config)
         for fault in answer.faults:
-            session.unreadable[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
-        if not section.enabled:
+            source, _, problem = fault.partition(": ")
+            session.unreadable[f"usage ({source})"] = problem
+        if not config.enabled:
             session.notes.append("the descheduler is not enabled: no pod will be moved")
         session.notes.append("the controller also waits until nodes have been hot, or pods misplaced, for some time")
         return answer
 
-    def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:
-        """Moves, hot nodes, pods that stay, conditions, and the summary."""
-        parts: list[RenderableType] = [
-            _move_table(answer.plan.moves) if answer.plan.moves else Text("no pod would move")
-        ]
-        hot = [node for node in answer.plan.nodes if node.kind == "overutilized"]
-        if hot:
-            parts += [Text(), _hot_node_table(hot)]
-        if answer.plan.skips:
-            parts += [Text(), _skip_table(answer.plan.skips)]
-        parts += [Text(), _condition_table(answer.conditions)]
-        parts += [Text(_summary(answer), style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
+    def render(self, answer: RoundPreview, options: argparse.Namespace, width: int) -> RenderableType:
+        """Moves, hot nodes, pods that are not moved, conditions, and the summary."""
+        plan = answer.plan
+        parts: list[RenderableType] = [_make_move_table(plan.moves) if plan.moves else Text("no pod would move")]
+        hot_nodes = [node for node in plan.nodes if node.kind == "overutilized"]
+        if hot_nodes:
+            parts += [Text(), _make_hot_node_table(hot_nodes)]
+        if plan.skips:
+            parts += [Text(), _make_skip_table(plan.skips)]
+        parts += [Text(), _make_condition_table(answer.conditions)]
+        parts += [Text(_format_summary(answer), style=FAINT), *(Text(note, style=BAD) for note in plan.notes)]
         return Group(*parts)
 
 
-async def preview(session: Session, config: DeschedulerConfig) -> Preview:
+async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPreview:
     """Decide one round as the controller does, without evictions.
 
     Raises:
@@ -126,14 +125,14 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     snapshot, budgets, history, batch = await asyncio.gather(
         session.read_snapshot(groups=True),
         session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),
-        _history(session),
+        _load_history(session),
         UsageReader(config.usage, session.client).read(),
     )
     inputs, pods = await read_inputs(session, snapshot)
     session.require_readable(PODS)
     usage = UsageStore(settings.expiry_s)
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
-    refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
+    ignored = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(cluster, history, ReasonDurations(), settings, now, assume_lasting=True)
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
@@ -149,16 +148,16 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
-    counts = {str(reason): count for reason, count in sorted(refused.items())}
-    return Preview(plan, states_of(plan), batch.faults, counts)
+    ignored_by_reason = {str(reason): count for reason, count in sorted(ignored.items())}
+    return RoundPreview(plan, count_skips(plan), batch.faults, ignored_by_reason)
 
 
-def states_of(plan: DeschedulePlan) -> tuple[ConditionState, ...]:
-    """All conditions in order, with the number of pods that each keeps."""
-    return tuple(ConditionState(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
+def count_skips(plan: DeschedulePlan) -> tuple[ConditionSkips, ...]:
+    """All conditions in order, each with the number of pods that it skips."""
+    return tuple(ConditionSkips(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
 
 
-async def _history(session: Session) -> History:
+async def _load_history(session: Session) -> History:
     try:
         return await HistoryStore(session.client, session.netaware_namespace).load()
     except ApiError as error:
@@ -168,69 +167,69 @@ async def _history(session: Session) -> History:
         return History()
 
 
-def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
+def _with_prometheus(config: DeschedulerConfig, url: str) -> DeschedulerConfig:
     """The configuration with the user's Prometheus: the controller's may be unreachable from outside the cluster."""
-    prometheus = msgspec.structs.replace(section.usage.prometheus, url=url)
-    usage = msgspec.structs.replace(section.usage, prometheus=prometheus)
-    return msgspec.structs.replace(section, usage=usage)
+    prometheus = msgspec.structs.replace(config.usage.prometheus, url=url)
+    usage = msgspec.structs.replace(config.usage, prometheus=prometheus)
+    return msgspec.structs.replace(config, usage=usage)
 
 
-def _move_table(moves: Iterable[Move]) -> RenderableType:
+def _make_move_table(moves: Iterable[Move]) -> RenderableType:
     table = make_table("POD", "FROM", "TO", "NODE", "COST", "REASON")
     for move in moves:
         table.add_row(
             Text(move.pod, style=STRONG),
             move.node,
             move.target or "anywhere",
-            _change(move.node_before, move.node_after),
+            _format_change(move.node_before, move.node_after),
             "-" if move.cost_before < 0 else f"{move.cost_before} → {move.cost_after}",
             move.reason,
         )
     return table
 
 
-def _change(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    parts = [f"{_short_name(r)} {before[r]:.0f} → {after[r]:.0f} %" for r in before if r in after]
+def _format_change(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    parts = [f"{_short_resource_name(r)} {before[r]:.0f} → {after[r]:.0f} %" for r in before if r in after]
     return ", ".join(parts) or "-"
 
 
-def _short_name(resource: str) -> str:
+def _short_resource_name(resource: str) -> str:
     return resource.rpartition("/")[2]
 
 
-def _hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
+def _make_hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
     table = make_table("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
-        usage = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
-        limits = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.high.items())
+        usage = ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
+        thresholds = ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.high.items())
         state = Text(node.why or "relieved by the moves above", style=BAD if node.stuck else "")
-        table.add_row(Text(node.node, style=STRONG), node.pool, usage, limits, state)
+        table.add_row(Text(node.node, style=STRONG), node.pool, usage, thresholds, state)
     return table
 
 
-def _skip_table(skips: Iterable[Skip]) -> RenderableType:
+def _make_skip_table(skips: Iterable[Skip]) -> RenderableType:
     skips = tuple(skips)
-    table = make_table("STAYS", "NODE", "WHY")
-    for skip in skips[:MAX_SKIPS]:
+    table = make_table("SKIPPED POD", "NODE", "REASON")
+    for skip in skips[:MAX_SKIPS_SHOWN]:
         table.add_row(skip.pod, skip.node, skip.why)
-    if len(skips) > MAX_SKIPS:
-        more = Counter(skip.condition for skip in skips[MAX_SKIPS:])
-        kinds = ", ".join(f"{count} {kind}" for kind, count in more.most_common())
-        table.add_row(Text(f"and {len(skips) - MAX_SKIPS} more", style=FAINT), "", Text(kinds, style=FAINT))
+    if len(skips) > MAX_SKIPS_SHOWN:
+        counts = Counter(skip.condition for skip in skips[MAX_SKIPS_SHOWN:])
+        conditions = ", ".join(f"{count} {condition}" for condition, count in counts.most_common())
+        table.add_row(Text(f"and {len(skips) - MAX_SKIPS_SHOWN} more", style=FAINT), "", Text(conditions, style=FAINT))
     return table
 
 
-def _condition_table(conditions: Iterable[ConditionState]) -> RenderableType:
-    table = make_table("CONDITION", "KEEPS", "REQUIRES")
+def _make_condition_table(conditions: Iterable[ConditionSkips]) -> RenderableType:
+    table = make_table("CONDITION", "SKIPS", "REQUIRES")
     for condition in conditions:
         table.add_row(
-            condition.name, str(condition.keeps or "-"), Text(condition.requires.replace("`", ""), style=FAINT)
+            condition.name, str(condition.skipped_pods or "-"), Text(condition.requires.replace("`", ""), style=FAINT)
         )
     return table
 
 
-def _summary(answer: Preview) -> str:
-    kinds = Counter(node.kind for node in answer.plan.nodes)
-    nodes = ", ".join(f"{kinds[kind]} {text}" for kind, text in _LOAD_TEXTS if kinds[kind])
-    refused = sum(answer.refused.values())
-    return f"nodes: {nodes or 'none evaluated'}" + (f"; {refused} usage readings ignored" if refused else "")
+def _format_summary(answer: RoundPreview) -> str:
+    counts = Counter(node.kind for node in answer.plan.nodes)
+    nodes = ", ".join(f"{counts[kind]} {text}" for kind, text in _TEXT_BY_LOAD_CLASS.items() if counts[kind])
+    ignored = sum(answer.ignored_readings_by_reason.values())
+    return f"nodes: {nodes or 'none evaluated'}" + (f"; {ignored} usage readings ignored" if ignored else "")

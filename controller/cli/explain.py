@@ -21,10 +21,11 @@ from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerL
 from kubekit.text import pluralize
 
 MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
+"""Numbers of rows, of columns of peers, and of reasons in a row that the table shows."""
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
-    """The explanation of a pod; ``at`` is unix seconds."""
+    """The explanation and the diagnosis of a pod; ``at`` is when they were read (unix seconds)."""
 
     explanation: Explanation
     diagnosis: PodDiagnosis | None = None
@@ -59,7 +60,7 @@ class ExplainCommand(Command):
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
         """What decided, then the tables of peers and of candidates."""
         explanation, pod = answer.explanation, answer.diagnosis
-        parts: list[RenderableType] = [_headline(explanation)]
+        parts: list[RenderableType] = [_make_headline(explanation)]
         # The headline suffices for a placed pod without a finding, and for a finished one.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
             parts += render_pod(pod, answer.at)
@@ -67,13 +68,13 @@ class ExplainCommand(Command):
         if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(explanation.decided))
         if explanation.peers:
-            parts += [Text(), _peer_table(explanation)]
+            parts += [Text(), _make_peer_table(explanation)]
         if explanation.candidates:
-            parts += [Text(), _candidate_table(explanation)]
+            parts += [Text(), _make_candidate_table(explanation)]
         return Group(*parts)
 
 
-def _headline(explanation: Explanation) -> Text:
+def _make_headline(explanation: Explanation) -> Text:
     text = Text.assemble((explanation.pod, STRONG))
     if explanation.group:
         text.append(f"  {explanation.workload} of AppGroup {explanation.group}")
@@ -82,7 +83,7 @@ def _headline(explanation: Explanation) -> Text:
     return text
 
 
-def _peer_table(explanation: Explanation) -> RenderableType:
+def _make_peer_table(explanation: Explanation) -> RenderableType:
     table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", numeric=("MAX COST",))
     for peer in explanation.peers:
         zones = format_counts(peer.places) or Text("nowhere yet", style=FAINT)
@@ -91,32 +92,33 @@ def _peer_table(explanation: Explanation) -> RenderableType:
     return table
 
 
-def _candidate_table(explanation: Explanation) -> RenderableType:
-    """The best candidates, and those where the pod is or is planned."""
+def _make_candidate_table(explanation: Explanation) -> RenderableType:
+    """The best candidates, then those where the pod runs or is planned."""
     peers = explanation.peers[:MAX_PEERS]
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden_peers = len(explanation.peers) - len(peers)
-    columns = (*names, f"+{hidden_peers}") if hidden_peers else names
-    table = make_table("", "ZONE", "NODES", *columns, "COST", "SCORE", numeric=(*columns, "COST", "SCORE"))
-    others = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
-    for candidate in (*explanation.candidates[:MAX_CANDIDATES], *others):
-        cells = [_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]
+    numbers = (*names, *([f"+{hidden_peers}"] if hidden_peers else []), "COST", "SCORE")
+    table = make_table("", "ZONE", "NODES", *numbers, numeric=numbers)
+    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
+    for candidate in (*explanation.candidates[:MAX_CANDIDATES], *own_candidates):
+        cells = [_format_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]
         if hidden_peers:
             cells.append(Text(str(sum(cell.cost for cell in candidate.cells[MAX_PEERS:])), style=FAINT))
         table.add_row(
-            _sign(candidate),
+            _format_sign(candidate),
             candidate.zone or candidate.region or "-",
-            ", ".join((candidate.node or pluralize(candidate.nodes, "node"), *_reasons(candidate))),
+            ", ".join((candidate.node or pluralize(candidate.nodes, "node"), *_format_reasons(candidate))),
             *cells,
             str(candidate.cost),
-            _score(candidate),
+            _format_score(candidate),
         )
     legend = Text("● here  ○ planned  ✗ refused by the filter", style=FAINT)
-    hidden = len(explanation.candidates) - len(table.rows)
-    return Group(table, legend, *([Text(f"and {hidden} more; -o json has all", style=FAINT)] if hidden else []))
+    hidden_candidates = len(explanation.candidates) - len(table.rows)
+    note = [Text(f"and {hidden_candidates} more; -o json has all", style=FAINT)] if hidden_candidates else []
+    return Group(table, legend, *note)
 
 
-def _sign(candidate: CandidateLine) -> Text:
+def _format_sign(candidate: CandidateLine) -> Text:
     if candidate.chosen:
         return Text("●", style=GOOD)
     if candidate.planned:
@@ -124,19 +126,19 @@ def _sign(candidate: CandidateLine) -> Text:
     return Text("" if candidate.passes else "✗", style=BAD)
 
 
-def _score(candidate: CandidateLine) -> Text:
+def _format_score(candidate: CandidateLine) -> Text:
     if candidate.score is not None:
         return Text(str(candidate.score))
     return Text("-" if candidate.passes else "refused", style=BAD)
 
 
-def _reasons(candidate: CandidateLine) -> list[str]:
+def _format_reasons(candidate: CandidateLine) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
     ranked = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
     return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS]]
 
 
-def _cell(cell: Cell, peer: PeerLine) -> Text:
+def _format_cell(cell: Cell, peer: PeerLine) -> Text:
     if not peer.places:
         return Text("-", style=FAINT)
     if cell.violated:

@@ -1,4 +1,4 @@
-"""`graph APPGROUP`: dependencies, with order, placement, and the cost of each."""
+"""`graph APPGROUP`: the order and placement of workloads, and the cost of each dependency."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from controller.diagnosis.zones import build_network
 from controller.views.group_views import EdgeView, GroupView, PodView, build_group_views
 from kubekit.text import join_first
 
-MAX_STOPS = 5
+MAX_STOPPED_SHOWN = 5
 
 
 class GraphCommand(Command):
@@ -37,7 +37,7 @@ class GraphCommand(Command):
     description = (
         "The workloads of an AppGroup, each with its dependencies. COST is the highest over all pairs of placed pods, "
         "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. "
-        "Below the table: conditions that do not hold, and what the loss of a zone would stop."
+        "Below the table: conditions that do not hold, and workloads that the loss of a zone would stop."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -58,16 +58,17 @@ class GraphCommand(Command):
         return views
 
     def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:
-        """A headline, a table and remarks for each group."""
+        """A headline, a table and problems of each group."""
         if not answer:
             return Text("no AppGroups", style=FAINT)
         parts: list[RenderableType] = []
         for group in answer:
-            parts += [*([Text()] if parts else []), _headline(group), Text(), _table(group), *_remarks(group)]
+            parts += [Text()] if parts else []
+            parts += [_make_headline(group), Text(), _make_workload_table(group), *_list_problems(group)]
         return Group(*parts)
 
 
-def _headline(group: GroupView) -> Text:
+def _make_headline(group: GroupView) -> Text:
     text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))
     text.append(f"  {group.running_pods} of {group.members} members running")
     for count, state in ((group.gated_pods, "gated"), (group.pending_pods, "pending")):
@@ -81,7 +82,7 @@ def _headline(group: GroupView) -> Text:
     return text
 
 
-def _table(group: GroupView) -> RenderableType:
+def _make_workload_table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
     table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numbers)
@@ -93,13 +94,13 @@ def _table(group: GroupView) -> RenderableType:
         if workload.name != workload.selector:
             name.append(f" {workload.name}", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
-        table.add_row(name, order, str(len(workload.pods)), _where(workload.pods))
+        table.add_row(name, order, str(len(workload.pods)), _format_placement(workload.pods))
         for edge in edges_by_caller[workload.selector]:
-            table.add_row(f"  → {edge.callee}", "", "", "", *_edge_cells(edge))
+            table.add_row(f"  → {edge.callee}", "", "", "", *_make_edge_cells(edge))
     return table
 
 
-def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
+def _make_edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
     sign, style = DEPENDENCY_SIGNS[edge.verdict]
     cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
     return (
@@ -110,8 +111,8 @@ def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
     )
 
 
-def _where(pods: Sequence[PodView]) -> Text:
-    """Zones with the numbers of their pods, then the numbers of gated and of other pending pods."""
+def _format_placement(pods: Sequence[PodView]) -> Text:
+    """Zones with the numbers of their pods, then the numbers of gated and pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
     gated = sum(pod.is_gated for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
@@ -121,17 +122,17 @@ def _where(pods: Sequence[PodView]) -> Text:
     return text
 
 
-def _remarks(group: GroupView) -> list[RenderableType]:
-    """Faults, conditions that do not hold, and what the loss of a zone would stop."""
-    remarks: list[RenderableType] = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    remarks += [
-        Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
+def _list_problems(group: GroupView) -> list[RenderableType]:
+    """Lines on faults, on conditions that do not hold, and on workloads that the loss of a zone would stop."""
+    lines: list[RenderableType] = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
+    lines += [
+        Text.assemble((f"{c.type} {c.status}", STRONG), f"  {c.message or c.reason}")
         for c in group.conditions
         if c.status != "True"
     ]
-    remarks += [
-        Text(f"without {loss.zone}: {join_first(loss.stopped_workloads, MAX_STOPS)} would stop", style=FAINT)
+    lines += [
+        Text(f"without {loss.zone}: {join_first(loss.stopped_workloads, MAX_STOPPED_SHOWN)} would stop", style=FAINT)
         for loss in group.zone_losses
         if loss.stopped_workloads
     ]
-    return [Text(), *remarks] if remarks else []
+    return [Text(), *lines] if lines else []

@@ -19,14 +19,14 @@ from controller.traffic.drift import map_workloads_to_groups
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.prices import PRESETS
 
-_MAX_ROWS = 15
+MAX_ROWS = 15
 
 
 class MoneyView(msgspec.Struct, frozen=True, rename="camel"):
-    """The price of traffic.
+    """The price of traffic, and where the traffic was read.
 
     Attributes:
-        source: name of the source of traffic.
+        source: name of the metrics from which the traffic was read.
         window_s: range of the traffic's rates.
         bill: prices by dependency, group and pair of zones.
     """
@@ -62,47 +62,46 @@ class MoneyCommand(Command):
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:
-        """The sum, then the most expensive dependencies and pairs of zones."""
+        """The price of all traffic, then the most expensive dependencies and pairs of zones."""
         bill = answer.bill
-        head = Text()
+        headline = Text()
         if bill.monthly_price is not None:
-            head.append(f"{format_money(bill.monthly_price, bill.currency)} per month", style=STRONG).append("  ")
+            headline.append(f"{format_money(bill.monthly_price, bill.currency)} per month", style=STRONG).append("  ")
         crossing = format_percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
-        head.append(f"{format_rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
-        parts: list[RenderableType] = [head]
+        headline.append(f"{format_rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
+        parts: list[RenderableType] = [headline]
         if bill.price_source:
             parts.append(Text(f"prices: {bill.price_source}", style=FAINT))
         if bill.dependencies:
-            parts += [Text(), _dependency_table(bill.dependencies, bill.currency)]
+            parts += [Text(), _make_dependency_table(bill.dependencies, bill.currency)]
         crossings = [pair for pair in bill.zone_pairs if pair.distance != "zone"]
         if crossings:
-            parts += [Text(), _zone_pair_table(crossings, bill.currency)]
+            parts += [Text(), _make_zone_pair_table(crossings, bill.currency)]
         return Group(*parts)
 
 
-def _dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
-    table = make_table(
-        "FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "PER MONTH", numeric=["RATE", "ACROSS ZONES", "PER MONTH"]
-    )
-    for item in dependencies[:_MAX_ROWS]:
-        mark = "" if item.has_all_zones else "~"
-        style = BAD if item.crossing_bytes_per_s else FAINT
-        crossing = Text(mark + format_rate(item.crossing_bytes_per_s * 8), style=style)
-        rate, price = format_rate(item.bytes_per_s * 8), format_money(item.monthly_price, currency)
-        table.add_row(item.client, item.server, item.group, rate, crossing, price)
-    _note_hidden(table, len(dependencies))
+def _make_dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
+    numbers = ("RATE", "ACROSS ZONES", "PER MONTH")
+    table = make_table("FROM", "TO", "GROUP", *numbers, numeric=numbers)
+    for dependency in dependencies[:MAX_ROWS]:
+        mark = "" if dependency.has_all_zones else "~"
+        style = BAD if dependency.crossing_bytes_per_s else FAINT
+        crossing = Text(mark + format_rate(dependency.crossing_bytes_per_s * 8), style=style)
+        rate, price = format_rate(dependency.bytes_per_s * 8), format_money(dependency.monthly_price, currency)
+        table.add_row(dependency.client, dependency.server, dependency.group, rate, crossing, price)
+    _add_hidden_row(table, len(dependencies))
     return table
 
 
-def _zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) -> RenderableType:
+def _make_zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) -> RenderableType:
     table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", numeric=["RATE", "PER MONTH"])
-    for pair in zone_pairs[:_MAX_ROWS]:
+    for pair in zone_pairs[:MAX_ROWS]:
         rate = format_rate(pair.bytes_per_s * 8)
         table.add_row(pair.client_zone, pair.server_zone, rate, format_money(pair.monthly_price, currency))
-    _note_hidden(table, len(zone_pairs))
+    _add_hidden_row(table, len(zone_pairs))
     return table
 
 
-def _note_hidden(table: Table, total: int) -> None:
-    if total > _MAX_ROWS:
-        table.add_row(Text(f"and {total - _MAX_ROWS} more; -o json has all", style=FAINT))
+def _add_hidden_row(table: Table, total: int) -> None:
+    if total > MAX_ROWS:
+        table.add_row(Text(f"and {total - MAX_ROWS} more; -o json has all", style=FAINT))

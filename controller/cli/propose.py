@@ -39,12 +39,12 @@ class PlacementComparison(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ProposalsView(msgspec.Struct, frozen=True, rename="camel"):
-    """Proposals for a namespace.
+    """Proposed AppGroups of a namespace, and the traffic that led to them.
 
     Attributes:
-        namespace: of the workloads.
-        source: of the traffic.
-        window_s: range of its rates.
+        namespace: that of the workloads.
+        source: name of the metrics from which the traffic was read.
+        window_s: range of the traffic's rates.
         proposals: proposed AppGroups, with patches that label pod templates.
         drift: differences between existing AppGroups and traffic.
         omitted: traffic that is not a dependency, greatest first.
@@ -114,7 +114,7 @@ class ProposeCommand(Command):
                 table.add_row(Text(drift.kind, style=BAD), drift.client, drift.server, rate, drift.detail)
             parts += [table, Text()]
         if answer.omitted:
-            parts.append(Text(_omitted_text(answer.omitted), style=FAINT))
+            parts.append(Text(_format_omitted(answer.omitted), style=FAINT))
         return Group(*parts)
 
 
@@ -187,7 +187,7 @@ def _format_comparison(comparison: PlacementComparison) -> Text:
     return text
 
 
-def _omitted_text(omitted: Sequence[OmittedTraffic]) -> str:
+def _format_omitted(omitted: Sequence[OmittedTraffic]) -> str:
     by_reason = defaultdict[str, float](float)
     for item in omitted:
         by_reason[item.reason] += item.bytes_per_s

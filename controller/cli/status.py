@@ -28,8 +28,8 @@ class StatusCommand(Command):
     )
     description = (
         "One line for each part of the system, then the findings, as `diagnose` shows them. "
-        "With --prometheus, limits that are not enforced are added. "
-        "Counts AppGroups and pods of all namespaces or, with -n, of one."
+        "With --prometheus, the findings include bandwidth limits that are not enforced. "
+        "Counts AppGroups and pods of all namespaces or, with -n, of one namespace."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -51,48 +51,46 @@ class StatusCommand(Command):
         lines = Table.grid(padding=(0, 2, 0, 0))
         lines.add_column(style=STRONG, no_wrap=True)
         lines.add_column(overflow="fold")
-        lines.add_row("Agents", _agents_line(answer))
-        lines.add_row("Samples", _samples_line(answer))
-        lines.add_row("Costs", _costs_line(answer.network))
-        lines.add_row("AppGroups", _groups_line(answer.groups))
-        lines.add_row("Bandwidth", _bandwidth_line(answer.bandwidth.nodes))
+        lines.add_row("Agents", _format_agents(answer))
+        lines.add_row("Samples", _format_samples(answer))
+        lines.add_row("Costs", _format_costs(answer.network))
+        lines.add_row("AppGroups", _format_groups(answer.groups))
+        lines.add_row("Bandwidth", _format_bandwidth(answer.bandwidth.nodes))
         return Group(lines, Text(), *(findings or [Text("✓ nothing is wrong", style=GOOD)]))
 
 
-def _agents_line(answer: Overview) -> str:
-    up = [agent for agent in answer.agents if agent.state == "up"]
+def _format_agents(answer: Overview) -> str:
+    agents_up = [agent for agent in answer.agents if agent.state == "up"]
     expected = sum(agent.state != "excluded" for agent in answer.agents)
-    counts = Counter(agent.prober or "unknown prober" for agent in up)
-    probers = [f"{count} {prober}" for prober, count in sorted(counts.items())]
-    versions = sorted({f"version {agent.version}" for agent in up if agent.version})
-    return "  ".join([f"{len(up)} of {expected} up in {len(answer.network.zones)} zones", *probers, *versions])
+    counts_by_prober = Counter(agent.prober or "unknown prober" for agent in agents_up)
+    probers = [f"{count} {prober}" for prober, count in sorted(counts_by_prober.items())]
+    versions = sorted({f"version {agent.version}" for agent in agents_up if agent.version})
+    return "  ".join([f"{len(agents_up)} of {expected} up in {len(answer.network.zones)} zones", *probers, *versions])
 
 
-def _samples_line(answer: Overview) -> str:
+def _format_samples(answer: Overview) -> str:
     zones, pairs = len(answer.network.zones), answer.network.pairs
-    measured = {frozenset((p.origin, p.destination)): p.measured_at for p in pairs if p.measured_at is not None}
-    oldest = f"  oldest {format_age(answer.at - min(measured.values()))} ago" if measured else ""
-    return f"{len(measured)} of {zones * (zones - 1) // 2} zone pairs measured{oldest}"
+    measured_at = {frozenset((p.origin, p.destination)): p.measured_at for p in pairs if p.measured_at is not None}
+    oldest = f"  oldest {format_age(answer.at - min(measured_at.values()))} ago" if measured_at else ""
+    return f"{len(measured_at)} of {zones * (zones - 1) // 2} zone pairs measured{oldest}"
 
 
-def _costs_line(network: NetworkView) -> str:
+def _format_costs(network: NetworkView) -> str:
     costs = [p.cost for p in network.pairs if p.cost is not None]
-    span = f", {min(costs)} to {max(costs)}" if costs else ""
-    return (
-        f"{len(costs)} of {len(network.pairs)} directed pairs{span}  {network.topology or ''} {network.weights or ''}"
-    )
+    cost_range = f", {min(costs)} to {max(costs)}" if costs else ""
+    return f"{len(costs)} of {len(network.pairs)} directed pairs{cost_range}  {network.topology or ''} {network.weights or ''}"
 
 
-def _groups_line(groups: Collection[GroupView]) -> str:
+def _format_groups(groups: Collection[GroupView]) -> str:
     running, members = sum(g.running_pods for g in groups), sum(g.members for g in groups)
     violated, edges = sum(g.violated_dependencies for g in groups), sum(len(g.edges) for g in groups)
     return f"{len(groups)}  {running} of {members} pods run  {violated} of {edges} dependencies violated"
 
 
-def _bandwidth_line(nodes: Collection[NodeBandwidthView]) -> str:
-    published = [n.allocatable_bps for n in nodes if n.allocatable_bps is not None]
-    allocated_bps, total_bps = sum(n.allocated_bps for n in nodes), sum(published)
-    text = f"{len(published)} of {len(nodes)} nodes publish their capacity"
+def _format_bandwidth(nodes: Collection[NodeBandwidthView]) -> str:
+    published_bps = [n.allocatable_bps for n in nodes if n.allocatable_bps is not None]
+    allocated_bps, total_bps = sum(n.allocated_bps for n in nodes), sum(published_bps)
+    text = f"{len(published_bps)} of {len(nodes)} nodes publish their capacity"
     if total_bps:
         share = format_percent(allocated_bps, total_bps)
         text += f"  {format_rate(allocated_bps)} of {format_rate(total_bps)} allocated ({share})"

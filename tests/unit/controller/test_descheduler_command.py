@@ -1,4 +1,4 @@
-"""`kubectl netaware deschedule --dry-run` shows the plan that it is given, whole and readable."""
+"""`kubectl netaware deschedule --dry-run` shows moves, hot nodes, skipped pods and conditions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from controller.cli.deschedule import DescheduleCommand, Preview, states_of
+from controller.cli.deschedule import DescheduleCommand, RoundPreview, count_skips
 from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.descheduler.conditions import CONDITIONS
@@ -20,8 +20,8 @@ from tests.support.descheduled import amounts, budget, node, once, pod, settings
 COMMAND = DescheduleCommand()
 
 
-def answer() -> Preview:
-    """Two hot nodes: one is relieved, the other's only pod is guarded by a budget."""
+def make_preview() -> RoundPreview:
+    """Two hot nodes: a move relieves one; a disruption budget protects the only pod of the other."""
     nodes = [node("hot"), node("stuck"), node("idle", cpu="16")]
     pods = [pod("web-1", "hot"), pod("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
     usage = {"hot": amounts(3.5, 2), "stuck": amounts(3, 2), "idle": amounts(0.4, 2)}
@@ -29,14 +29,14 @@ def answer() -> Preview:
         nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
     )
     plan = once(view, settings()).plan
-    return Preview(plan, states_of(plan), refused={"negative": 2})
+    return RoundPreview(plan, count_skips(plan), ignored_readings_by_reason={"negative": 2})
 
 
 def options(*argv: str) -> argparse.Namespace:
     return parse(["deschedule", *argv])
 
 
-def shown(preview: Preview) -> str:
+def print_preview(preview: RoundPreview) -> str:
     out = io.StringIO()
     Console(file=out, width=300, highlight=False).print(
         COMMAND.render(preview, options("--dry-run"), 300), soft_wrap=True
@@ -45,7 +45,7 @@ def shown(preview: Preview) -> str:
 
 
 def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
-    text = shown(answer())
+    text = print_preview(make_preview())
     (line,) = [line for line in text.splitlines() if line.startswith("default/web-1")]
     assert "idle" in line
     assert "cpu 88 → 48 %" in line
@@ -56,15 +56,15 @@ def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
     assert "nodes: 2 hot, 1 with low load; 2 usage readings ignored" in text
 
 
-def test_every_condition_is_shown_in_order_with_the_pods_that_it_keeps() -> None:
-    lines = shown(answer()).splitlines()
+def test_every_condition_is_shown_in_order_with_the_number_of_pods_that_it_skips() -> None:
+    lines = print_preview(make_preview()).splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("CONDITION"))
     rows = [line.split()[:2] for line in lines[head + 1 :]]
     assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
     assert ["disruption-budget", "1"] in rows
 
 
-async def test_the_command_is_refused_without_dry_run() -> None:
+async def test_deschedule_requires_dry_run() -> None:
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
         session = Session(client, None, None, "netaware-system")
         with pytest.raises(ConfigError, match="--dry-run"):
