@@ -1,7 +1,7 @@
-"""Writes the Grafana dashboards as JSON; each is a list of rows of panels, in a module of its own below dashboards/.
+"""Writes the Grafana dashboards as JSON, each from a module below dashboards/.
 
 python manifests/grafana/generate.py           writes *.json
-python manifests/grafana/generate.py --check   changes nothing and ends with 1 when one of them is not current
+python manifests/grafana/generate.py --check   only compares, and exits with 1 if a file is out of date
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ DASHBOARDS = (LATENCY, APPGROUPS, BANDWIDTH, AGENTS, DESCHEDULER)
 
 
 def main() -> int:
-    """Write the files, or with ``--check`` compare."""
-    stale = []
+    """Write the files; with ``--check``, compare them."""
+    outdated = []
     for dashboard in DASHBOARDS:
         path = HERE / f"{dashboard.uid.removeprefix('netaware-')}.json"
         text = json.dumps(encode(dashboard), indent=2, ensure_ascii=False) + "\n"
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            stale.append(path.name)
-    if stale:
-        print(f"not current: {', '.join(stale)}; run {Path(__file__).name}", file=sys.stderr)
-    return 1 if stale else 0
+            outdated.append(path.name)
+    if outdated:
+        print(f"out of date: {', '.join(outdated)}; run {Path(__file__).name}", file=sys.stderr)
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":

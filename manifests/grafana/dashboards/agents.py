@@ -1,69 +1,69 @@
-"""The agents: who runs, what it costs, what fails."""
+"""The dashboard of netaware itself: its programs, their resource use, and their writes."""
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, lines, number, stacked
+from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, timeseries
 
 AGENTS = Dashboard(
     "netaware-agents",
     "netaware / Agents and controller",
-    "Health of netaware itself: what runs, what it costs, what it writes.",
+    "Health of netaware itself: its programs, their resource use, and their writes.",
     [],
     [
-        (
+        Row(
             "Running",
             [
-                number(
-                    "Agents answering",
+                stat(
+                    "Agents up",
                     "short",
                     "Agents that Prometheus can scrape.",
                     Query('sum(up{job=~".*netaware-agent.*"})'),
                     width=6,
                 ),
-                number(
-                    "Agents not answering",
+                stat(
+                    "Agents down",
                     "short",
-                    "Agents that Prometheus knows and cannot scrape.",
+                    "Agents that Prometheus discovers but cannot scrape.",
                     Query('count(up{job=~".*netaware-agent.*"} == 0) or vector(0)'),
                     bad_above=0,
                     width=6,
                 ),
-                number(
+                stat(
                     "Leaders",
                     "short",
-                    "Controllers that lead; one is right.",
+                    "Controllers that lead; there should be exactly one.",
                     Query("sum(netaware_leader)"),
                     bad_above=1,
                     width=6,
                 ),
-                number(
-                    "Objects that cannot be read",
+                stat(
+                    "Malformed objects",
                     "short",
-                    "Objects of the API server that the controller leaves out because they are malformed.",
+                    "Objects of the API server that the controller ignores because they are malformed.",
                     Query("sum(netaware_malformed_objects)"),
                     bad_above=0,
                     width=6,
                 ),
             ],
         ),
-        (
-            "What it costs",
+        Row(
+            "Resource use",
             [
-                lines(
+                timeseries(
                     "Memory of agents",
                     "bytes",
                     "Resident memory; the budget is 64 MB.",
                     Query('process_resident_memory_bytes{job=~".*netaware-agent.*"}', "{{instance}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "CPU of agents",
                     "percentunit",
-                    "Share of a core, netperf's own time not included: it is a child.",
+                    "Cores in use, without those of the child process netperf.",
                     Query('rate(process_cpu_seconds_total{job=~".*netaware-agent.*"}[5m])', "{{instance}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Memory of controllers",
                     "bytes",
                     "Resident memory; the budget is 200 MB at 10,000 nodes.",
@@ -72,24 +72,24 @@ AGENTS = Dashboard(
                 ),
             ],
         ),
-        (
-            "What it does",
+        Row(
+            "Writes and stores",
             [
-                stacked(
+                stacked_series(
                     "Writes of results",
                     "cps",
                     "Writes to the results ConfigMap per second, by outcome.",
                     Query("sum by (outcome) (rate(netaware_probe_results_writes_total[5m]))", "{{outcome}}"),
                     width=8,
                 ),
-                stacked(
+                stacked_series(
                     "Writes of capacity",
                     "cps",
-                    "Writes to the agents' own nodes per second, by outcome; a quiet cluster has next to none.",
+                    "Writes to the agents' own nodes per second, by outcome; a quiet cluster has almost none.",
                     Query("sum by (outcome) (rate(netaware_node_bandwidth_writes_total[15m]))", "{{outcome}}"),
                     width=8,
                 ),
-                stacked(
+                stacked_series(
                     "Writes of the controller",
                     "cps",
                     "Plans, weights and statuses written per second; a quiet network causes none.",
@@ -98,13 +98,13 @@ AGENTS = Dashboard(
                     Query("sum(rate(netaware_appgroup_writes_total[5m]))", "appgroup status"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Objects in memory",
                     "short",
-                    "What the controller stores, by kind.",
+                    "Objects in the controller's stores, by kind.",
                     Query("max by (kind) (netaware_informer_objects)", "{{kind}}"),
                 ),
-                lines(
+                timeseries(
                     "Events lost",
                     "cps",
                     "Events that could not be delivered, by cause.",

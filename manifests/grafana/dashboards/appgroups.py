@@ -1,106 +1,103 @@
-"""AppGroups: what their dependencies cost, what is violated, who waits."""
+"""The dashboard of AppGroups: their dependencies, traffic, gates, and the scheduler extender."""
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, history, lines, matrix, number, stacked, variable
+from dashboards.panels import Dashboard, Query, Row, matrix, stacked_series, stat, status_history, timeseries, variable
+
+GROUPS = 'appgroup=~"$appgroup", appgroup=~"$namespace/.*"'
+"""Selector of the chosen AppGroups."""
 
 APPGROUPS = Dashboard(
     "netaware-appgroups",
     "netaware / AppGroups and scheduling",
-    "Whether applications are as near together as they asked to be, and how the scheduler extender fares.",
+    "Dependencies, traffic and gates of AppGroups, and the work of the scheduler extender.",
     [
         variable("namespace", "Namespace", "label_values(netaware_appgroup_pods, appgroup)", "/^([^\\/]+)\\//"),
         variable("appgroup", "AppGroup", 'label_values(netaware_appgroup_pods{appgroup=~"$namespace/.*"}, appgroup)'),
     ],
     [
-        (
+        Row(
             "AppGroups",
             [
-                number(
+                stat(
                     "Dependencies violated",
                     "short",
-                    "Dependencies whose pods are farther apart than their maxNetworkCost allows, over all groups chosen.",
-                    Query(
-                        'sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict="violated"})'
-                    ),
+                    "Dependencies of the selected groups whose pods are farther apart than maxNetworkCost allows.",
+                    Query(f'sum(netaware_appgroup_dependencies{{{GROUPS}, verdict="violated"}})'),
                     bad_above=0,
                     width=6,
                 ),
-                number(
+                stat(
                     "Dependencies met",
                     "percentunit",
                     "Share of the placed dependencies within their maxNetworkCost.",
                     Query(
-                        'sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict="met"})'
-                        ' / sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict=~"met|violated|unknown"})'
+                        f'sum(netaware_appgroup_dependencies{{{GROUPS}, verdict="met"}})'
+                        f' / sum(netaware_appgroup_dependencies{{{GROUPS}, verdict=~"met|violated|unknown"}})'
                     ),
                     width=6,
                 ),
-                number(
+                stat(
                     "Pods running",
                     "short",
-                    "Running pods of the groups chosen.",
-                    Query(
-                        'sum(netaware_appgroup_pods{appgroup=~"$appgroup", appgroup=~"$namespace/.*", state="running"})'
-                    ),
+                    "Running pods of the selected groups.",
+                    Query(f'sum(netaware_appgroup_pods{{{GROUPS}, state="running"}})'),
                     width=6,
                 ),
-                number(
+                stat(
                     "Faults in specs",
                     "short",
-                    "Dependencies that lead nowhere, duplicate selectors and the like; the condition SpecValid names them.",
-                    Query(
-                        'sum(netaware_appgroup_spec_faults{appgroup=~"$appgroup", appgroup=~"$namespace/.*"} or vector(0))'
-                    ),
+                    "Mistakes such as dependencies on unknown workloads or duplicate selectors; the condition SpecValid names them.",
+                    Query(f"sum(netaware_appgroup_spec_faults{{{GROUPS}}} or vector(0))"),
                     bad_above=0,
                     width=6,
                 ),
-                history(
+                status_history(
                     "Dependencies met, by group",
                     "percentunit",
-                    "Each row is a group; the share of its placed dependencies within their maxNetworkCost.",
+                    "Share of the placed dependencies within their maxNetworkCost; each row is a group.",
                     Query(
-                        'netaware:appgroup_dependencies_met:ratio{appgroup=~"$appgroup", appgroup=~"$namespace/.*"}',
+                        f"netaware:appgroup_dependencies_met:ratio{{{GROUPS}}}",
                         "{{appgroup}}",
                     ),
                     width=24,
                     height=7,
                     defaults={"min": 0, "max": 1},
                 ),
-                stacked(
+                stacked_series(
                     "Dependencies by verdict",
                     "short",
-                    "met: within maxNetworkCost. violated: beyond it. unknown: no cost is known. idle: one side has no placed pod.",
+                    "met: within maxNetworkCost. violated: above it. unknown: without a known cost. idle: one side has no placed pod.",
                     Query(
-                        'sum by (verdict) (netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*"})',
+                        f"sum by (verdict) (netaware_appgroup_dependencies{{{GROUPS}}})",
                         "{{verdict}}",
                     ),
                 ),
-                lines(
+                timeseries(
                     "Pods by group",
                     "short",
-                    "Pods wanted (numMembers), placed on a node, and running.",
+                    "Required pods (numMembers), pods on a node, and running pods.",
                     Query(
-                        'sum by (appgroup, state) (netaware_appgroup_pods{appgroup=~"$appgroup", appgroup=~"$namespace/.*"})',
+                        f"sum by (appgroup, state) (netaware_appgroup_pods{{{GROUPS}}})",
                         "{{appgroup}} {{state}}",
                     ),
                 ),
             ],
         ),
-        (
+        Row(
             "Traffic and money",
             [
-                number(
+                stat(
                     "Price per month",
                     "short",
-                    "Price of the traffic of the chosen groups in a month of 730 hours, by traffic.prices and in their currency.",
+                    "Price of the selected groups' traffic in a month of 730 hours, by traffic.prices and in their currency.",
                     Query(
                         'sum by (currency) (netaware_appgroup_traffic_price_per_month{namespace=~"$namespace"})',
                         "{{currency}}",
                     ),
                     width=6,
                 ),
-                number(
+                stat(
                     "Across zones",
                     "percentunit",
                     "Share of the groups' bytes that leave their zone.",
@@ -110,35 +107,35 @@ APPGROUPS = Dashboard(
                     ),
                     width=6,
                 ),
-                number(
+                stat(
                     "Drift",
                     "short",
-                    "Dependencies in which real traffic differs from what the groups declare; the condition AsDescribed names them.",
+                    "Dependencies whose traffic differs from what the groups declare; the condition AsDescribed names them.",
                     Query('sum(netaware_appgroup_traffic_drift{namespace=~"$namespace"})'),
                     bad_above=0,
                     width=6,
                 ),
-                number(
-                    "Last read",
+                stat(
+                    "Traffic last read",
                     "dateTimeFromNow",
-                    "When traffic was last read from Prometheus; traffic.intervalS says how often that should be.",
+                    "Time since traffic was last read from Prometheus, every traffic.intervalS.",
                     Query("max(netaware_traffic_read_timestamp_seconds) * 1000"),
                     width=6,
                 ),
-                stacked(
+                stacked_series(
                     "Price per month, by group",
                     "short",
-                    "Each group's traffic, as its workloads call, priced as if it went on for a month of 730 hours.",
+                    "Price of the traffic of each group's workloads as callers, if it lasted for a month of 730 hours.",
                     Query(
                         "sum by (namespace, appgroup, currency)"
                         ' (netaware_appgroup_traffic_price_per_month{namespace=~"$namespace"})',
                         "{{namespace}}/{{appgroup}} {{currency}}",
                     ),
                 ),
-                stacked(
+                stacked_series(
                     "Traffic of groups",
                     "Bps",
-                    "Bytes per second that groups' workloads exchange as callers, answers included, by whether they leave their zone.",
+                    "Bytes per second of the groups' workloads as callers, with responses, by whether the bytes leave their zone.",
                     Query(
                         'sum by (crossing) (netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace"})',
                         "leaves its zone: {{crossing}}",
@@ -147,27 +144,29 @@ APPGROUPS = Dashboard(
                 matrix(
                     "Bytes between zones",
                     "Bps",
-                    "Calls from the zone on the left to the one above, answers included, of all workloads.",
+                    "Traffic of all workloads from the callers' zone (row) to the callees' zone (column), with responses.",
                     Query(
-                        "sum by (client_zone, server_zone) (netaware_zone_pair_traffic_bytes_per_second)", table=True
+                        "sum by (client_zone, server_zone) (netaware_zone_pair_traffic_bytes_per_second)",
+                        format="table",
                     ),
-                    by=("client_zone", "server_zone"),
+                    row_label="client_zone",
+                    column_label="server_zone",
                     width=24,
                 ),
             ],
         ),
-        (
+        Row(
             "Gates and plans",
             [
-                lines(
-                    "Pods behind their gate",
+                timeseries(
+                    "Gated pods",
                     "short",
-                    "Pods of AppGroups that wait for the workloads before theirs.",
+                    "Pods of AppGroups that wait at their gate for earlier workloads.",
                     Query("max(netaware_gated_pods)", "gated"),
                     width=6,
                 ),
-                lines(
-                    "Time behind the gate",
+                timeseries(
+                    "Time at the gate",
                     "s",
                     "p50 and p99 of the time from a pod's creation to its release, over the last 15 minutes.",
                     Query("histogram_quantile(0.5, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p50"),
@@ -176,36 +175,36 @@ APPGROUPS = Dashboard(
                     ),
                     width=6,
                 ),
-                stacked(
+                stacked_series(
                     "Releases",
                     "cps",
-                    "Pods released per second. turn: the workloads before theirs are placed. waited: they were not, in time.",
+                    "Released pods per second. turn: earlier workloads are placed. waited: the longest wait has passed.",
                     Query("sum by (cause) (rate(netaware_gate_releases_total[15m]))", "{{cause}}"),
                     width=6,
                 ),
-                stacked(
-                    "Where pods landed",
+                stacked_series(
+                    "Pods placed as planned",
                     "cps",
-                    "Placed pods per second, as their group's plan wanted it or elsewhere.",
+                    "Placed pods per second: on the node that their group's plan chose, or elsewhere.",
                     Query("sum by (result) (rate(netaware_placed_pods_total[15m]))", "{{result}}"),
                     width=6,
                 ),
             ],
         ),
-        (
+        Row(
             "Scheduler extender",
             [
-                stacked(
+                stacked_series(
                     "Decisions",
                     "cps",
-                    "Answers per second by verb and result. neutral: the pod is none of ours, or nothing is known for it.",
+                    "Answers per second, by verb and result. neutral: the pod has no AppGroup, or no costs are known for it.",
                     Query("sum by (verb, result) (rate(netaware_extender_decisions_total[5m]))", "{{verb}} {{result}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Time to answer",
                     "s",
-                    "p50 and p99 of the time from the whole request to the answer.",
+                    "p50 and p99 of the time from the end of the request to the answer.",
                     Query(
                         "histogram_quantile(0.5, sum by (verb, le) (rate(netaware_extender_duration_seconds_bucket[5m])))",
                         "{{verb}} p50",
@@ -216,10 +215,10 @@ APPGROUPS = Dashboard(
                     ),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Nodes refused",
                     "cps",
-                    "Nodes per second that the filter refused on network grounds.",
+                    "Nodes per second that the filter refused because of dependencies.",
                     Query("sum(rate(netaware_extender_nodes_refused_total[5m]))", "refused"),
                     width=8,
                 ),

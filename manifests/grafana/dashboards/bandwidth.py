@@ -1,37 +1,37 @@
-"""Bandwidth: capacity, what is asked for and allocated, and whether limits hold."""
+"""The dashboard of bandwidth: capacity, allocations, usage, and limits of pods."""
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, history, lines, number, stacked, table, variable
+from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, status_history, table, timeseries, variable
 
 BANDWIDTH = Dashboard(
     "netaware-bandwidth",
     "netaware / Bandwidth",
-    "What uplinks offer, what flows, what paths between zones are promised, and whether pods' limits hold.",
+    "Capacity and usage of uplinks, allocations between zones, and whether limits of pods are enforced.",
     [
         variable("node", "Node", "label_values(netaware_node_bandwidth_known, node)"),
         variable("namespace", "Namespace", "label_values(netaware_pod_bandwidth_verdict, namespace)"),
     ],
     [
-        (
+        Row(
             "Nodes",
             [
-                number(
+                stat(
                     "Capacity published",
                     "bps",
-                    "Sum over the nodes chosen of what they publish as network.aware.com/bandwidth.",
+                    "Sum of network.aware.com/bandwidth over the selected nodes.",
                     Query('sum(netaware:node_bandwidth_capacity:bps{node=~"$node"})'),
                     width=6,
                 ),
-                number(
+                stat(
                     "Nodes of unknown capacity",
                     "short",
-                    "Nodes that publish nothing, because no source of their capacity is known.",
+                    "Nodes that publish no capacity, because they have no source for it.",
                     Query('count(netaware_node_bandwidth_known{node=~"$node"} == 0) or vector(0)'),
                     bad_above=0,
                     width=6,
                 ),
-                number(
+                stat(
                     "Busiest uplink",
                     "percentunit",
                     "The highest utilization of any node's uplink now.",
@@ -39,8 +39,8 @@ BANDWIDTH = Dashboard(
                     bad_above=0.9,
                     width=6,
                 ),
-                number(
-                    "Limits that do not hold",
+                stat(
+                    "Limits not enforced",
                     "short",
                     "Pod limits with a verdict other than enforced, not-applicable and other-enforcer.",
                     Query(
@@ -50,8 +50,8 @@ BANDWIDTH = Dashboard(
                     bad_above=0,
                     width=6,
                 ),
-                history(
-                    "Utilisation by node",
+                status_history(
+                    "Utilization by node",
                     "percentunit",
                     "The busier direction of each node's uplink over its capacity.",
                     Query('instance:netaware_network_utilization:ratio{node=~"$node"}', "{{node}}"),
@@ -59,45 +59,45 @@ BANDWIDTH = Dashboard(
                     height=9,
                     defaults={"min": 0, "max": 1},
                 ),
-                lines(
+                timeseries(
                     "Sent",
                     "bps",
-                    "By the physical uplinks of each node, mean of about 15 seconds.",
+                    "Rate on the physical uplinks of each node, mean of about 15 seconds.",
                     Query('netaware:node_transmit:bps{node=~"$node"}', "{{node}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Received",
                     "bps",
-                    "By the physical uplinks of each node, mean of about 15 seconds.",
+                    "Rate on the physical uplinks of each node, mean of about 15 seconds.",
                     Query('netaware:node_receive:bps{node=~"$node"}', "{{node}}"),
                     width=8,
                 ),
-                lines(
+                timeseries(
                     "Capacity",
                     "bps",
-                    "What each node publishes, after the reserve. A step is a failover or a changed link.",
+                    "Published capacity of each node, without the reserve. A step is a failover or a changed link.",
                     Query('netaware:node_bandwidth_capacity:bps{node=~"$node"}', "{{node}}"),
                     width=8,
                 ),
             ],
         ),
-        (
+        Row(
             "Between zones",
             [
-                lines(
+                timeseries(
                     "Allocated between zones",
                     "bps",
-                    "What placed pods of AppGroups have asked of each path by minBandwidth.",
+                    "Sum of minBandwidth over the dependencies of placed pods, by path.",
                     Query(
                         '8 * netaware_bandwidth_allocated_bytes_per_second{level="zone"}',
                         "{{origin}} to {{destination}}",
                     ),
                 ),
-                lines(
+                timeseries(
                     "Allocated over capacity",
                     "percentunit",
-                    "Above 1 more is promised than there is; the alert follows after ten minutes.",
+                    "Above 1, more is allocated than the path has; the alert fires after ten minutes.",
                     Query(
                         'netaware_bandwidth_allocated_bytes_per_second{level="zone"}'
                         ' / (netaware_bandwidth_capacity_bytes_per_second{level="zone"} > 0)',
@@ -106,10 +106,10 @@ BANDWIDTH = Dashboard(
                 ),
             ],
         ),
-        (
-            "Pods' limits",
+        Row(
+            "Limits of pods",
             [
-                stacked(
+                stacked_series(
                     "Verdicts",
                     "short",
                     "Limits of pods by the agents' verdict, per direction.",
@@ -119,30 +119,30 @@ BANDWIDTH = Dashboard(
                     ),
                     width=6,
                 ),
-                lines(
+                timeseries(
                     "In use",
                     "Bps",
-                    "What pods with limits use, mean of about 15 seconds.",
+                    "Rate of pods with limits, mean of about 15 seconds.",
                     Query(
                         'netaware_pod_bandwidth_used_bytes_per_second{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
                     width=6,
                 ),
-                lines(
+                timeseries(
                     "Effective limit",
                     "Bps",
-                    "Effective rate of each limit as the kernel has it.",
+                    "Rate of each limit in the kernel.",
                     Query(
                         'netaware_pod_bandwidth_effective_rate_bytes_per_second{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
                     width=6,
                 ),
-                lines(
-                    "Worst queueing time",
+                timeseries(
+                    "Longest queueing time",
                     "s",
-                    "How long a packet can wait in a limit's queue when it is full.",
+                    "Longest time that a packet can wait in the queue of a limit.",
                     Query(
                         'netaware_pod_bandwidth_queue_seconds{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
@@ -150,13 +150,13 @@ BANDWIDTH = Dashboard(
                     width=6,
                 ),
                 table(
-                    "Limits that do not hold",
+                    "Limits not enforced",
                     "none",
-                    "Each with the agent's verdict; docs/bandwidth.md has the table of verdicts.",
+                    "Limits with the agent's verdict; docs/bandwidth.md has the table of verdicts.",
                     Query(
                         'netaware_pod_bandwidth_verdict{namespace=~"$namespace",'
                         ' verdict!~"enforced|not-applicable|other-enforcer"}',
-                        table=True,
+                        format="table",
                     ),
                     hide=("instance", "job", "endpoint", "container", "Value"),
                     width=24,

@@ -1,19 +1,19 @@
-"""The descheduler: what is too hot, what was moved, what it cost."""
+"""The dashboard of the descheduler: hot nodes, evictions, and the results of moves."""
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, lines, number, stacked
+from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, timeseries
 
 DESCHEDULER = Dashboard(
     "netaware-descheduler",
     "netaware / Descheduler",
-    "Which nodes are too full, what is moved, whether it helped, and when it stops.",
+    "Hot nodes, evictions, the results of moves, and reasons not to move pods.",
     [],
     [
-        (
+        Row(
             "Now",
             [
-                number(
+                stat(
                     "Hot nodes",
                     "short",
                     "Nodes over a high threshold for long enough to act.",
@@ -21,57 +21,57 @@ DESCHEDULER = Dashboard(
                     bad_above=0,
                     width=8,
                 ),
-                number(
+                stat(
                     "Stuck nodes",
                     "short",
-                    "Hot nodes that the newest round could not relieve as needed.",
+                    "Hot nodes that the newest round cannot relieve enough.",
                     Query("sum(netaware_descheduler_stuck_nodes)"),
                     bad_above=0,
                     width=8,
                 ),
-                number(
+                stat(
                     "Workloads backed off",
                     "short",
-                    "Workloads left alone for a while because moving them did not help.",
+                    "Workloads that are not moved for a while, because their last moves did not help.",
                     Query('sum(netaware_descheduler_backed_off{kind="workload"})'),
                     width=8,
                 ),
             ],
         ),
-        (
+        Row(
             "Over time",
             [
-                stacked(
+                stacked_series(
                     "Nodes by load",
                     "short",
-                    "over: above a high threshold. under: at or below all low ones. unknown: no usage, so neither source nor target.",
+                    "over: above a high threshold. under: at or below all low thresholds. unknown: without usage, so neither source nor target.",
                     Query("sum by (load) (netaware_descheduler_nodes)", "{{load}}"),
                 ),
-                stacked(
+                stacked_series(
                     "Evictions",
                     "short",
-                    "Per hour, by strategy and result.",
+                    "Evictions per hour, by strategy and result.",
                     Query(
                         "sum by (strategy, result) (increase(netaware_descheduler_evictions_total[1h]))",
                         "{{strategy}} {{result}}",
                     ),
                 ),
-                stacked(
-                    "How moves ended",
+                stacked_series(
+                    "Moves by outcome",
                     "short",
-                    "Per hour: helped, returned to the same node, did not cool it, did not lower the cost, were lost.",
+                    "Moves that ended per hour, by outcome: helped, returned to the same node, did not cool it, did not lower the cost, or were lost.",
                     Query("sum by (outcome) (increase(netaware_descheduler_moves_ended_total[1h]))", "{{outcome}}"),
                 ),
-                stacked(
-                    "Pods passed over",
+                stacked_series(
+                    "Pods skipped",
                     "short",
-                    "In the newest round, by the first condition that did not hold.",
+                    "Pods that the newest round does not move, by the first condition that fails.",
                     Query("sum by (condition) (netaware_descheduler_skipped_pods)", "{{condition}}"),
                 ),
-                lines(
+                timeseries(
                     "Time to decide a round",
                     "s",
-                    "p50 and p99 of the pure part of a round.",
+                    "p50 and p99 of the computation of a round, without reads and writes.",
                     Query(
                         "histogram_quantile(0.5, sum by (le) (rate(netaware_descheduler_plan_seconds_bucket[15m])))",
                         "p50",
@@ -81,7 +81,7 @@ DESCHEDULER = Dashboard(
                         "p99",
                     ),
                 ),
-                stacked(
+                stacked_series(
                     "Rounds",
                     "cps",
                     "Rounds per second by outcome; usage-missing means that Prometheus or metrics.k8s.io did not answer.",

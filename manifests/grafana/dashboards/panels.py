@@ -1,38 +1,50 @@
-"""What dashboards are made of: a panel is one call, and none can be made without title, unit, description and expression.
-
-Hand-written dashboard JSON is four fifths boilerplate, in which a forgotten unit or a second copy of an expression hides well.
-"""
+"""Builders of dashboards: each panel is one call with title, unit, description and queries; `encode` adds Grafana's boilerplate."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _METRIC = re.compile(r"\b((?:netaware|instance)[_:][a-zA-Z0-9_:]+|up|process_\w+|ALERTS)\b(?!-)(\{)?")
-_TEXT = re.compile(r'("(?:[^"\\]|\\.)*")')
-CLUSTER = 'cluster=~"$cluster"'
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+CLUSTER_SELECTOR = 'cluster=~"$cluster"'
 PAIR = 'origin_zone=~"$origin", destination_zone=~"$destination"'
+"""Selector of the chosen pairs of zones."""
 BLUES = "continuous-blues"
 ORANGE, GREEN, BLUE, GREY = "#d55e00", "#009e73", "#0072b2", "#8a8f98"
-WIDTH = 24
+DASHBOARD_WIDTH = 24
+"""Number of columns of Grafana's grid."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """An expression and the name of its series, in Grafana's ``{{label}}`` notation; ``table`` asks for the newest values."""
+    """A query of a panel.
+
+    Attributes:
+        expr: the PromQL expression.
+        legend: name of a series, in Grafana's notation ``{{label}}``.
+        format: format of the answer; ``table`` has the newest values only.
+    """
 
     expr: str
     legend: str = ""
-    table: bool = False
-    heatmap: bool = False
+    format: Literal["time_series", "table", "heatmap"] = "time_series"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. ``unit`` is one of Grafana's unit names; sizes are in the dashboard's 24 columns."""
+    """A panel.
+
+    Attributes:
+        kind: Grafana's name of the type, such as ``timeseries``.
+        unit: Grafana's name of the unit of the values.
+        width: columns, of `DASHBOARD_WIDTH`.
+        height: rows of Grafana's grid.
+        defaults: fields of ``fieldConfig.defaults``; ``options``, ``transformations`` and ``overrides`` as in Grafana.
+    """
 
     title: str
     kind: str
@@ -48,33 +60,42 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Row:
+    """Panels under a title."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
 class Dashboard:
-    """One file. ``variables`` come after the data source's; rows are titled groups of panels."""
+    """A dashboard; its ``variables`` follow those for data source and cluster."""
 
     uid: str
     title: str
     description: str
     variables: Sequence[Mapping[str, Any]]
-    rows: Sequence[tuple[str, Sequence[Panel]]]
+    rows: Sequence[Row]
 
 
-def of_cluster(expression: str) -> str:
-    """The same of the clusters that are chosen. Series without the label belong to All."""
+def select_clusters(expression: str) -> str:
+    """The expression with `CLUSTER_SELECTOR` at each metric. Series without the label belong to the choice All."""
 
-    def narrowed(found: re.Match[str]) -> str:
-        return f"{found[1]}{{{CLUSTER}, " if found[2] else f"{found[1]}{{{CLUSTER}}}"
+    def add_selector(metric: re.Match[str]) -> str:
+        return f"{metric[1]}{{{CLUSTER_SELECTOR}, " if metric[2] else f"{metric[1]}{{{CLUSTER_SELECTOR}}}"
 
-    # Names within quotes are labels' values.
-    return "".join(part if part.startswith('"') else _METRIC.sub(narrowed, part) for part in _TEXT.split(expression))
+    # Quoted names are values of labels.
+    parts = _QUOTED.split(expression)
+    return "".join(part if part.startswith('"') else _METRIC.sub(add_selector, part) for part in parts)
 
 
 def variable(name: str, label: str, query: str, regex: str = "") -> dict[str, Any]:
-    """A choice of label values, all by default; of each what the first group of ``regex`` matches."""
+    """A variable for values of a label, all by default; with ``regex``, for what its first group matches in each value."""
     return {
         "name": name,
         "label": label,
         "type": "query",
-        "datasource": SOURCE,
+        "datasource": DATASOURCE,
         "query": {"query": query, "refId": name},
         "definition": query,
         "regex": regex,
@@ -87,32 +108,33 @@ def variable(name: str, label: str, query: str, regex: str = "") -> dict[str, An
     }
 
 
-def lines(title: str, unit: str, description: str, *queries: Query, **more: Any) -> Panel:
+def timeseries(title: str, unit: str, description: str, *queries: Query, **fields: Any) -> Panel:
     """Lines over time."""
     defaults = {
         "color": {"mode": "palette-classic-by-name"},
         "custom": {"lineWidth": 1, "fillOpacity": 4, "showPoints": "never", "spanNulls": 180_000},
-        **more.pop("defaults", {}),
+        **fields.pop("defaults", {}),
     }
     options = {
         "legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull", "max"], "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    return Panel(title, "timeseries", unit, description, queries, defaults=defaults, options=options, **more)
+    return Panel(title, "timeseries", unit, description, queries, defaults=defaults, options=options, **fields)
 
 
-def stacked(title: str, unit: str, description: str, *queries: Query, **more: Any) -> Panel:
+def stacked_series(title: str, unit: str, description: str, *queries: Query, **fields: Any) -> Panel:
     """Areas on top of each other, for parts of a whole."""
     custom = {"lineWidth": 1, "fillOpacity": 35, "showPoints": "never", "stacking": {"mode": "normal"}}
-    return lines(title, unit, description, *queries, defaults={"custom": custom}, **more)
+    return timeseries(title, unit, description, *queries, defaults={"custom": custom}, **fields)
 
 
-def number(
-    title: str, unit: str, description: str, query: Query, *, bad_above: float | None = None, **more: Any
+def stat(
+    title: str, unit: str, description: str, query: Query, *, bad_above: float | None = None, **fields: Any
 ) -> Panel:
-    """One number; with ``bad_above`` orange beyond it."""
+    """One number, orange above ``bad_above``."""
     steps: list[dict[str, Any]] = [{"color": BLUE if bad_above is None else GREEN, "value": None}]
     if bad_above is not None:
+        # A threshold of Grafana includes its value.
         steps.append({"color": ORANGE, "value": bad_above + 1e-9})
     defaults = {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
     options = {
@@ -121,53 +143,52 @@ def number(
         "reduceOptions": {"calcs": ["lastNotNull"]},
         "textMode": "auto",
     }
-    sizes = {"width": 4, "height": 4, **more}
+    sizes = {"width": 4, "height": 4, **fields}
     return Panel(title, "stat", unit, description, [query], defaults=defaults, options=options, **sizes)
 
 
-def history(title: str, unit: str, description: str, query: Query, **more: Any) -> Panel:
+def status_history(title: str, unit: str, description: str, query: Query, **fields: Any) -> Panel:
     """A row per series, coloured by value over time."""
-    defaults = {"color": {"mode": BLUES}, "custom": {"fillOpacity": 90, "lineWidth": 0}, **more.pop("defaults", {})}
+    defaults = {"color": {"mode": BLUES}, "custom": {"fillOpacity": 90, "lineWidth": 0}, **fields.pop("defaults", {})}
     options = {"showValue": "never", "rowHeight": 0.9, "colWidth": 0.95, "legend": {"showLegend": False}}
-    return Panel(title, "status-history", unit, description, [query], defaults=defaults, options=options, **more)
+    return Panel(title, "status-history", unit, description, [query], defaults=defaults, options=options, **fields)
 
 
-def matrix(title: str, unit: str, description: str, query: Query, **more: Any) -> Panel:
-    """Newest values as a table of the labels ``by[0]`` down and ``by[1]`` across, coloured by value."""
-    rows, columns = more.pop("by")
-    grouped = {"id": "groupingToMatrix", "options": {"rowField": rows, "columnField": columns, "valueField": "Value"}}
-    first = {
-        "matcher": {"id": "byName", "options": f"{rows}\\{columns}"},
+def matrix(
+    title: str, unit: str, description: str, query: Query, *, row_label: str, column_label: str, **fields: Any
+) -> Panel:
+    """The newest values as a table with the values of a label down and of another across, coloured by value."""
+    options = {"rowField": row_label, "columnField": column_label, "valueField": "Value"}
+    first_column = {
+        "matcher": {"id": "byName", "options": f"{row_label}\\{column_label}"},
         "properties": [{"id": "custom.cellOptions", "value": {"type": "auto"}}],
     }
-    defaults = {
-        "color": {"mode": BLUES},
-        "custom": {"cellOptions": {"type": "color-background", "mode": "basic"}, "align": "auto"},
-    }
-    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False}}
     return Panel(
         title,
         "table",
         unit,
         description,
         [query],
-        defaults=defaults,
-        options=options,
-        transformations=[grouped],
-        overrides=[first],
-        **more,
+        defaults={
+            "color": {"mode": BLUES},
+            "custom": {"cellOptions": {"type": "color-background", "mode": "basic"}, "align": "auto"},
+        },
+        options={"showHeader": True, "cellHeight": "sm", "footer": {"show": False}},
+        transformations=[{"id": "groupingToMatrix", "options": options}],
+        overrides=[first_column],
+        **fields,
     )
 
 
-def table(title: str, unit: str, description: str, query: Query, hide: Sequence[str] = (), **more: Any) -> Panel:
-    """Newest values, one row per series, labels as columns."""
-    organise = {"id": "organize", "options": {"excludeByName": dict.fromkeys(("Time", "__name__", *hide), True)}}
+def table(title: str, unit: str, description: str, query: Query, hide: Sequence[str] = (), **fields: Any) -> Panel:
+    """The newest values: a row per series, a column per label except those to ``hide``."""
+    organize = {"id": "organize", "options": {"excludeByName": dict.fromkeys(("Time", "__name__", *hide), True)}}
     options = {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": "Value", "desc": True}]}
-    return Panel(title, "table", unit, description, [query], options=options, transformations=[organise], **more)
+    return Panel(title, "table", unit, description, [query], options=options, transformations=[organize], **fields)
 
 
-def heat(title: str, unit: str, description: str, query: Query, **more: Any) -> Panel:
-    """How a histogram moves over time."""
+def heatmap(title: str, unit: str, description: str, query: Query, **fields: Any) -> Panel:
+    """A histogram over time."""
     options = {
         "calculate": False,
         "color": {"mode": "scheme", "scheme": "Blues", "steps": 64, "reverse": False, "exponent": 0.5},
@@ -176,11 +197,12 @@ def heat(title: str, unit: str, description: str, query: Query, **more: Any) -> 
         "tooltip": {"mode": "single", "yHistogram": True},
         "legend": {"show": True},
     }
-    return Panel(title, "heatmap", unit, description, [query], options=options, **more)
+    return Panel(title, "heatmap", unit, description, [query], options=options, **fields)
 
 
 def encode(dashboard: Dashboard) -> dict[str, Any]:
-    """A dashboard as Grafana reads it."""
+    """The dashboard in Grafana's JSON model."""
+    cluster = variable("cluster", "Cluster", 'label_values(up{job=~".*netaware.*"}, cluster)')
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -203,13 +225,13 @@ def encode(dashboard: Dashboard) -> dict[str, Any]:
                 "keepTime": True,
             }
         ],
-        "templating": {"list": [_datasource(), _clusters(), *map(_of_clusters, dashboard.variables)]},
-        "annotations": {"list": [_alerts(), *_happenings()]},
-        "panels": list(_panels(dashboard)),
+        "templating": {"list": [_encode_datasource(), cluster, *map(_select_clusters_of, dashboard.variables)]},
+        "annotations": {"list": [_encode_alert_marks(), *_encode_event_marks()]},
+        "panels": list(_encode_rows(dashboard)),
     }
 
 
-def _datasource() -> dict[str, Any]:
+def _encode_datasource() -> dict[str, Any]:
     return {
         "name": "datasource",
         "label": "Data source",
@@ -220,109 +242,105 @@ def _datasource() -> dict[str, Any]:
     }
 
 
-def _clusters() -> dict[str, Any]:
-    return variable("cluster", "Cluster", 'label_values(up{job=~".*netaware.*"}, cluster)')
+def _select_clusters_of(variable: Mapping[str, Any]) -> dict[str, Any]:
+    """The variable, for the selected clusters only."""
+    metric, _, label = variable["definition"].removeprefix("label_values(").rpartition(", ")
+    query = f"label_values({select_clusters(metric)}, {label}"
+    return {**variable, "query": {**variable["query"], "query": query}, "definition": query}
 
 
-def _of_clusters(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """A variable's values in the clusters that are chosen."""
-    metric, _, label = choice["definition"].removeprefix("label_values(").rpartition(", ")
-    query = f"label_values({of_cluster(metric)}, {label}"
-    return {**choice, "query": {**choice["query"], "query": query}, "definition": query}
-
-
-def _happenings() -> Iterator[dict[str, Any]]:
-    """Marks where pods were moved, and where measurements were planned anew."""
-    for name, colour, metric, shown in (
+def _encode_event_marks() -> Iterator[dict[str, Any]]:
+    """Annotations at evictions and at changes of the probe plan."""
+    for name, colour, metric, is_shown in (
         ("Evictions", BLUE, "netaware_descheduler_evictions_total", True),
         ("Probe plans", GREY, "netaware_probe_plan_writes_total", False),
     ):
         yield {
             "name": name,
-            "datasource": SOURCE,
-            "enable": shown,
+            "datasource": DATASOURCE,
+            "enable": is_shown,
             "iconColor": colour,
-            "expr": f"sum(increase({of_cluster(metric)}[1m])) > 0",
+            "expr": f"sum(increase({select_clusters(metric)}[1m])) > 0",
             "titleFormat": name,
             "step": "60s",
         }
 
 
-def _alerts() -> dict[str, Any]:
+def _encode_alert_marks() -> dict[str, Any]:
     return {
         "name": "Alerts",
-        "datasource": SOURCE,
+        "datasource": DATASOURCE,
         "enable": True,
         "iconColor": ORANGE,
-        "expr": of_cluster('ALERTS{alertname=~"Netaware.*", alertstate="firing"}'),
+        "expr": select_clusters('ALERTS{alertname=~"Netaware.*", alertstate="firing"}'),
         "titleFormat": "{{alertname}}",
         "step": "60s",
     }
 
 
-def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
-    number_of, y = 1, 0
-    for title, panels in dashboard.rows:
+def _encode_rows(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
+    panel_id, y = 1, 0
+    for row in dashboard.rows:
         yield {
-            "id": number_of,
+            "id": panel_id,
             "type": "row",
-            "title": title,
+            "title": row.title,
             "collapsed": False,
             "panels": [],
-            "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+            "gridPos": {"x": 0, "y": y, "w": DASHBOARD_WIDTH, "h": 1},
         }
-        number_of, y, x, tallest = number_of + 1, y + 1, 0, 0
-        for panel in panels:
-            if x + panel.width > WIDTH:
+        panel_id, y, x, tallest = panel_id + 1, y + 1, 0, 0
+        for panel in row.panels:
+            if x + panel.width > DASHBOARD_WIDTH:
                 x, y, tallest = 0, y + tallest, 0
-            yield _panel(panel, number_of, {"x": x, "y": y, "w": panel.width, "h": panel.height})
-            number_of, x, tallest = number_of + 1, x + panel.width, max(tallest, panel.height)
+            yield _encode_panel(panel, panel_id, {"x": x, "y": y, "w": panel.width, "h": panel.height})
+            panel_id, x, tallest = panel_id + 1, x + panel.width, max(tallest, panel.height)
         y += tallest
 
 
-def _panel(panel: Panel, number_of: int, position: dict[str, int]) -> dict[str, Any]:
+def _encode_panel(panel: Panel, panel_id: int, grid_position: dict[str, int]) -> dict[str, Any]:
     return {
-        "id": number_of,
+        "id": panel_id,
         "type": panel.kind,
         "title": panel.title,
         "description": panel.description,
-        "datasource": SOURCE,
-        "gridPos": position,
+        "datasource": DATASOURCE,
+        "gridPos": grid_position,
         "fieldConfig": {
-            "defaults": {"unit": panel.unit, "links": _ways(panel), **panel.defaults},
+            "defaults": {"unit": panel.unit, "links": _encode_links(panel), **panel.defaults},
             "overrides": list(panel.overrides),
         },
         "options": dict(panel.options),
         "transformations": list(panel.transformations),
-        "targets": [_target(query, chr(ord("A") + i)) for i, query in enumerate(panel.queries)],
+        "targets": [_encode_query(query, chr(ord("A") + i)) for i, query in enumerate(panel.queries)],
     }
 
 
-def _ways(panel: Panel) -> list[dict[str, Any]]:
-    """Where a series leads, by the labels that its name shows: to its pair of zones, its AppGroup, its node."""
-    shown = " ".join(query.legend for query in panel.queries)
-    found = []
-    for title, uid, labels in (
+def _encode_links(panel: Panel) -> list[dict[str, Any]]:
+    """Links of a series to the dashboards of its pair of zones, AppGroup or node, if its legend has their labels."""
+    legends = " ".join(query.legend for query in panel.queries)
+    links = []
+    for title, uid, label_by_variable in (
         ("This pair's latency", "netaware-latency", {"origin": "origin_zone", "destination": "destination_zone"}),
         ("This AppGroup", "netaware-appgroups", {"appgroup": "appgroup"}),
         ("This node's bandwidth", "netaware-bandwidth", {"node": "node"}),
     ):
-        if all(f"{{{{{label}}}}}" in shown for label in labels.values()):
-            chosen = "&".join(f"var-{name}=${{__field.labels.{label}}}" for name, label in labels.items())
-            url = f"/d/{uid}?${{cluster:queryparam}}&{chosen}&${{__url_time_range}}"
-            found.append({"title": title, "url": url, "targetBlank": False})
-    return found
+        if all(f"{{{{{label}}}}}" in legends for label in label_by_variable.values()):
+            variables = "&".join(f"var-{name}=${{__field.labels.{label}}}" for name, label in label_by_variable.items())
+            url = f"/d/{uid}?${{cluster:queryparam}}&{variables}&${{__url_time_range}}"
+            links.append({"title": title, "url": url, "targetBlank": False})
+    return links
 
 
-def _target(query: Query, reference: str) -> dict[str, Any]:
+def _encode_query(query: Query, reference: str) -> dict[str, Any]:
     target: dict[str, Any] = {
         "refId": reference,
-        "datasource": SOURCE,
-        "expr": of_cluster(query.expr),
+        "datasource": DATASOURCE,
+        "expr": select_clusters(query.expr),
         "legendFormat": query.legend or "__auto",
     }
-    if query.table:
+    if query.format == "table":
         target |= {"format": "table", "instant": True, "range": False}
-    if query.heatmap:
+    if query.format == "heatmap":
         target |= {"format": "heatmap"}
     return target

@@ -1,9 +1,9 @@
 """Writes prometheusrule.yaml: the groups of ../*.rules.yaml as one PrometheusRule for the Prometheus operator.
 
-    python manifests/prometheus/operator/generate.py           writes it
-    python manifests/prometheus/operator/generate.py --check   changes nothing and ends with 1 when it is not current
+    python manifests/prometheus/operator/generate.py           writes prometheusrule.yaml
+    python manifests/prometheus/operator/generate.py --check   only compares, and exits with 1 if it is out of date
 
-The plain files are the source, because promtool and every Prometheus without an operator read them as they are.
+The rule files are the source, because promtool and a Prometheus without an operator read them directly.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import yaml
 HERE = Path(__file__).resolve().parent
 SOURCES = ("recording.rules.yaml", "alerts.rules.yaml")
 TARGET = HERE / "prometheusrule.yaml"
-HEAD = (
-    "# Written by generate.py from ../recording.rules.yaml and ../alerts.rules.yaml. Change those, then run it again.\n"
-)
+HEADER = "# Written by generate.py from ../recording.rules.yaml and ../alerts.rules.yaml. Change those, then run generate.py.\n"
 
 
-def build() -> str:
+def build_rule() -> str:
     """The PrometheusRule as YAML."""
     groups: list[Any] = []
     for name in SOURCES:
@@ -37,17 +35,17 @@ def build() -> str:
         },
         "spec": {"groups": groups},
     }
-    return HEAD + yaml.safe_dump(rule, sort_keys=False, width=10_000, allow_unicode=True)
+    return HEADER + yaml.safe_dump(rule, sort_keys=False, width=10_000, allow_unicode=True)
 
 
 def main() -> int:
-    """Write the file, or with ``--check`` compare."""
+    """Write the file; with ``--check``, compare it."""
     if "--check" in sys.argv[1:]:
-        current = TARGET.exists() and TARGET.read_text() == build()
-        if not current:
-            print(f"{TARGET} is not current: run {Path(__file__).name}", file=sys.stderr)
-        return 0 if current else 1
-    TARGET.write_text(build())
+        is_current = TARGET.exists() and TARGET.read_text() == build_rule()
+        if not is_current:
+            print(f"{TARGET} is out of date: run {Path(__file__).name}", file=sys.stderr)
+        return 0 if is_current else 1
+    TARGET.write_text(build_rule())
     return 0
 
 
