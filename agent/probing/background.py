@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import NamedTuple
 
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
@@ -18,14 +19,21 @@ from netperf.sample import MIN_DATAGRAMS, Measurement
 
 log = logs.get("agent.probing")
 
-MAX_ROUNDS = 3
-"""A window with too few datagrams stays open, but for at most this many rounds."""
+MAX_WINDOW_ROUNDS = 3
+"""Maximum number of rounds for which a window with too few datagrams stays open."""
 P99_ROUNDS = 10
-"""A p99 uses at most this many rounds: as many of the newest as have 100 datagrams together."""
+"""Maximum number of rounds for a p99: as many of the newest as have 100 datagrams together."""
 MIN_SENT = 3
-"""A pair without answers has failed only after this many datagrams."""
+"""Number of datagrams without an answer after which a pair has failed."""
 IDLE_INTERVAL_S = 60.0
-"""Length of a round while there is no plan, and no destination."""
+"""Length of a round while there is no plan, and therefore no destination."""
+
+
+class WindowResult(NamedTuple):
+    """A pair's measurement by datagrams (None if too few), and the number of answers."""
+
+    measurement: Measurement | None
+    answers: int
 
 
 class BackgroundProber:
@@ -37,23 +45,23 @@ class BackgroundProber:
         self._recent_rounds: dict[DatagramTarget, deque[Histogram]] = {}
 
     def set_paused(self, *, is_paused: bool) -> None:
-        """Pause or resume sending; paused during a netperf run, which needs the CPU."""
+        """Pause sending during a netperf run, which needs the CPU, or resume it."""
         if self._stream is not None:
             self._stream.is_paused = is_paused
 
-    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        """A pair's measurement by datagrams since the last call (None if too few), and the number of answers. Opens a new window."""
+    def close_window(self, probe: Probe) -> WindowResult:
+        """Evaluate a pair's datagrams since its window was opened. If they are enough or the window is old, open a new window."""
         window, now_s = self._window_of(probe), time.monotonic()
         if window is None or self._stream is None or self._plans.plan is None:
-            return None, 0
+            return WindowResult(None, 0)
         open_s = now_s - window.opened_s
-        if 0 < window.rtts.count < MIN_DATAGRAMS and open_s < MAX_ROUNDS * self._plans.plan.interval_s:
-            return None, window.returned
+        if 0 < window.rtts.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * self._plans.plan.interval_s:
+            return WindowResult(None, window.returned)
         target = self._target_of(probe)
         self._stream.close_window(target)
         rounds = self._recent_rounds.setdefault(target, deque(maxlen=P99_ROUNDS))
         rounds.append(window.rtts)
-        return window.measurement(now_s, rounds), window.returned
+        return WindowResult(window.measurement(now_s, rounds), window.returned)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
@@ -70,7 +78,7 @@ class BackgroundProber:
         raise ProbeFailedError("timeout", "no datagram came back, but the host answers", has_answered=True)
 
     def apply_plan(self) -> None:
-        """Send to the destinations of the current plan."""
+        """Send to the destinations of the current plan from now on."""
         targets = {self._target_of(probe) for probe in self._plans.own_probes}
         self._recent_rounds = {target: rounds for target, rounds in self._recent_rounds.items() if target in targets}
         if self._stream is not None:
@@ -78,7 +86,7 @@ class BackgroundProber:
             self._stream.set_targets(targets, plan.interval_s if plan is not None else IDLE_INTERVAL_S)
 
     async def run(self, address: str, passphrase: bytes) -> None:
-        """Send from this address until cancelled; retries while the address cannot be used."""
+        """Send from this address until cancelled. Retries while the address cannot be used."""
         backoff = Backoff()
         while True:
             self._stream = DatagramStream(address, passphrase)

@@ -19,9 +19,9 @@ from agent.probing.background import BackgroundProber
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.passphrase import PassphraseSource
 from agent.probing.plan_source import PlanSource, run_until
-from agent.probing.probe_responder import ProbeResponder, keep_announced
-from agent.probing.results import ResultsWriter
+from agent.probing.probe_responder import ProbeResponder, maintain_announcement
 from agent.probing.results_queue import ResultsQueue
+from agent.probing.results_writer import ResultsWriter
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from kubekit import logs
 from kubekit.client import Client
@@ -33,7 +33,7 @@ log = logs.get("agent.probing")
 
 
 class _ServerInputs(NamedTuple):
-    """What the servers depend on; they restart when it changes."""
+    """The settings of the servers, which restart when one changes."""
 
     address: str
     port: int
@@ -67,7 +67,7 @@ class ProbingManager:
             config.namespace,
             self._plans,
             self._results_queue,
-            upstream=config.upstream_percentiles,
+            upstream_percentiles=config.upstream_percentiles,
             registry=registry,
         )
         self._background = BackgroundProber(self._plans)
@@ -80,17 +80,17 @@ class ProbingManager:
 
     @property
     def problem(self) -> str:
-        """Why this node cannot be probed or cannot write results, for /readyz; empty otherwise."""
+        """The reason why this node cannot be probed or cannot write results, for /readyz; empty if it can."""
         if self._responder is None:
             return self._passphrase_source.problem or "waiting for the node's address"
         return self._responder.problem or self._writer.problem
 
     @property
     def warning(self) -> str:
-        """A problem that does not prevent probing, for /readyz and the announcement; empty without a problem."""
+        """A problem that does not prevent probing, for /readyz and the announcement; empty if there is none."""
         return self._passphrase_source.problem or self._writer.warning
 
-    def _announcement(self) -> Announcement | None:
+    def _make_announcement(self) -> Announcement | None:
         announcement = self._responder.announcement if self._responder is not None else None
         return msgspec.structs.replace(announcement, problem=self.warning) if announcement is not None else None
 
@@ -98,12 +98,12 @@ class ProbingManager:
         """Tasks to run, by name."""
         return {
             "probe-passphrase": self._watch_passphrase(),
-            "probe-servers": self._serve(),
+            "probe-servers": self._run_servers(),
             "probe-plan": self._plans.run(self._client, self._node_watch, self._config.namespace),
             "probe-runs": self._scheduler.run(),
-            "probe-datagrams": self._scheduler.run_datagrams(),
+            "probe-datagrams": self._scheduler.run_datagram_checks(),
             "probe-results": self._writer.run(),
-            "announcement": keep_announced(self._client, self._node_watch, self._announcement),
+            "announcement": maintain_announcement(self._client, self._node_watch, self._make_announcement),
         }
 
     def _apply_plan(self) -> None:
@@ -118,25 +118,25 @@ class ProbingManager:
         self._changed = asyncio.Event()
 
     def _record_outcome(self, outcome: ProbeOutcome) -> None:
-        self._metrics.add(outcome)
+        self._metrics.add_outcome(outcome)
         if outcome.sample is not None:
-            self._results_queue.add(outcome.sample)
+            self._results_queue.add_sample(outcome.sample)
         elif outcome.failure is not None:
             self._results_queue.add_failure(outcome.failure, outcome.test)
-        elif outcome.peer_answered:
+        elif outcome.has_peer_answered:
             self._results_queue.clear_failure(outcome.origin, outcome.destination, outcome.test)
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 
     async def _watch_passphrase(self) -> None:
-        self._passphrase = await self._passphrase_source.read()
+        self._passphrase = await self._passphrase_source.wait_until_usable()
         while True:
             self._wake()
             self._passphrase = await self._passphrase_source.wait_for_change(self._passphrase)
             log.info("the probing passphrase was replaced")
 
-    def _server_inputs(self) -> _ServerInputs | None:
-        """The servers' current inputs; None until address and passphrase are known."""
+    def _choose_inputs(self) -> _ServerInputs | None:
+        """Choose the servers' inputs; None until address and passphrase are known."""
         node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._passphrase is None or not is_address(address):
@@ -145,24 +145,26 @@ class ProbingManager:
         settings = plan.settings if plan is not None else ProbeSettings()
         return _ServerInputs(address, settings.port, settings.datagram_port, self._passphrase)
 
-    async def _serve(self) -> None:
+    async def _run_servers(self) -> None:
         while True:
-            inputs = self._server_inputs()
+            inputs = self._choose_inputs()
             if inputs is None:
                 await self._changed.wait()
                 continue
             self._responder = ProbeResponder(*inputs, find_binary("netserver"))
             binary = find_binary("netperf")
             self._scheduler.set_prober(NetperfProber(binary, inputs.passphrase) if binary is not None else None)
-            await run_until(self._serve_both(self._responder, inputs), self._wait_until_inputs_change(inputs))
+            await run_until(
+                self._run_responder_and_datagrams(self._responder, inputs), self._wait_until_inputs_change(inputs)
+            )
 
-    async def _serve_both(self, responder: ProbeResponder, inputs: _ServerInputs) -> None:
+    async def _run_responder_and_datagrams(self, responder: ProbeResponder, inputs: _ServerInputs) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(responder.run(), name="responder")
             group.create_task(self._background.run(inputs.address, inputs.passphrase), name="datagrams")
 
     async def _wait_until_inputs_change(self, inputs: _ServerInputs) -> None:
         changed = self._changed
-        while self._server_inputs() in {None, inputs}:
+        while self._choose_inputs() in {None, inputs}:
             await changed.wait()
             changed = self._changed

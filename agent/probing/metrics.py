@@ -7,6 +7,7 @@ and quality flags are counted by test.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import get_args
@@ -36,13 +37,13 @@ _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 
 class _ZonePairState:
-    """The newest sample, counters by test and outcome or flag, and the histogram of medians."""
+    """The newest sample of a zone pair, counters by test and outcome or flag, and the histogram of medians."""
 
     def __init__(self) -> None:
         self.sample: Sample | None = None
-        self.outcomes: dict[tuple[Test, str], int] = {}
-        self.quality_flags: dict[tuple[Test, str], int] = {}
-        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.outcome_counts: dict[tuple[Test, str], int] = {}
+        self.flag_counts: dict[tuple[Test, str], int] = {}
+        self.bucket_counts = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0
 
 
@@ -62,48 +63,50 @@ class ProbeMetrics:
         pairs = [_pair_of(p.origin, p.destination) for p in self._plans.own_probes if p.pair_index == 0]
         self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
-    def add(self, outcome: ProbeOutcome) -> None:
-        """Add an outcome, unless it is ``waiting``, its zone pair has left the plan, or its node pair is an additional one.
+    def add_outcome(self, outcome: ProbeOutcome) -> None:
+        """Add an outcome, unless it is ``waiting`` or its zone pair has left the plan.
 
-        Series describe a zone pair by its first node pair.
+        Series describe a zone pair by its first node pair, so outcomes of additional node pairs are ignored.
         """
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if state is None or outcome.result == "waiting" or outcome.pair_index:
             return
-        state.outcomes[outcome.test, outcome.result] = state.outcomes.get((outcome.test, outcome.result), 0) + 1
+        key = outcome.test, outcome.result
+        state.outcome_counts[key] = state.outcome_counts.get(key, 0) + 1
         sample = outcome.sample
         if sample is None:
             return
         for flag in outcome.run_flags or sample.quality_flags:
-            state.quality_flags[outcome.test, flag] = state.quality_flags.get((outcome.test, flag), 0) + 1
+            state.flag_counts[outcome.test, flag] = state.flag_counts.get((outcome.test, flag), 0) + 1
         plan = self._plans.plan
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return
         state.sample = sample
         if sample.cost_measurement.p50_us is not None:
             value_s = sample.cost_measurement.p50_us / 1e6
-            state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
+            state.bucket_counts[bisect_left(BUCKETS_S, value_s)] += 1
             state.sum_s += value_s
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of this node."""
-        yield from self._latencies()
-        yield from self._newest_samples()
-        yield from self._counters()
-        yield from self._plan_metrics()
+        yield from self._collect_latency()
+        yield from self._collect_newest_samples()
+        yield from self._collect_counters()
+        yield from self._collect_plan_and_passphrase()
 
-    def _samples(self) -> list[tuple[ZonePair, Sample]]:
+    def _newest_samples(self) -> list[tuple[ZonePair, Sample]]:
         return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
 
-    def _latencies(self) -> Iterator[Metric]:
+    def _collect_latency(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
         latency = SummaryMetricFamily(
             "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
         )
-        for pair, sample in self._samples():
+        for pair, sample in self._newest_samples():
             for percentile in PERCENTILES:
                 value_us = sample.cost_measurement.percentile_us(percentile)
-                value_us = value_us or sample.measurement.percentile_us(percentile)  # Datagrams may be too few.
+                # Datagrams may be too few for this percentile.
+                value_us = value_us or sample.measurement.percentile_us(percentile)
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -112,16 +115,16 @@ class ProbeMetrics:
             "netaware_probe_rtt_seconds", "Medians of runs, not single round trips.", labels=PAIR_LABELS
         )
         for pair, state in self._pairs.items():
-            edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
-            histogram.add_metric(pair, list(zip(edges, accumulate(state.buckets), strict=True)), state.sum_s)
+            bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
+            histogram.add_metric(pair, list(zip(bounds, accumulate(state.bucket_counts), strict=True)), state.sum_s)
         yield histogram
 
-    def _newest_samples(self) -> Iterator[Metric]:
-        taken = _pair_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
-        trusted = _pair_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
+    def _collect_newest_samples(self) -> Iterator[Metric]:
+        timestamp = _pair_gauge("netaware_probe_sample_timestamp_seconds", "When the newest sample was taken.")
+        is_trusted = _pair_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
         loss = _pair_gauge(
             "netaware_probe_loss_ratio",
-            "Lost datagrams, or retransmitted segments, over transactions of the newest run.",
+            "Lost datagrams (UDP_RR) or retransmitted segments (TCP_RR) over transactions of the newest run.",
         )
         datagram_loss = _pair_gauge(
             "netaware_probe_datagram_loss_ratio", "Lost datagrams over those sent since the sample before."
@@ -129,20 +132,20 @@ class ProbeMetrics:
         jitter = _pair_gauge(
             "netaware_probe_jitter_seconds", "Mean difference of consecutive round trips of datagrams."
         )
-        for pair, sample in self._samples():
+        for pair, sample in self._newest_samples():
             datagrams = sample.datagrams or sample.measurement
             for family, value in (
-                (taken, sample.taken_at),
-                (trusted, 0.0 if sample.quality_flags else 1.0),
+                (timestamp, sample.taken_at),
+                (is_trusted, 0.0 if sample.quality_flags else 1.0),
                 (loss, sample.measurement.loss_ratio),
                 (datagram_loss, datagrams.loss_ratio),
                 (jitter, None if datagrams.jitter_us is None else datagrams.jitter_us / 1e6),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
-        yield from (taken, trusted, loss, datagram_loss, jitter)
+        yield from (timestamp, is_trusted, loss, datagram_loss, jitter)
 
-    def _counters(self) -> Iterator[Metric]:
+    def _collect_counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
             f"Probe runs, and checks by datagrams alone, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureName)))}.",
@@ -154,13 +157,13 @@ class ProbeMetrics:
             labels=(*PAIR_LABELS, "test", "flag"),
         )
         for pair, state in self._pairs.items():
-            for key, count in state.outcomes.copy().items():
+            for key, count in state.outcome_counts.copy().items():
                 runs.add_metric((*pair, *key), count)
-            for key, count in state.quality_flags.copy().items():
+            for key, count in state.flag_counts.copy().items():
                 quality_flags.add_metric((*pair, *key), count)
         yield from (runs, quality_flags)
 
-    def _plan_metrics(self) -> Iterator[Metric]:
+    def _collect_plan_and_passphrase(self) -> Iterator[Metric]:
         probes = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
@@ -182,5 +185,5 @@ def _pair_of(origin: Peer | NodeLocation, destination: Peer | NodeLocation) -> Z
     return origin.zone, destination.zone, origin.region, destination.region
 
 
-def _pair_gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=PAIR_LABELS)
+def _pair_gauge(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=PAIR_LABELS)

@@ -1,7 +1,7 @@
-"""The probing passphrase, from the mounted file of ``--passphrase-file``.
+"""Reads the probing passphrase from the mounted file of ``--passphrase-file``.
 
-Without a passphrase, anyone who can reach the port can make this node answer probes; a warning is logged once. The passphrase itself is never
-logged.
+Without a passphrase, anyone who can reach the port can make this node answer probes; a warning is logged once. The passphrase itself
+is never logged.
 """
 
 from __future__ import annotations
@@ -15,63 +15,64 @@ from netperf.probers.passphrase import check_passphrase
 
 log = logs.get("agent.probing")
 
-POLL_S = 60.0
+POLL_INTERVAL_S = 60.0
+MAX_LISTED_CHARACTERS = 80
+"""Longest list of file names in an error."""
 
 
 def read_passphrase_file(path: Path) -> bytes:
-    """Read the passphrase in a file; empty if the folder is empty or missing, as without the optional Secret.
+    """Read the passphrase in a file; empty if the directory is empty or missing, because the Secret is optional.
 
     Raises:
-        ConfigError: the file cannot be read, is blank or too short, or the folder has other files but not this one, as with a Secret
-            without the key.
+        ConfigError: the file cannot be read, is blank or too short, or is missing beside other files (a Secret without the key).
     """
     try:
         return check_passphrase(path.read_bytes().strip())
     except FileNotFoundError:
-        others = sorted(file.name for file in path.parent.glob("[!.]*"))  # the kubelet's own names begin with two dots
+        others = sorted(file.name for file in path.parent.glob("[!.]*"))  # The kubelet's own names begin with two dots.
     except OSError as error:
         raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
     if others:
-        raise ConfigError(
-            "--passphrase-file", f"there is no {path.name} in {path.parent}, but {', '.join(others)[:80]}"
-        )
+        listed = ", ".join(others)[:MAX_LISTED_CHARACTERS]
+        raise ConfigError("--passphrase-file", f"there is no {path.name} in {path.parent}, but {listed}")
     return b""
 
 
 class PassphraseSource:
     """Reads the passphrase and polls for changes: the kubelet replaces mounted files within about a minute.
 
-    An unusable passphrase never turns authentication off: the last good one stays, or the agent waits. Without a passphrase at the start,
-    probes stay unauthenticated until a usable one is mounted.
+    An unusable passphrase never turns authentication off: the last usable one stays, or the agent waits. If no passphrase is mounted at
+    the start, probes are unauthenticated until a usable one is mounted.
 
     Attributes:
-        problem: why the current passphrase cannot be used; empty otherwise.
+        problem: why the mounted passphrase cannot be used; empty if it can.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.problem = ""
 
-    async def read(self) -> bytes:
-        """The current passphrase, empty if none is mounted; waits while the mounted one is unusable."""
+    async def wait_until_usable(self) -> bytes:
+        """Return the mounted passphrase, empty if none is mounted; waits while the mounted one is unusable."""
         while (passphrase := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
-            await asyncio.sleep(POLL_S)
-        state = "" if passphrase else "none"
-        log.log_change(
-            "passphrase/none", state, "probes are authenticated" if passphrase else "probes are not authenticated"
-        )
+            await asyncio.sleep(POLL_INTERVAL_S)
+        state, message = ("", "probes are authenticated") if passphrase else ("none", "probes are not authenticated")
+        log.log_change("passphrase/none", state, message)
         return passphrase
 
     async def wait_for_change(self, current: bytes) -> bytes:
-        """Wait for a usable passphrase other than ``current``, and return it; if the file is removed, the current passphrase stays in use."""
+        """Wait for a usable passphrase other than ``current``, and return it.
+
+        If the file is removed, the current passphrase stays in use.
+        """
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             passphrase = self._read_once(current)
             if passphrase and passphrase != current:
                 return passphrase
 
     def _read_once(self, current: bytes = b"") -> bytes | None:
-        """Read the passphrase; None if it cannot be used."""
+        """Read the passphrase, and set `problem`; None if the passphrase cannot be used."""
         try:
             passphrase = read_passphrase_file(self._path)
         except ConfigError as error:

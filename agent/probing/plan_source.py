@@ -19,12 +19,12 @@ log = logs.get("agent.probing")
 
 
 class PlanSource:
-    """The current plan, with a callback for changes.
+    """Watches the current plan, and calls a callback after changes.
 
     Attributes:
         node: name of the agent's node.
         plan: the current plan; None before the first, and while the node has no zone.
-        refusal_counts: number of refused plans and probes, by reason.
+        refusal_counts: numbers of refused plans and probes, by reason.
         on_change: called after each change of the plan; must be quick and must not raise.
     """
 
@@ -36,7 +36,7 @@ class PlanSource:
 
     @property
     def own_probes(self) -> tuple[Probe, ...]:
-        """The probes of the plan that start at this node."""
+        """The probes of the plan whose origin is this node."""
         return self.plan.probes_from(self.node) if self.plan is not None else ()
 
     def set_plan(self, plan: ZonePlan | None) -> None:
@@ -44,7 +44,12 @@ class PlanSource:
         self.plan = plan
         if plan is not None:
             log.log_change(
-                "plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes)
+                "plan/use",
+                str(plan.epoch),
+                "the plan changed",
+                level="info",
+                epoch=plan.epoch,
+                probes=len(self.own_probes),
             )
         else:
             log.log_change("plan/use", "", "no plan: this node sends no probes")
@@ -69,13 +74,13 @@ class PlanSource:
             )
 
             def on_change(_key: str, _old: ConfigMap | None, new: ConfigMap | None, zone: str = zone) -> None:
-                self._decode(zone, new)
+                self._apply_config_map(zone, new)
 
             reflector.subscribe(on_change)
             await run_until(reflector.run(), _wait_for_other_zone(node_watch, zone))
             self.set_plan(None)
 
-    def _decode(self, zone: str, config_map: ConfigMap | None) -> None:
+    def _apply_config_map(self, zone: str, config_map: ConfigMap | None) -> None:
         if config_map is None:
             self.set_plan(None)
             return

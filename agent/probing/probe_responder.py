@@ -1,7 +1,7 @@
 """Answers probes on this node, by netserver and by the datagram responder, and announces the endpoint on the node.
 
-The announcement is an annotation. It stays during a restart, because a rolling update must not change the plan, and is removed if
-nothing has answered for `SILENCE_S`.
+The announcement is an annotation. It stays during a restart, because a rolling update must not change the plan. It is removed if nothing
+has answered for `SILENCE_S`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from netperf.probers.responder import DatagramResponder
 log = logs.get("agent.probing")
 
 SILENCE_S = 30.0
-UNANNOUNCED_CHECK_S = 0.25
-ANNOUNCED_CHECK_S = 5.0
+UNANNOUNCED_CHECK_INTERVAL_S, ANNOUNCED_CHECK_INTERVAL_S = 0.25, 5.0
+"""Intervals of comparing the announcement: often until the first, because the plan waits for it."""
 MIN_PATCH_PAUSE_S = 1.0
 
 
@@ -45,7 +45,7 @@ class ProbeResponder:
 
     @property
     def problem(self) -> str:
-        """Why the endpoint to announce, netserver's if it is installed, does not answer; empty if it does."""
+        """The reason why the endpoint to announce (netserver's if it is installed) does not answer; empty if it answers."""
         if self._netserver is not None:
             return "" if self._netserver.listening.is_set() else f"netserver: {self._netserver.failure or 'starting'}"
         is_ready = self._datagrams is not None and self._datagrams.listening.is_set()
@@ -79,10 +79,10 @@ class ProbeResponder:
             await asyncio.sleep(backoff.next_delay_s())
 
 
-async def keep_announced(
+async def maintain_announcement(
     client: Client, node_watch: OwnNodeWatch, current_announcement: Callable[[], Announcement | None]
 ) -> None:
-    """Keep the node's annotation equal to what ``current_announcement`` returns; remove it after `SILENCE_S` of None."""
+    """Keep the node's annotation equal to what ``current_announcement`` returns; remove it after `SILENCE_S` without an announcement."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
     silent_since_s: float | None = None
@@ -108,7 +108,9 @@ async def keep_announced(
             log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
         try:
-            async with asyncio.timeout(ANNOUNCED_CHECK_S if wanted is not None else UNANNOUNCED_CHECK_S):
+            async with asyncio.timeout(
+                ANNOUNCED_CHECK_INTERVAL_S if wanted is not None else UNANNOUNCED_CHECK_INTERVAL_S
+            ):
                 await node_watch.wait_for_change()
         except TimeoutError:
             continue

@@ -1,8 +1,8 @@
 """Runs this node's probes one at a time, and flags the samples.
 
 A round is the plan's interval, in which each of this node's probes has a slot (`netperf.pacing`). Slots follow from the plan and the
-wall clock, so agents need not coordinate. A run of netperf is cut off when the node's next run starts, so a peer that drops packets
-costs only its own run. A TCP_STREAM run is skipped and counted if the bandwidth budget is used up. Pairs without runs are measured by
+wall clock, so agents need not coordinate. A netperf run is cut off when the node's next run starts, so a peer that drops packets costs
+only its own run. A TCP_STREAM run is skipped and counted if the bandwidth budget is used up. Pairs without netperf runs are measured by
 datagrams alone, once a round.
 """
 
@@ -50,9 +50,9 @@ log = logs.get("agent.probing")
 AFTER_START_S = 1e-3
 """Added to the start of a run, so that `find_next_run` returns the following run."""
 MAX_SLEEP_S = 30.0
-"""The wall clock may be adjusted, so the time until a run is computed again after this time."""
+"""Longest sleep before the time until a run is computed again, because the wall clock may be set."""
 
-Result = Literal["ok", "over-budget", "waiting"] | FailureName
+ProbeResult = Literal["ok", "over-budget", "waiting"] | FailureName
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,23 +62,23 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         origin, destination, pair_index: of the probe.
         test: the test that was run.
         result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
-        sample: after a run that succeeded, and otherwise if enough datagrams came back.
-        failure: if neither the run nor the datagrams succeeded.
-        detail: what failed, for the log.
-        run_flags: quality flags of the run; the sample has those of the measurement used for the cost.
-        peer_answered: whether the peer responded to the run or a datagram.
+        sample: after a run that succeeded, else if enough datagrams came back, else None.
+        failure: if neither the run nor the datagrams succeeded, else None.
+        detail: description of the failure, for the log; may be empty.
+        run_flags: quality flags of the run; the sample has the flags of the measurement that its cost uses.
+        has_peer_answered: whether the peer responded to the run or a datagram.
     """
 
     origin: NodeLocation
     destination: NodeLocation
     pair_index: int = 0
     test: Test
-    result: Result
+    result: ProbeResult
     sample: Sample | None = None
     failure: Failure | None = None
     detail: str = ""
     run_flags: tuple[QualityFlag, ...] = ()
-    peer_answered: bool = False
+    has_peer_answered: bool = False
 
 
 class ProbeScheduler:
@@ -86,7 +86,7 @@ class ProbeScheduler:
 
     Args:
         max_stream_bps: mean bandwidth that streams may take, bits per second.
-        listener: called with each outcome; must be quick and must not raise.
+        on_outcome: called with each outcome; must be quick and must not raise.
         wall_clock: seconds since the epoch.
     """
 
@@ -94,15 +94,15 @@ class ProbeScheduler:
         self,
         plans: PlanSource,
         max_stream_bps: float,
-        listener: Callable[[ProbeOutcome], None],
+        on_outcome: Callable[[ProbeOutcome], None],
         background: BackgroundProber,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plans, self._max_stream_bps, self._listener = plans, max_stream_bps, listener
+        self._plans, self._max_stream_bps, self._on_outcome = plans, max_stream_bps, on_outcome
         self._background, self._wall_clock = background, wall_clock
-        self._consecutive_failures: dict[tuple[str, str], int] = {}
-        self._consecutive_failed_runs: dict[tuple[str, str], int] = {}
+        self._failures_in_a_row: dict[tuple[str, str], int] = {}  # neither run nor datagrams; by node pair
+        self._failed_runs_in_a_row: dict[tuple[str, str], int] = {}  # netperf alone; by node pair
         self._streams: tuple[StreamRun, ...] = ()
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
@@ -119,10 +119,10 @@ class ProbeScheduler:
     def apply_plan(self) -> None:
         """Recompute the next run, because plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
-        for counts in (self._consecutive_failures, self._consecutive_failed_runs):
+        for counts in (self._failures_in_a_row, self._failed_runs_in_a_row):
             for pair in counts.keys() - current:
                 del counts[pair]
-        self._changed.set()  # wakes all waiters; later ones get the new event
+        self._changed.set()  # Wakes all waiters; later waiters get the new event.
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -136,10 +136,10 @@ class ProbeScheduler:
                 await changed.wait()
             elif await self._wait_for_start(scheduled, changed):
                 self._last_start_s = scheduled.starts_at_s + AFTER_START_S
-                self._listener(await self._run_probe(scheduled, plan, prober))
+                self._on_outcome(await self._run_probe(scheduled, plan, prober))
 
-    async def run_datagrams(self) -> None:
-        """Once a round, at a node-specific time, report the outcome of each pair without runs, until cancelled."""
+    async def run_datagram_checks(self) -> None:
+        """Report the outcome of each pair without runs once a round, at a time specific to the node, until cancelled."""
         while True:
             changed, plan = self._changed, self._plans.plan
             pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
@@ -147,9 +147,10 @@ class ProbeScheduler:
                 await changed.wait()
             elif not await wait_until_set(changed, self._seconds_to_phase(plan)):
                 # Concurrently, so that several dead hosts take no longer than one.
-                await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
+                await asyncio.gather(*(self._report_datagrams(plan, probe) for probe in pairs))
 
-    async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
+    async def _report_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
+        """Report the outcome of a pair by datagrams, unless too few were sent to tell or the plan has changed."""
         failure: ProbeFailedError | None = None
         try:
             if not await self._background.have_datagrams_returned(probe):
@@ -157,10 +158,10 @@ class ProbeScheduler:
         except ProbeFailedError as error:
             failure = error
         if self._plans.plan is plan:
-            self._listener(self._conclude(probe, plan.settings.test, failure))
+            self._on_outcome(self._evaluate_pair(probe, plan.settings.test, failure))
 
     def _seconds_to_phase(self, plan: ZonePlan) -> float:
-        """Time until this node's phase of the round, which follows from a hash of the node's name."""
+        """Return the time until this node's phase of the round, which is a hash of the node's name."""
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
         rounds = self._wall_clock() / plan.interval_s - phase
@@ -189,64 +190,67 @@ class ProbeScheduler:
             skipped = _make_outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
             _log_change(skipped)
             return skipped
-        run: Measurement | ProbeFailedError
+        run_result: Measurement | ProbeFailedError
         self._background.set_paused(is_paused=True)
         try:
             async with asyncio.timeout(self._timeout_s(scheduled, plan)):
-                run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
-            if run.throughput_bps:
-                sent = StreamRun(self._wall_clock(), run.throughput_bps * (run.duration_s or 0.0) / 8)
+                run_result = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
+            if run_result.throughput_bps:
+                sent_bytes = run_result.throughput_bps * (run_result.duration_s or 0.0) / 8
+                sent = StreamRun(self._wall_clock(), sent_bytes)
                 self._streams = (*select_recent_streams(self._streams, now_s), sent)
         except ProbeFailedError as failure:
-            run = failure
+            run_result = failure
         except TimeoutError:
-            run = ProbeFailedError("timeout", "the run did not end before the next run", has_answered=True)
+            run_result = ProbeFailedError("timeout", "the run did not end before the next run", has_answered=True)
         finally:
             self._background.set_paused(is_paused=False)
-        return self._conclude(probe, test, run)
+        return self._evaluate_pair(probe, test, run_result)
 
     def _timeout_s(self, scheduled: ScheduledRun, plan: ZonePlan) -> float:
-        """Time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
+        """Return the time limit of a run: to the first quarter of the slot of this node's next run, but at least the planned length."""
         following = find_next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:
             return plan.interval_s + minimum_s
         return max(minimum_s, following.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
 
-    def _conclude(self, probe: Probe, test: Test, run: Measurement | ProbeFailedError | None) -> ProbeOutcome:
-        """Combine a run (None if none is planned) and datagrams into a pair's outcome, and log it if it changed."""
-        datagrams, returned = self._background.close_window(probe)
-        if isinstance(run, Measurement):
-            outcome = self._outcome_of_run(probe, test, run, None if test == "TCP_STREAM" else datagrams)
+    def _evaluate_pair(
+        self, probe: Probe, test: Test, run_result: Measurement | ProbeFailedError | None
+    ) -> ProbeOutcome:
+        """Combine a run's result (None if none is planned) with the pair's datagrams, and log the outcome if it changed."""
+        datagrams, answers = self._background.close_window(probe)
+        if isinstance(run_result, Measurement):
+            outcome = self._make_run_outcome(probe, test, run_result, None if test == "TCP_STREAM" else datagrams)
         else:
-            outcome = self._outcome_without_run(probe, test, run, datagrams, returned)
-        if outcome.peer_answered:
-            self._consecutive_failures.pop(probe.nodes, None)
+            outcome = self._make_datagram_outcome(probe, test, run_result, datagrams, answers)
+        if outcome.has_peer_answered:
+            self._failures_in_a_row.pop(probe.nodes, None)
         _log_change(outcome)
         return outcome
 
-    def _outcome_of_run(
+    def _make_run_outcome(
         self, probe: Probe, test: Test, run: Measurement, datagrams: Measurement | None
     ) -> ProbeOutcome:
-        self._consecutive_failed_runs.pop(probe.nodes, None)
+        self._failed_runs_in_a_row.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
         sample = self._make_sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
-        return _make_outcome(probe, test, "ok", sample=sample, run_flags=run_flags, peer_answered=True)
+        return _make_outcome(probe, test, "ok", sample=sample, run_flags=run_flags, has_peer_answered=True)
 
-    def _outcome_without_run(
-        self, probe: Probe, test: Test, run: ProbeFailedError | None, datagrams: Measurement | None, returned: int
+    def _make_datagram_outcome(
+        self, probe: Probe, test: Test, run_error: ProbeFailedError | None, datagrams: Measurement | None, answers: int
     ) -> ProbeOutcome:
-        """The outcome by datagrams, where no run is planned or it failed.
+        """Make the outcome by datagrams, after a failed run or if no run is planned.
 
         A failed run is not a failure of the pair if datagrams come back. If neither succeeded, a failure is reported, because a missing
         result could also mean "not probed yet".
         """
-        if run is not None and probe.pair_index == 0 and self._prober is not None:
-            self._consecutive_failed_runs[probe.nodes] = self._consecutive_failed_runs.get(probe.nodes, 0) + 1
-        result: Result = "ok" if run is None else run.name
-        detail = "" if run is None else run.detail
+        if run_error is not None and probe.pair_index == 0 and self._prober is not None:
+            self._failed_runs_in_a_row[probe.nodes] = self._failed_runs_in_a_row.get(probe.nodes, 0) + 1
+        result: ProbeResult = "ok" if run_error is None else run_error.name
+        detail = "" if run_error is None else run_error.detail
         sample = None
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
@@ -254,17 +258,17 @@ class ProbeScheduler:
                 probe,
                 substitute,
                 find_quality_flags(substitute),
-                run_failure=None if run is None else run.name,
-                failed_runs=self._consecutive_failed_runs.get(probe.nodes, 0),
+                run_failure=None if run_error is None else run_error.name,
+                failed_runs=self._failed_runs_in_a_row.get(probe.nodes, 0),
             )
-        if sample is not None or returned:
-            return _make_outcome(probe, test, result, sample=sample, detail=detail, peer_answered=True)
-        if run is None:
+        if sample is not None or answers:
+            return _make_outcome(probe, test, result, sample=sample, detail=detail, has_peer_answered=True)
+        if run_error is None:
             return _make_outcome(probe, test, "waiting")
-        return _make_outcome(probe, test, result, failure=self._make_failure(probe, run), detail=detail)
+        return _make_outcome(probe, test, result, failure=self._make_failure(probe, run_error), detail=detail)
 
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
-        count = self._consecutive_failures[probe.nodes] = self._consecutive_failures.get(probe.nodes, 0) + 1
+        count = self._failures_in_a_row[probe.nodes] = self._failures_in_a_row.get(probe.nodes, 0) + 1
         return Failure(
             failure=error.name, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
         )
@@ -275,7 +279,7 @@ class ProbeScheduler:
         return Sample(measurement=measurement, quality_flags=quality_flags, **self._next_stamp(probe), **fields)
 
     def _next_stamp(self, probe: Probe) -> dict[str, Any]:
-        """Fields of the next sample or failure: the pair, a new sequence, and the time."""
+        """Return the fields that samples and failures share: the pair, a new sequence number, and the time."""
         self._sequence += 1
         return {
             "origin": probe.origin.location,
@@ -285,7 +289,7 @@ class ProbeScheduler:
         }
 
 
-def _make_outcome(probe: Probe, test: Test, result: Result, **fields: Any) -> ProbeOutcome:
+def _make_outcome(probe: Probe, test: Test, result: ProbeResult, **fields: Any) -> ProbeOutcome:
     return ProbeOutcome(
         origin=probe.origin.location,
         destination=probe.destination.location,

@@ -58,7 +58,7 @@ def change_probes(registry: CollectorRegistry) -> Step:
         for kind in range(400):
             result = f"outcome-{number}-{kind}"
             plans.refusal_counts[result] = 1
-            metrics.add(outcome(THERE[0], result=result))
+            metrics.add_outcome(outcome(THERE[0], result=result))
 
     return step
 

@@ -26,12 +26,12 @@ def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegis
 def test_latency_is_that_of_the_newest_run_and_failures_are_counted() -> None:
     metrics, registry = bench()
     latency = "netaware_probe_latency_seconds"
-    metrics.add(outcome(THERE[0], measured(**RUN, transactions=20)))
+    metrics.add_outcome(outcome(THERE[0], measured(**RUN, transactions=20)))
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
-    metrics.add(outcome(THERE[0], measured(**RUN)))
-    metrics.add(outcome(THERE[0], measured(9e5), pair_index=1))  # an additional node pair
+    metrics.add_outcome(outcome(THERE[0], measured(**RUN)))
+    metrics.add_outcome(outcome(THERE[0], measured(9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
-        metrics.add(outcome(THERE[0], result="timeout"))
+        metrics.add_outcome(outcome(THERE[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
         assert registry.get_sample_value(latency, {**PAIR, "quantile": quantile}) == value
     assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
@@ -46,7 +46,7 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
     assert BUCKETS_S[0] == 50e-6
     assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
-        metrics.add(outcome(THERE[0], measured(**RUN | {"p50_us": p50_us})))
+        metrics.add_outcome(outcome(THERE[0], measured(**RUN | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"
     assert registry.get_sample_value(bucket, {**PAIR, "le": "5e-05"}) == 1
     assert registry.get_sample_value(bucket, {**PAIR, "le": "0.0001"}) == 2
@@ -58,9 +58,9 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     plans = PlanSource("n1")
     metrics, registry = bench(plans)
     for peer in THERE[:2]:
-        metrics.add(outcome(peer, measured(**RUN)))
+        metrics.add_outcome(outcome(peer, measured(**RUN)))
     plans.set_plan(plan(THERE[1]))
-    metrics.add(outcome(THERE[0], measured(**RUN)))
+    metrics.add_outcome(outcome(THERE[0], measured(**RUN)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
@@ -75,7 +75,7 @@ def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> N
     datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert run.sample is not None
     sample = msgspec.structs.replace(run.sample, datagrams=datagrams, cost_source="datagrams")
-    metrics.add(msgspec.structs.replace(run, sample=sample))
+    metrics.add_outcome(msgspec.structs.replace(run, sample=sample))
     latency = "netaware_probe_latency_seconds"
     assert registry.get_sample_value("netaware_probe_jitter_seconds", PAIR) == 30e-6
     assert registry.get_sample_value("netaware_probe_datagram_loss_ratio", PAIR) == 0.02

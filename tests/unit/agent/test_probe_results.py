@@ -52,14 +52,14 @@ async def test_a_passphrase_that_cannot_be_used_never_turns_authentication_off(t
     source = PassphraseSource(file)
     (tmp_path / "password").write_bytes(PASSPHRASE)  # the Secret is there, its key is another one
     (tmp_path / "..data").mkdir()
-    reading = asyncio.create_task(source.read())
+    reading = asyncio.create_task(source.wait_until_usable())
     await asyncio.sleep(600)
     assert not reading.done()
     assert "password" in source.problem
     (tmp_path / "password").unlink()
     assert await reading == b"", "no Secret at all is no mistake"
     file.write_bytes(b"short")
-    reading = asyncio.create_task(source.read())
+    reading = asyncio.create_task(source.wait_until_usable())
     await asyncio.sleep(600)
     assert not reading.done()
     assert "at least 16" in source.problem or "5 bytes" in source.problem

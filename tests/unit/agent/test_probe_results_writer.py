@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.probing.plan_source import PlanSource
-from agent.probing.results import ResultsWriter
 from agent.probing.results_queue import ResultsQueue
+from agent.probing.results_writer import ResultsWriter
 from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
@@ -106,7 +106,7 @@ async def writing(
     seed: int = 1,
     now_s: float = 1.8e9,
     plans: PlanSource | None = None,
-    upstream: tuple[Percentile, ...] = (),
+    upstream_percentiles: tuple[Percentile, ...] = (),
 ) -> AsyncIterator[tuple[ResultsQueue, ResultsWriter, CollectorRegistry]]:
     registry = CollectorRegistry()
     plans, queue = plans or PlanSource("here"), ResultsQueue()
@@ -115,7 +115,7 @@ async def writing(
         "ns",
         plans,
         queue,
-        upstream=upstream,
+        upstream_percentiles=upstream_percentiles,
         registry=registry,
         rng=random.Random(seed),
         wall_clock=lambda: now_s,
@@ -143,7 +143,7 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
             for node in ("n1", "n2", "n3"):
                 # Turns are jittered within their slots, by up to some seconds.
                 await asyncio.sleep(round_s / 6)
-                queue.add(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
+                queue.add_sample(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
     gaps = [
@@ -161,7 +161,7 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
     store, plans = Store({}), PlanSource("here")
     async with writing(store, plans=plans) as (queue, writer, _):
         store.reachable = False
-        queue.add(sample())
+        queue.add_sample(sample())
         await asyncio.sleep(60)
         assert writer.problem == "", "an API server that is away refuses nothing"
         store.reachable, store.forbidden = True, True
@@ -171,8 +171,8 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
         await asyncio.sleep(60)
         assert writer.problem == ""
         store.forbidden = True
-        queue.add(sample("n1", 2, p50_us=9000.0))
-        queue.add(sample("n2"))
+        queue.add_sample(sample("n1", 2, p50_us=9000.0))
+        queue.add_sample(sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
         plans.set_plan(None)
@@ -188,7 +188,7 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
     async with writing(store) as (queue, writer, _):
         for sequence in range(1, 6):
             for node in ("n1", "n2", "n3"):
-                queue.add(sample(node, sequence, p50_us=2000.0 + 1000 * sequence))
+                queue.add_sample(sample(node, sequence, p50_us=2000.0 + 1000 * sequence))
             await asyncio.sleep(60)
         assert store.sequences() == {"n1": 5, "n3": 5}
         assert bad in writer.warning
@@ -203,7 +203,7 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
 async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_success() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
-        queue.add(sample("n1", 1))
+        queue.add_sample(sample("n1", 1))
         await asyncio.sleep(5)
         for failures_in_a_row in (1, 2):
             queue.add_failure(failed("n1", failures_in_a_row), "TCP_RR")
@@ -213,7 +213,7 @@ async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_succ
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
     async with writing(store) as (queue, _, _):
-        queue.add(sample("n1", 13))
+        queue.add_sample(sample("n1", 13))
         await asyncio.sleep(5)
     assert list(store.data) == [sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")]
 
@@ -233,17 +233,17 @@ async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_an
 async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
-        queue.add(sample("n1", 5000))
-        queue.add(sample("n2", 5001))
+        queue.add_sample(sample("n1", 5000))
+        queue.add_sample(sample("n2", 5001))
         await asyncio.sleep(5)
     async with writing(store) as (queue, _, _):
         queue.add_failure(failed("n1", 1), "TCP_RR")
-        queue.add(sample("n2", 12, p50_us=9000.0))
+        queue.add_sample(sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
         found = decode_results(store.data, LOCATIONS)
         assert [f.destination.node for f in found.failures.values()] == ["n1"]
         assert store.sequences()["n2"] > 5001
-        queue.add(sample("n1", 13))
+        queue.add_sample(sample("n1", 13))
         await asyncio.sleep(5)
         assert decode_results(store.data, LOCATIONS).failures == {}
         assert store.sequences()["n1"] > store.sequences()["n2"]
@@ -271,7 +271,7 @@ FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
 async def test_sequences_continue_after_own_entries_only(data: dict[str, str], sequence: int, now_s: float) -> None:
     store = Store(dict(data))
     async with writing(store, now_s=now_s) as (queue, _, _):
-        queue.add(sample("n2", 12))
+        queue.add_sample(sample("n2", 12))
         await asyncio.sleep(5)
     assert store.sequences()["n2"] == sequence
     assert data.items() <= store.data.items(), "nothing else is changed"
@@ -283,8 +283,8 @@ async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
         store.reachable = False
         async with writing(store, seed) as (queue, _, registry):
             for sequence in (1, 2, 3):
-                queue.add(sample("n1", sequence))
-                queue.add(sample("n2", sequence))
+                queue.add_sample(sample("n1", sequence))
+                queue.add_sample(sample("n2", sequence))
                 await asyncio.sleep(60)
             store.reachable = True
             await asyncio.sleep(60)
@@ -299,14 +299,14 @@ async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
 async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
     store = Store()
     async with writing(store) as (queue, writer, registry):
-        queue.add(sample("n1", 1))
+        queue.add_sample(sample("n1", 1))
         await asyncio.sleep(5)
         store.data["theirs"] = "x" * MAX_CONFIGMAP_BYTES
-        queue.add(sample("n1", 2, p50_us=5000.0))
+        queue.add_sample(sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}
-        queue.add(sample("n1", 3))
-        queue.add(sample("n2", 1))
+        queue.add_sample(sample("n1", 3))
+        queue.add_sample(sample("n2", 1))
         await asyncio.sleep(60)
         assert count(registry, "too-large") >= 1
         assert "over" in writer.warning
@@ -322,11 +322,11 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
     store, plans = Store(), PlanSource("here")
     store.refused_keys = {sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")}
     async with writing(store, plans=plans) as (queue, writer, _):
-        queue.add(sample("n1"))
+        queue.add_sample(sample("n1"))
         await asyncio.sleep(5)
         assert writer.warning
-        queue.add(sample("n1", 2))
-        queue.add(sample("n2"))
+        queue.add_sample(sample("n1", 2))
+        queue.add_sample(sample("n2"))
         plans.set_plan(planned("n2"))
         store.refused_keys = set()
         await asyncio.sleep(60)
@@ -337,11 +337,11 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
 
 async def test_upstreams_format_has_the_usual_test_only() -> None:
     store = Store()
-    async with writing(store, upstream=("p90",)) as (queue, _, _):
+    async with writing(store, upstream_percentiles=("p90",)) as (queue, _, _):
         usual = sample("n1", p50_us=2000.0)
         extra = msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
-        queue.add(usual)
-        queue.add(msgspec.structs.replace(usual, measurement=extra))
+        queue.add_sample(usual)
+        queue.add_sample(msgspec.structs.replace(usual, measurement=extra))
         await asyncio.sleep(5)
     assert len(store.data) == 3
     assert store.data["netperf.p90.latency.milliseconds.origin.here.destination.n1"] == "2"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.probing.background import BackgroundProber
+from agent.probing.background import BackgroundProber, WindowResult
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from netperf.plans import Probe, ProbeSettings
@@ -21,18 +21,18 @@ pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 EPOCH = 1_800_000_000.0
 
 
-class Steady(NetperfProber):
-    """Gives the same measurement each time, or fails when told to."""
+class SimulatedProber(NetperfProber):
+    """A prober without a network: each run has the same measurement, or fails if ``failure`` is set."""
 
     def __init__(self) -> None:
         self.failure: ProbeFailedError | None = None
-        self.asked: list[str] = []
-        self.running = self.most_running = 0
+        self.addresses: list[str] = []
+        self.running = self.max_running = 0
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        self.asked.append(address)
+        self.addresses.append(address)
         self.running += 1
-        self.most_running = max(self.most_running, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
             await asyncio.sleep(settings.duration_s)
         finally:
@@ -44,16 +44,16 @@ class Steady(NetperfProber):
 
 @asynccontextmanager
 async def probing(
-    prober: Steady | None, background: Answers | None = None
+    prober: SimulatedProber | None, background: SimulatedBackground | None = None
 ) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
     outcomes: list[ProbeOutcome] = []
     plans, loop = PlanSource("n1"), asyncio.get_running_loop()
     scheduler = ProbeScheduler(
-        plans, 10e6, outcomes.append, background or Answers(), wall_clock=lambda: EPOCH + loop.time()
+        plans, 10e6, outcomes.append, background or SimulatedBackground(), wall_clock=lambda: EPOCH + loop.time()
     )
     plans.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
-    tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagrams())]
+    tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagram_checks())]
     try:
         yield plans, outcomes
     finally:
@@ -63,49 +63,49 @@ async def probing(
 
 
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
-    prober = Steady()
+    prober = SimulatedProber()
     async with probing(prober) as (plans, outcomes):
         plans.set_plan(plan(*THERE))
         await asyncio.sleep(600)
-    assert [prober.asked.count(peer.address) for peer in THERE] == [10, 10, 10]
-    assert prober.most_running == 1
+    assert [prober.addresses.count(peer.address) for peer in THERE] == [10, 10, 10]
+    assert prober.max_running == 1
     assert {outcome.result for outcome in outcomes} == {"ok"}
     sequences = [outcome.sample.sequence for outcome in outcomes if outcome.sample is not None]
     assert sequences == sorted(set(sequences))
 
 
 async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs() -> None:
-    prober = Steady()
+    prober = SimulatedProber()
     async with probing(prober) as (plans, _):
         await asyncio.sleep(600)
-        assert prober.asked == []
+        assert prober.addresses == []
         plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(130)
-        assert set(prober.asked) == {THERE[0].address}
+        assert set(prober.addresses) == {THERE[0].address}
         for following, addresses in ((plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
             plans.set_plan(following)
             await asyncio.sleep(2)
-            prober.asked.clear()
+            prober.addresses.clear()
             await asyncio.sleep(300)
-            assert set(prober.asked) == addresses
+            assert set(prober.addresses) == addresses
 
 
-class Answers(BackgroundProber):
-    """What datagrams read, as the test says."""
+class SimulatedBackground(BackgroundProber):
+    """A background prober that sends nothing; the test sets measurement and number of answers."""
 
     def __init__(self) -> None:
         self.measurement: Measurement | None = None
-        self.returned = 0
+        self.answers = 0
         self.paused: list[bool] = []
 
-    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        return self.measurement, self.returned
+    def close_window(self, probe: Probe) -> WindowResult:
+        return WindowResult(self.measurement, self.answers)
 
     def set_paused(self, *, is_paused: bool) -> None:
         self.paused.append(is_paused)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
-        return self.returned > 0
+        return self.answers > 0
 
 
 def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
@@ -123,9 +123,9 @@ def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
 async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf(
     measurement: Measurement, cost_source: str
 ) -> None:
-    background = Answers()
-    background.measurement, background.returned = measurement, 100
-    async with probing(Steady(), background) as (plans, outcomes):
+    background = SimulatedBackground()
+    background.measurement, background.answers = measurement, 100
+    async with probing(SimulatedProber(), background) as (plans, outcomes):
         plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(120)
     outcome = outcomes[-1]
@@ -135,14 +135,14 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 
 
 async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_succeeds() -> None:
-    background, prober = Answers(), Steady()
-    background.measurement, background.returned = datagrams(500.0), 100
+    background, prober = SimulatedBackground(), SimulatedProber()
+    background.measurement, background.answers = datagrams(500.0), 100
     prober.failure = ProbeFailedError("reset")
     async with probing(prober, background) as (plans, outcomes):
         plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(181)
         outcome = outcomes[-1]
-        assert (outcome.result, outcome.failure, outcome.peer_answered) == ("reset", None, True)
+        assert (outcome.result, outcome.failure, outcome.has_peer_answered) == ("reset", None, True)
         assert outcome.sample is not None
         assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
         assert outcome.sample.run_failure == "reset"
@@ -160,8 +160,8 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
 
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:
-    background = Answers()
-    background.measurement, background.returned = datagrams(500.0), 100
+    background = SimulatedBackground()
+    background.measurement, background.answers = datagrams(500.0), 100
     async with probing(None, background) as (plans, outcomes):
         plans.set_plan(plan(*THERE[:2]))
         await asyncio.sleep(600)
@@ -170,7 +170,7 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
 
 
 async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() -> None:
-    background, prober = Answers(), Steady()
+    background, prober = SimulatedBackground(), SimulatedProber()
     prober.failure = ProbeFailedError("timeout", "no connection")
     async with probing(prober, background) as (plans, outcomes):
         plans.set_plan(plan(THERE[0]))
@@ -178,16 +178,16 @@ async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() 
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("timeout", None)}
         counts = [(o.failure.failures_in_a_row, o.failure.has_answered) for o in outcomes if o.failure is not None]
         assert counts == [(1, False), (2, False), (3, False)]
-        background.returned = 2
+        background.answers = 2
         await asyncio.sleep(60)
-        assert (outcomes[-1].failure, outcomes[-1].peer_answered) == (None, True)
-        background.returned, prober.failure = 0, ProbeFailedError("refused")
+        assert (outcomes[-1].failure, outcomes[-1].has_peer_answered) == (None, True)
+        background.answers, prober.failure = 0, ProbeFailedError("refused")
         await asyncio.sleep(60)
         assert outcomes[-1].failure is not None
         assert (outcomes[-1].failure.failures_in_a_row, outcomes[-1].failure.has_answered) == (1, True)
 
 
-class Hanging(Steady):
+class HangingProber(SimulatedProber):
     """Hangs for ever with one destination."""
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
@@ -197,7 +197,7 @@ class Hanging(Steady):
 
 
 async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
-    prober = Hanging()
+    prober = HangingProber()
     async with probing(prober) as (plans, outcomes):
         plans.set_plan(plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)

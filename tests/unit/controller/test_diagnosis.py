@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from agent.probing.results import GATHER_S
+from agent.probing.results_writer import GATHER_S
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import PLACEMENT_LABEL, Placement, Pod, PodSpec, Toleration
 from controller.diagnosis.cluster_views import AgentView

@@ -12,12 +12,13 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.probing.plan_source import PlanSource
-from agent.probing.results_queue import Entry, ResultsQueue
+from agent.probing.results_queue import PendingResult, ResultsQueue
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -40,21 +41,27 @@ log = logs.get("agent.probing")
 GATHER_S = 2.0
 """Samples within this time (jittered by half of it) are written together."""
 REFUSAL_SHOWN_S = 300.0
-"""A refusal is reported for this long after it last happened. It must expire by itself: a node that is not ready writes nothing, so no
-success would clear it."""
+"""Time for which a refusal is reported. Without it, a refusal would stay forever, because a node that is not ready writes nothing."""
 RETRY_REFUSED_S = 45.0
-"""Time after which refused keys are tried again."""
+"""Delay after which refused keys are tried again."""
 MAX_REFUSED_KEYS = 4
-"""If more keys are refused, the cause is not a single key, and the others are not tried one by one."""
+"""Maximum number of refused keys in a pass; if more are refused, the cause is no single key, and the pass ends."""
 _REFUSAL_STATUSES = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
+class _Refusal(NamedTuple):
+    """The API server's reason for refusing a key, and when it last did."""
+
+    reason: str
+    at_s: float
+
+
 class ResultsWriter:
-    """Writes the entries of a queue to the ConfigMap that the plan names.
+    """Writes the pending results of a queue to the ConfigMap that the plan names.
 
     Args:
         namespace: of the ConfigMap.
-        upstream: percentiles to write in upstream's format too, of the plan's usual test only.
+        upstream_percentiles: percentiles to write in upstream's format too, of the plan's usual test only.
         rng: source of the jitter.
         wall_clock: seconds since the epoch; bounds the sequences that are continued.
     """
@@ -66,15 +73,19 @@ class ResultsWriter:
         plans: PlanSource,
         queue: ResultsQueue,
         *,
-        upstream: Sequence[Percentile] = (),
+        upstream_percentiles: Sequence[Percentile] = (),
         registry: CollectorRegistry | None = None,
         rng: random.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._namespace, self._plans, self._queue = client, namespace, plans, queue
-        self._upstream, self._wall_clock, self._rng = upstream, wall_clock, rng or random.Random()
+        self._upstream_percentiles, self._wall_clock, self._rng = (
+            upstream_percentiles,
+            wall_clock,
+            rng or random.Random(),
+        )
         self._target = _Target("")
-        self._refused: dict[str, tuple[str, float]] = {}  # key -> reason, time
+        self._refusal_by_key: dict[str, _Refusal] = {}
         self._writes = Counter(
             "netaware_probe_results_writes",
             "Writes of results: ok, too-large, refused, failed.",
@@ -84,9 +95,9 @@ class ResultsWriter:
 
     @property
     def warning(self) -> str:
-        """Which results the API server refuses, and why; empty without any."""
+        """The number of results that the API server refuses, and one with its reason; empty if there are none."""
         since_s = asyncio.get_running_loop().time() - REFUSAL_SHOWN_S
-        reasons = {key: reason for key, (reason, at_s) in self._refused.items() if at_s > since_s}
+        reasons = {key: refusal.reason for key, refusal in self._refusal_by_key.items() if refusal.at_s > since_s}
         if not reasons:
             return ""
         key, reason = next(iter(reasons.items()))
@@ -94,8 +105,8 @@ class ResultsWriter:
 
     @property
     def problem(self) -> str:
-        """The `warning` if every result is refused, for /readyz."""
-        return self.warning if self._refused.keys() >= self._queue.keys else ""
+        """The `warning` if every result is refused, for /readyz; else empty."""
+        return self.warning if self._refusal_by_key.keys() >= self._queue.keys else ""
 
     def apply_plan(self) -> None:
         """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
@@ -109,8 +120,9 @@ class ResultsWriter:
             if plan is not None
             else set()
         )
-        if keys:  # The planner leaves out a node whose results are refused. If the node forgot that, it would be planned again.
-            self._refused = {key: refusal for key, refusal in self._refused.items() if key in keys}
+        # The planner leaves out a node whose results are refused. If the node forgot the refusals, it would be planned again.
+        if keys:
+            self._refusal_by_key = {key: refusal for key, refusal in self._refusal_by_key.items() if key in keys}
         self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
 
     async def run(self) -> None:
@@ -120,11 +132,11 @@ class ResultsWriter:
             await self._queue.due.wait()
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             self._queue.due.clear()
-            entries, target = self._queue.entries(), self._target
-            if not entries or not target.name:
+            results, target = self._queue.select_pending(), self._target
+            if not results or not target.name:
                 continue
             try:
-                await self._write_all(target, entries)
+                await self._write_all(target, results)
             except KubekitError as error:
                 target.data = None
                 is_refused = isinstance(error, ApiError) and error.status in _REFUSAL_STATUSES
@@ -138,14 +150,14 @@ class ResultsWriter:
             backoff.reset()
             log.log_change("results", "", "results are written again", name=target.name)
 
-    async def _write_all(self, target: _Target, entries: list[Entry]) -> None:
-        """Write all entries; keys that were refused before are written separately.
+    async def _write_all(self, target: _Target, results: list[PendingResult]) -> None:
+        """Write all results; keys that were refused before are written one by one.
 
         Raises:
             KubekitError: the API server did not answer, or refused more than `MAX_REFUSED_KEYS`.
         """
-        parts = [[entry for entry in entries if entry.key not in self._refused]]
-        parts += [[entry] for entry in entries if entry.key in self._refused]
+        parts = [[result for result in results if result.key not in self._refusal_by_key]]
+        parts += [[result] for result in results if result.key in self._refusal_by_key]
         refused_count, is_too_large = 0, False
         parts.reverse()
         while parts:
@@ -165,20 +177,20 @@ class ResultsWriter:
                     raise
             except ConfigMapTooLargeError as error:
                 is_too_large = True
-                without_new_keys = [entry for entry in part if not self._adds_keys(target, entry)]
-                for entry in part:
-                    if entry not in without_new_keys:
-                        self._record_refusal(entry, error)
+                without_new_keys = [result for result in part if not self._adds_keys(target, result)]
+                for result in part:
+                    if result not in without_new_keys:
+                        self._record_refusal(result, error)
                 parts.append(without_new_keys)
         self._report_refusals(target, has_refused=refused_count > 0, is_too_large=is_too_large)
 
-    def _record_refusal(self, entry: Entry, error: KubekitError) -> None:
-        self._refused[entry.key] = str(error), asyncio.get_running_loop().time()
+    def _record_refusal(self, result: PendingResult, error: KubekitError) -> None:
+        self._refusal_by_key[result.key] = _Refusal(str(error), asyncio.get_running_loop().time())
 
     def _report_refusals(self, target: _Target, *, has_refused: bool, is_too_large: bool) -> None:
         """Log and count the refusals of the last pass, and retry later."""
-        message = "some results are refused" if self._refused else "no result is refused any more"
-        log.log_change("results/refused", ",".join(sorted(self._refused)), message, why=self.warning)
+        message = "some results are refused" if self._refusal_by_key else "no result is refused any more"
+        log.log_change("results/refused", ",".join(sorted(self._refusal_by_key)), message, why=self.warning)
         if has_refused:
             self._writes.labels("refused").inc()
         if is_too_large:
@@ -187,15 +199,15 @@ class ResultsWriter:
         if has_refused or is_too_large:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 
-    async def _write(self, target: _Target, entries: Sequence[Entry]) -> None:
+    async def _write(self, target: _Target, results: Sequence[PendingResult]) -> None:
         """Patch the object, which the controller creates before the plan that names it."""
-        if not entries:
+        if not results:
             return
         if target.data is None:
             config_map = await self._client.get(CONFIGMAPS, target.name, ConfigMap, namespace=self._namespace)
             target.data = config_map.data or {}
-            target.catch_up(entries, self._wall_clock())
-        data = self._encode(target, entries)
+            target.continue_sequences(results, self._wall_clock())
+        data = self._encode(target, results)
         check_growth(target.name, target.data, data)
         after = await self._client.patch(
             CONFIGMAPS,
@@ -206,31 +218,34 @@ class ResultsWriter:
             namespace=self._namespace,
         )
         target.data, target.has_our_sequences = after.data or {}, True
-        self._queue.mark_written(entries)
-        for entry in entries:
-            self._refused.pop(entry.key, None)
+        self._queue.mark_written(results)
+        for result in results:
+            self._refusal_by_key.pop(result.key, None)
         self._writes.labels("ok").inc()
 
-    def _adds_keys(self, target: _Target, entry: Entry) -> bool:
-        added = {key for key, value in self._encode(target, [entry]).items() if value is not None}
-        return not added <= (target.data or {}).keys()
+    def _adds_keys(self, target: _Target, result: PendingResult) -> bool:
+        keys = {key for key, value in self._encode(target, [result]).items() if value is not None}
+        return not keys <= (target.data or {}).keys()
 
-    def _encode(self, target: _Target, entries: Sequence[Entry]) -> dict[str, str | None]:
+    def _encode(self, target: _Target, results: Sequence[PendingResult]) -> dict[str, str | None]:
+        """Encode results as the changes of the ConfigMap's data; None removes a key."""
         plan = self._plans.plan
         data: dict[str, str | None] = {}
-        for entry in entries:
-            if entry.removes_failure:
-                data[entry.key + FAILED_SUFFIX] = None
-            if entry.sample is not None:
-                sample = msgspec.structs.replace(entry.sample, sequence=entry.sample.sequence + target.sequence_offset)
-                # Upstream's keys do not name a test, so only the usual one is written in that format.
-                is_usual_test = plan is not None and entry.test == plan.settings.test
-                data |= encode_samples([sample], upstream=self._upstream if is_usual_test else ())
-            if entry.failure is not None:
-                failure = msgspec.structs.replace(
-                    entry.failure, sequence=entry.failure.sequence + target.sequence_offset
+        for result in results:
+            if result.removes_failure:
+                data[result.key + FAILED_SUFFIX] = None
+            if result.sample is not None:
+                sample = msgspec.structs.replace(
+                    result.sample, sequence=result.sample.sequence + target.sequence_offset
                 )
-                data |= encode_failure(failure, entry.test)
+                # Upstream's keys do not name a test, so only the usual one is written in that format.
+                is_usual_test = plan is not None and result.test == plan.settings.test
+                data |= encode_samples([sample], upstream=self._upstream_percentiles if is_usual_test else ())
+            if result.failure is not None:
+                failure = msgspec.structs.replace(
+                    result.failure, sequence=result.failure.sequence + target.sequence_offset
+                )
+                data |= encode_failure(failure, result.test)
         return data
 
 
@@ -251,9 +266,9 @@ class _Target:
         self.sequence_offset = 0
         self.has_our_sequences = False
 
-    def catch_up(self, entries: Sequence[Entry], wall_s: float) -> None:
+    def continue_sequences(self, results: Sequence[PendingResult], wall_s: float) -> None:
         """Continue the sequences of an earlier run of this agent."""
-        new = [item for entry in entries for item in (entry.sample, entry.failure) if item is not None]
+        new = [item for result in results for item in (result.sample, result.failure) if item is not None]
         if new and self.data and not self.has_our_sequences:
             last = find_last_sequence(self.data, new[0].origin.node, wall_s)
             self.sequence_offset = max(self.sequence_offset, last + 1 - min(item.sequence for item in new))
