@@ -58,7 +58,11 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
         listen, metrics_listen = arguments.listen or DEFAULT_LISTEN, arguments.metrics_listen
         return run_program(
             lambda: run_extender(
-                cluster, config.scheduler, listen=listen, metrics_listen=metrics_listen, namespace=config.namespace
+                cluster,
+                config.scheduler,
+                listen=listen,
+                metrics_listen=metrics_listen,
+                netaware_namespace=config.namespace,
             )
         )
     if arguments.command == "gate-opener":

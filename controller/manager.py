@@ -144,7 +144,7 @@ class Manager:
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
             **self.cache.tasks(),
-            **self._scheduling.stores(),
+            **self._scheduling.store_tasks(),
             "http": server.serve(),
             "events": self._recorder.run(),
             "memory": self._compact_memory_after_sync(),

@@ -27,10 +27,10 @@ async def serve_extender(
     """The extender's address; its stores are full when the block begins."""
     config = config or SchedulerConfig()
     registry = CollectorRegistry()
-    service = ExtenderService(client, config, listen="127.0.0.1:0", namespace=namespace, registry=registry)
-    async with service.server.running() as address, running(service.stores()):
+    service = ExtenderService(client, config, listen="127.0.0.1:0", netaware_namespace=namespace, registry=registry)
+    async with service.server.running() as address, running(service.store_tasks()):
         async with asyncio.timeout(READY_S):
-            while service.unready():
+            while service.describe_unlisted_stores():
                 await asyncio.sleep(0.02)
         yield f"http://{address}"
 
@@ -55,7 +55,7 @@ async def run_leader(
             await begins.wait()
         await controller.run()
 
-    async with running({**cache.tasks(), **controller.stores(), "events": recorder.run(), "lead": lead()}):
+    async with running({**cache.tasks(), **controller.store_tasks(), "events": recorder.run(), "lead": lead()}):
         yield controller
 
 

@@ -1,6 +1,6 @@
 """Handles the extender's verbs: filter, prioritize and preempt.
 
-A request is answered without an await, so that the cluster state cannot change meanwhile. A request that cannot be decoded is refused;
+A request is answered without an await, so that the cluster state cannot change meanwhile. A request that cannot be decoded gets an error;
 with the shipped scheduler configuration, kube-scheduler then continues without the extender.
 """
 
@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.pods import ExtenderPod, Target, calls_extender, target_of
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.encoding import Answers, pass_all
+from controller.scheduler.extender.encoding import AnswerEncoder, encode_pass_all
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, NO_LOCATION_INDEX, DeletedNodeError, State
@@ -30,17 +30,17 @@ Verb = Literal["filter", "prioritize", "preempt"]
 
 MAX_REQUEST_BYTES = 16 << 20
 REQUEST_TIMEOUT_S = 5.0
-NOT_OURS = "the pod belongs to a scheduler that this extender does not serve"
+FOREIGN_SCHEDULER = "the pod belongs to a scheduler that this extender does not serve"
 PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
-_WITHOUT_PLAN = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
-"""Values of `ScoreTable.neutral_reason` with which the pod's plan does not count either."""
+_REASONS_WITHOUT_PLAN = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
+"""Values of `ScoreTable.neutral_reason` for pods whose plan does not count either."""
 
 
 class ExtenderArgs(NamedTuple):
-    """A request for filter or prioritize; ``nodenames`` is a JSON list."""
+    """A request for filter or prioritize, with the node names as a JSON list."""
 
     pod: ExtenderPod
-    nodenames: bytes
+    names_json: bytes
 
 
 class MetaPod(msgspec.Struct, frozen=True):
@@ -89,18 +89,18 @@ class Extender:
         state: the cluster, updated by watches.
         config: the section ``scheduler``.
         metrics: of the extender.
-        unready: returns the reason for which requests cannot be answered yet; empty if they can.
+        not_ready_reason: returns the reason for which requests cannot be answered yet; empty if they can.
     """
 
     def __init__(
-        self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, unready: Callable[[], str]
+        self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, not_ready_reason: Callable[[], str]
     ) -> None:
-        self._state, self._config, self._metrics, self._unready = state, config, metrics, unready
+        self._state, self._config, self._metrics, self._not_ready_reason = state, config, metrics, not_ready_reason
         self._scheduler_names = frozenset(config.scheduler_names)
-        self._answers = Answers(state, config.network_overhead_args, config.allocatable)
+        self._encoder = AnswerEncoder(state, config.network_overhead_args, config.allocatable)
 
     def add_routes(self, app: web.Application) -> None:
-        """Attach the verbs to an application."""
+        """Add the routes of the verbs to an application."""
         app.router.add_post("/filter", self._handler("filter", self.answer_filter))
         app.router.add_post("/prioritize", self._handler("prioritize", self.answer_prioritize))
         app.router.add_post("/preempt", self._handler("preempt", self.answer_preempt))
@@ -108,28 +108,28 @@ class Extender:
     def _handler(self, verb: Verb, answer: Callable[[bytes], bytes]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
             try:
-                body = await self._read(request)
+                body = await self._read_request_body(request)
                 started = time.perf_counter()
                 result = answer(body)
                 self._metrics.request_duration.labels(verb).observe(time.perf_counter() - started)
                 return web.Response(body=result, content_type="application/json")
             except BadRequestError as error:
-                return self._refuse(verb, str(error), error.status)
+                return self._error_response(verb, str(error), error.status)
             except DeletedNodeError as error:
-                return self._refuse(verb, str(error), 500)
+                return self._error_response(verb, str(error), 500)
             except DECODE_ERRORS as error:
-                return self._refuse(verb, f"nodenames: {error}", 400)
+                return self._error_response(verb, f"nodenames: {error}", 400)
 
         return handle
 
-    def _refuse(self, verb: Verb, reason: str, status: int) -> web.Response:
+    def _error_response(self, verb: Verb, reason: str, status: int) -> web.Response:
         self._metrics.errors.labels(verb, str(status)).inc()
         log.log_change(verb, reason, "request refused", verb=verb, error=reason, status=status)
         text = msgspec.json.encode({"error": f"netaware extender: {reason}"})
         return web.Response(status=status, body=text, content_type="application/json")
 
-    async def _read(self, request: web.Request) -> bytes:
-        reason = self._unready()
+    async def _read_request_body(self, request: web.Request) -> bytes:
+        reason = self._not_ready_reason()
         if reason:
             raise BadRequestError(f"not ready: {reason}", 503)
         try:
@@ -148,22 +148,24 @@ class Extender:
         """
         args = decode_args(body)
         try:
-            score_table = self._score(args.pod)
+            score_table = self._score_table_of(args.pod)
         except DeletedNodeError as error:
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
-        # A pod that found no node with the plan is filtered by the rule.
-        target = None if args.pod.status.scheduling_failed else self._target(args.pod, score_table)
-        planned = self._answers.encode_planned(args.nodenames, score_table, target) if target is not None else None
+        # A pod for which the scheduler found no node with the plan is filtered by the rule.
+        target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
+        planned = (
+            self._encoder.encode_planned_filter(args.names_json, score_table, target) if target is not None else None
+        )
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
         if score_table.neutral_reason:
             self._metrics.decisions.labels("filter", "neutral").inc()
-            return pass_all(args.nodenames)
-        answer, refused = self._answers.filter(self._answers.names(args.nodenames), score_table)
-        self._metrics.decisions.labels("filter", "refused-some" if refused else "passed").inc()
-        self._metrics.refused_nodes.inc(refused)
+            return encode_pass_all(args.names_json)
+        answer, refused_count = self._encoder.encode_filter(self._encoder.parse_names(args.names_json), score_table)
+        self._metrics.decisions.labels("filter", "refused-some" if refused_count else "passed").inc()
+        self._metrics.refused_nodes.inc(refused_count)
         return answer
 
     def answer_prioritize(self, body: bytes) -> bytes:
@@ -174,15 +176,15 @@ class Extender:
             kubekit.wire.DECODE_ERRORS: ``nodenames`` is no list of strings.
         """
         args = decode_args(body)
-        score_table = self._score(args.pod)
-        names = self._answers.names(args.nodenames)
-        target = self._target(args.pod, score_table)
+        score_table = self._score_table_of(args.pod)
+        names = self._encoder.parse_names(args.names_json)
+        target = self._target_of(args.pod, score_table)
         result = "neutral" if score_table.neutral_reason else "scored"
         if target is not None:
             result = "planned"
         self._metrics.decisions.labels("prioritize", result).inc()
-        has_allocatable_score = score_table.neutral_reason not in {NOT_OURS, PLACED_BY_AFFINITY}
-        return self._answers.prioritize(names, score_table, target, allocatable=has_allocatable_score)
+        with_allocatable = score_table.neutral_reason not in {FOREIGN_SCHEDULER, PLACED_BY_AFFINITY}
+        return self._encoder.encode_priorities(names, score_table, target, with_allocatable=with_allocatable)
 
     def answer_preempt(self, body: bytes) -> bytes:
         """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON.
@@ -200,11 +202,11 @@ class Extender:
         if args.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
-        score_table = self._score(args.pod)
+        score_table = self._score_table_of(args.pod)
         nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
         if not score_table.neutral_reason:
-            nodes = self._nodes_passed_after_eviction(args.pod, nodes)
-        target = None if args.pod.status.scheduling_failed else self._target(args.pod, score_table)
+            nodes = self._nodes_passing_after_eviction(args.pod, nodes)
+        target = None if args.pod.status.scheduling_failed else self._target_of(args.pod, score_table)
         if target is not None and target.node in nodes:
             planned = nodes[target.node]
             if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in nodes.values()):
@@ -212,28 +214,28 @@ class Extender:
         self._metrics.decisions.labels("preempt", "refused-some" if len(nodes) < len(args.nodes) else "passed").inc()
         return msgspec.json.encode(PreemptionResult(nodes))
 
-    def _nodes_passed_after_eviction(
+    def _nodes_passing_after_eviction(
         self, pod: ExtenderPod, nodes: Mapping[str, MetaVictims]
     ) -> dict[str, MetaVictims]:
         """The nodes that filter passes once their victims are gone.
 
         Otherwise a pod could evict others from a node that filter refuses at the next attempt, and then from further nodes.
         """
-        meta, state = pod.metadata, self._state
-        group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
-        passed: dict[str, MetaVictims] = {}
+        metadata, state = pod.metadata, self._state
+        group, workload = metadata.label(APPGROUP_LABEL), metadata.label(WORKLOAD_LABEL)
+        passing: dict[str, MetaVictims] = {}
         for node, victims in nodes.items():
             placed = (state.placed_pods.get(victim.uid) for victim in victims.pods or ())
             evicted = [victim for victim in placed if victim is not None]
-            score_table = state.score_without(meta.namespace, group, workload, evicted)
+            score_table = state.score_without(metadata.namespace, group, workload, evicted)
             if score_table.node_score(node, state.location_index.get(node, NO_LOCATION_INDEX)).passes:
-                passed[node] = victims
-        return passed
+                passing[node] = victims
+        return passing
 
-    def _score(self, pod: ExtenderPod) -> ScoreTable:
+    def _score_table_of(self, pod: ExtenderPod) -> ScoreTable:
         scheduler = pod.spec.scheduler_name
         if scheduler and not calls_extender(scheduler, self._scheduler_names):
-            return ScoreTable(NOT_OURS)
+            return ScoreTable(FOREIGN_SCHEDULER)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
         mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
@@ -241,9 +243,9 @@ class Extender:
             return ScoreTable(PLACED_BY_AFFINITY)
         return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
 
-    def _target(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
+    def _target_of(self, pod: ExtenderPod, score_table: ScoreTable) -> Target | None:
         """The target of the pod's plan; None if it has none, or its plan does not count."""
-        return None if self._config.is_parity or score_table.neutral_reason in _WITHOUT_PLAN else target_of(pod)
+        return None if self._config.is_parity or score_table.neutral_reason in _REASONS_WITHOUT_PLAN else target_of(pod)
 
 
 def decode_args(body: bytes) -> ExtenderArgs:
@@ -260,9 +262,9 @@ def decode_args(body: bytes) -> ExtenderArgs:
     if "nodenames" not in fields:
         msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
         raise BadRequestError(msg)
-    names = bytes(fields["nodenames"])
-    if names == b"null":
-        names = b"[]"
-    if not names.startswith(b"["):
+    names_json = bytes(fields["nodenames"])
+    if names_json == b"null":
+        names_json = b"[]"
+    if not names_json.startswith(b"["):
         raise BadRequestError("nodenames is no list")
-    return ExtenderArgs(pod, names)
+    return ExtenderArgs(pod, names_json)

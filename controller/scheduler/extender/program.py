@@ -42,7 +42,7 @@ async def run_extender(
     *,
     listen: str = DEFAULT_LISTEN,
     metrics_listen: str | None = None,
-    namespace: str = NETAWARE_NAMESPACE,
+    netaware_namespace: str = NETAWARE_NAMESPACE,
 ) -> None:
     """Serve until cancelled.
 
@@ -50,18 +50,20 @@ async def run_extender(
         cluster: which API server to watch.
         config: the section ``scheduler``.
         listen: ``HOST:PORT`` of the extender, metrics and health checks.
-        metrics_listen: ``HOST:PORT`` that serves metrics and health checks too, because Prometheus and the kubelet's probes cannot
-            reach loopback; None for none.
-        namespace: netaware's own, the last in which a NetworkTopology is searched.
+        metrics_listen: ``HOST:PORT`` where metrics and health checks are served too, because Prometheus and the kubelet's probes cannot
+            reach loopback; None to serve them only at ``listen``.
+        netaware_namespace: the last namespace in which a NetworkTopology is searched.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
     registry = CollectorRegistry()
-    for collect in (ProcessCollector, PlatformCollector, GCCollector):
-        collect(registry=registry)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
     async with Client(cluster, user_agent="netaware-extender") as client:
-        service = ExtenderService(client, config, listen=listen, namespace=namespace, registry=registry)
+        service = ExtenderService(
+            client, config, listen=listen, netaware_namespace=netaware_namespace, registry=registry
+        )
         tasks = service.tasks()
         if metrics_listen is not None:
             tasks["metrics"] = Server(metrics_listen, checks=service.server.checks, registry=registry).serve()
@@ -73,7 +75,7 @@ class ExtenderService:
 
     Attributes:
         state: the cluster, for the rules.
-        server: serves while its task runs.
+        server: serves the extender, metrics and health checks while its task runs.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class ExtenderService:
         config: SchedulerConfig,
         *,
         listen: str,
-        namespace: str,
+        netaware_namespace: str,
         registry: CollectorRegistry,
     ) -> None:
         nodes: Reflector[Node] = Reflector(client, NODES, Node)
@@ -99,32 +101,34 @@ class ExtenderService:
             "namespaces": namespaces,
             "services": services,
         }
-        self.state = State(config, namespace)
+        self.state = State(config, netaware_namespace)
         self.state.subscribe_to(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
         checks = HealthChecks()
-        checks.ready["stores"] = self.unready
+        checks.ready["stores"] = self.describe_unlisted_stores
         checks.ready["age"] = lambda: describe_stale_stores(self._stores.values())
         registry.register(InformerMetrics(lambda: self._stores))
-        self._loop = EventLoopMonitor(registry)
+        self._loop_monitor = EventLoopMonitor(registry)
         self.server = Server(listen, checks=checks, registry=registry)
-        Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
+        Extender(self.state, config, ExtenderMetrics(registry), self.describe_unlisted_stores).add_routes(
+            self.server.app
+        )
 
-    def unready(self) -> str:
-        """A message with the stores that are not listed yet, except those of CRDs that are not installed; empty if all are."""
-        missing = [name for name, store in self._stores.items() if not store.ready.is_set()]
-        return f"not listed yet: {', '.join(missing)}" if missing else ""
+    def describe_unlisted_stores(self) -> str:
+        """A message with the stores that are not listed yet; empty if all are listed, or their CRDs are not installed."""
+        unlisted = [name for name, store in self._stores.items() if not store.ready.is_set()]
+        return f"not listed yet: {', '.join(unlisted)}" if unlisted else ""
 
-    def stores(self) -> dict[str, Awaitable[None]]:
-        """Informer tasks, by store name."""
+    def store_tasks(self) -> dict[str, Awaitable[None]]:
+        """Endless tasks that keep the stores up to date, by store name."""
         return {name: store.run() for name, store in self._stores.items()}
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """Tasks to run, for `kubekit.runtime.supervise`."""
+        """Endless tasks, for `kubekit.runtime.supervise`."""
         return {
-            **self.stores(),
+            **self.store_tasks(),
             "http": self.server.serve(),
             "gc": self._compact_memory_after_sync(),
-            "loop": self._loop.run(),
+            "loop": self._loop_monitor.run(),
         }
 
     async def _compact_memory_after_sync(self) -> None:

@@ -140,7 +140,7 @@ class GatingController:
             store.subscribe(lambda *_: self._on_cluster_change())
         self._declared_replicas.subscribe(lambda *_: self._wake_waiting())
 
-    def stores(self) -> dict[str, Awaitable[None]]:
+    def store_tasks(self) -> dict[str, Awaitable[None]]:
         """Endless tasks that keep the stores up to date; every replica runs them, also without leadership."""
         return self._declared_replicas.tasks()
 

@@ -206,7 +206,7 @@ async def test_keys_may_have_any_case_as_in_go(keys: str) -> None:
 async def test_refused_nodes_beyond_the_limit_share_a_reason_per_zone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoding, "MAX_REASONS", 1)
+    monkeypatch.setattr(encoding, "MAX_NODE_REASONS", 1)
     async with serving() as service:
         answer = await service.ask("filter", asked_pod(), ALL)
         assert set(answer["failedNodes"]) == {"n3"}

@@ -167,7 +167,7 @@ def random_case(chance: random.Random) -> Case:
 def test_scores_follow_the_table_of_the_contract(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         case = random_case(random.Random(seed))
-        monkeypatch.setattr(encoding, "MAX_REASONS", case.limit)
+        monkeypatch.setattr(encoding, "MAX_NODE_REASONS", case.limit)
         try:
             check_against_the_table(case)
         except AssertionError as error:
