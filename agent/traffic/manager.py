@@ -149,7 +149,7 @@ class TrafficCollector:
             yield _make_byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
-            "WorkloadReference of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
+            "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
             labels=("server", *_SERVER_LABELS),
         )
         for address, workload in self.edges.responding_workloads():
