@@ -1,11 +1,11 @@
-"""Builds the Helm chart from the kustomizations: what an overlay adds becomes a value.
+"""Builds the Helm chart from the kustomizations: each overlay and component becomes a value.
 
     python manifests/helm/generate.py --version 1.2.3 --to dist                                          writes dist/netaware
     python manifests/helm/generate.py --version 1.2.3 --to dist --registry ghcr.io/team --digests DIR    with images of a registry
 
-The kustomizations are the source; values, their schema, NOTES.txt and _helpers.tpl in netaware/ are written by hand. With its
-defaults the chart gives the objects of overlays/default, and with other values those of the other overlays, which tests compare.
-DIR/<program>.json, as `docker buildx build --metadata-file` writes it, names the digest of an image.
+The kustomizations are the source of the objects; values, their schema, NOTES.txt and _helpers.tpl in netaware/ are written by hand.
+With its defaults the chart has the objects of overlays/default, and with other values those of the other overlays, which tests
+compare. DIR/<program>.json, as `docker buildx build --metadata-file` writes it, has the digest of an image.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -29,76 +28,95 @@ HERE = Path(__file__).resolve().parent
 MANIFESTS = HERE.parent
 NAMESPACE = "netaware-system"
 MINORS = range(34, 38)
-GATES = '(ne .Values.placement "none")'
-BUNDLED = '(eq .Values.placement "extender")'
-MUTATES = '(include "netaware.hasMutatingPolicies" .)'
-# Overlay or component, the template that its objects go to (by program where empty), and when they are there. The first that has an
-# object decides.
+USES_GATES = '(ne .Values.placement "none")'
+USES_EXTENDER = '(eq .Values.placement "extender")'
+HAS_MUTATING_POLICIES = '(include "netaware.hasMutatingPolicies" .)'
+USES_WEBHOOK = f"(not {HAS_MUTATING_POLICIES}) {USES_GATES}"
+
+
+class Source(NamedTuple):
+    """An overlay or component whose objects the chart contains.
+
+    Attributes:
+        folder: below manifests/.
+        template: name of the objects' template; empty for a template per program.
+        condition: Go template expression of the values for which the objects exist; empty for always.
+    """
+
+    folder: str
+    template: str
+    condition: str
+
+
+# The first source that has an object decides its template and condition.
 SOURCES = (
-    ("overlays/observe-only", "", ""),
-    (
+    Source("overlays/observe-only", "", ""),
+    Source(
         "components/replace-pending",
         "replace-pending",
         '(or .Values.replacePending.enabled (eq .Values.placement "affinity"))',
     ),
-    ("overlays/any-scheduler", "", GATES),
-    ("overlays/default", "", BUNDLED),
-    ("overlays/enforce", "bandwidth", ".Values.bandwidth.enforce"),
-    ("overlays/descheduler", "descheduler", ".Values.descheduler.enabled"),
-    ("overlays/prometheus-operator", "prometheus-operator", ".Values.prometheusOperator.enabled"),
-    ("components/measured-weights", "traffic", ".Values.traffic.keepWeights"),
-    ("components/webhook", "webhook", f"(not {MUTATES}) {GATES}"),
-    ("components/webhook-cert-manager", "webhook", f"(not {MUTATES}) {GATES} .Values.webhook.certManager"),
-    ("grafana", "dashboards", ".Values.dashboards.enabled"),
+    Source("overlays/any-scheduler", "", USES_GATES),
+    Source("overlays/default", "", USES_EXTENDER),
+    Source("overlays/enforce", "bandwidth", ".Values.bandwidth.enforce"),
+    Source("overlays/descheduler", "descheduler", ".Values.descheduler.enabled"),
+    Source("overlays/prometheus-operator", "prometheus-operator", ".Values.prometheusOperator.enabled"),
+    Source("components/measured-weights", "traffic", ".Values.traffic.keepWeights"),
+    Source("components/webhook", "webhook", USES_WEBHOOK),
+    Source("components/webhook-cert-manager", "webhook", f"{USES_WEBHOOK} .Values.webhook.certManager"),
+    Source("grafana", "dashboards", ".Values.dashboards.enabled"),
 )
 PROGRAMS = ("agent", "controller", "scheduler", "webhook")
-RIGHTS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
-Doc = dict[str, Any]
-IMAGES = {
+Manifest = dict[str, Any]
+Objects = dict[str, list[tuple[str, Manifest]]]
+"""Template -> its objects, each with the condition for which it exists; empty for always."""
+IMAGE_BY_CONTAINER = {
     "kube-scheduler": "kubeScheduler",
     "extender": "controller",
     "webhook": "controller",
     "gate-opener": "controller",
 }
-"""Container -> whose image it runs, where that has another name."""
+"""Container -> name of its image in the values, if that is not the container's name."""
 
 
-def kustomize(folder: Path) -> list[Doc]:
-    """The objects of a kustomization."""
+def build_overlay(folder: Path) -> list[Manifest]:
+    """The objects of an overlay."""
     command = [str(find_or_build()["kubectl"]), "kustomize", str(folder)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [document for document in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if document]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [manifest for manifest in yaml.load_all(result.stdout, Loader=yaml.CSafeLoader) if manifest]
 
 
-def resources(component: Path) -> list[Doc]:
-    """The objects that a component adds."""
+def read_component(component: Path) -> list[Manifest]:
+    """The objects that a component adds to an overlay."""
     names = yaml.safe_load((component / "kustomization.yaml").read_text())["resources"]
     return [d for name in names for d in yaml.safe_load_all((component / name).read_text()) if d]
 
 
-def collect() -> dict[str, list[tuple[str, Doc]]]:
-    """Template -> its objects, each with the condition that it depends on; empty for always."""
-    found: dict[str, list[tuple[str, Doc]]] = defaultdict(list)
+def collect_objects() -> Objects:
+    """The objects of all sources."""
+    objects: Objects = defaultdict(list)
     seen: set[tuple[str, str]] = set()
-    for source, template_name, condition in SOURCES:
-        folder = MANIFESTS / source
-        for document in resources(folder) if source.startswith("components") else kustomize(folder):
-            key = (document["kind"], re.sub(r"-config-[a-z0-9]{10}$", "-config", document["metadata"]["name"]))
-            # Helm needs the namespace before it knows the chart.
-            if key not in seen and document["kind"] != "Namespace":
+    for source in SOURCES:
+        folder = MANIFESTS / source.folder
+        read = read_component if source.folder.startswith("components") else build_overlay
+        for manifest in read(folder):
+            key = (manifest["kind"], re.sub(r"-config-[a-z0-9]{10}$", "-config", manifest["metadata"]["name"]))
+            # Helm needs the namespace before the chart.
+            if key not in seen and manifest["kind"] != "Namespace":
                 seen.add(key)
-                found[template_of(document, template_name)].append((condition, document))
-    return found
+                objects[choose_template(manifest, source.template)].append((source.condition, manifest))
+    return objects
 
 
-def template_of(document: Doc, template_name: str) -> str:
-    """Which template an object goes to."""
-    kind, name = document["kind"], document["metadata"]["name"]
+def choose_template(manifest: Manifest, source_template: str) -> str:
+    """Name of the template that contains an object."""
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
     if kind == "CustomResourceDefinition":
         return "crds"
-    if template_name:
-        return template_name
+    if source_template:
+        return source_template
     if kind.startswith("Mutating"):
         return "gates"
     if kind.startswith("Validating"):
@@ -107,42 +125,47 @@ def template_of(document: Doc, template_name: str) -> str:
     return {"extender": "scheduler", "gates": "gates"}.get(part, part if part in PROGRAMS else "common")
 
 
-def template(name: str, objects: list[tuple[str, Doc]]) -> str:
-    """One file of templates."""
+def render_template(name: str, objects: list[tuple[str, Manifest]]) -> str:
+    """The text of a template."""
     parts = []
-    for condition, document in objects:
+    for condition, manifest in objects:
         conditions = [condition] if condition else []
-        if document["kind"].startswith("Mutating") and name != "webhook":
-            conditions.append(MUTATES)
-        if document["kind"] in RIGHTS:
+        if manifest["kind"].startswith("Mutating") and name != "webhook":
+            conditions.append(HAS_MUTATING_POLICIES)
+        if manifest["kind"] in RBAC_KINDS:
             conditions.append(".Values.rbac.create")
-        if document["kind"] == "ServiceAccount":
+        if manifest["kind"] == "ServiceAccount":
             conditions.append(".Values.serviceAccount.create")
         if name == "crds":
             conditions.append(".Values.crds.enabled")
-        text = "---\n" + render(parametrise(document))
-        test = f"and {' '.join(conditions)}"
-        parts.append(f"{{{{- if {test} }}}}\n{text}{{{{- end }}}}\n" if conditions else text)
+        text = "---\n" + render_manifest(insert_placeholders(manifest))
+        parts.append(f"{{{{- if and {' '.join(conditions)} }}}}\n{text}{{{{- end }}}}\n" if conditions else text)
     return "".join(parts)
 
 
-def parametrise(document: Doc) -> Doc:
-    """Put placeholders where values go."""
-    found: Doc = json.loads(json.dumps(document).replace(NAMESPACE, "@@.Release.Namespace@@"))
-    kind, metadata = found["kind"], found["metadata"]
+def insert_placeholders(manifest: Manifest) -> Manifest:
+    """A copy of the object with placeholders for values, which `render_manifest` replaces.
+
+    - ``@@EXPRESSION@@`` is the result of a template expression.
+    - ``@@block EXPRESSION@@`` is its result as a block of YAML; ``@@with EXPRESSION@@`` also leaves out the key if it is empty.
+    - ``@@more EXPRESSION@@`` appends its result to the list or mapping around it.
+    - ``@@if EXPRESSION: ENTRY@@`` is an entry of a list, if the expression is true.
+    """
+    copy: Manifest = json.loads(json.dumps(manifest).replace(NAMESPACE, "@@.Release.Namespace@@"))
+    kind, metadata = copy["kind"], copy["metadata"]
     if kind == "CustomResourceDefinition":
         metadata.setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
     if kind == "ConfigMap" and "-config" in metadata["name"]:
         program = metadata["name"].split("-")[1]
         metadata["name"] = f'@@include "netaware.{program}ConfigName" .@@'
-        found["data"] = dict.fromkeys(found["data"], f'@@include "netaware.{program}Config" . | toJson@@')
+        copy["data"] = dict.fromkeys(copy["data"], f'@@include "netaware.{program}Config" . | toJson@@')
     if kind in {"Deployment", "DaemonSet"}:
-        _pods(metadata["name"].removeprefix("netaware-"), found["spec"])
-    return found
+        _insert_workload_placeholders(metadata["name"].removeprefix("netaware-"), copy["spec"])
+    return copy
 
 
-def _pods(program: str, workload: Doc) -> None:
-    # A name with a dash is no field of a template.
+def _insert_workload_placeholders(program: str, workload: Manifest) -> None:
+    # A template expression cannot name a field with a dash.
     program = re.sub("-([a-z])", lambda m: m[1].upper(), program)
     values = f".Values.{program}"
     if "replicas" in workload:
@@ -165,46 +188,51 @@ def _pods(program: str, workload: Doc) -> None:
             volume["configMap"]["name"] = f'@@include "netaware.{name.split("-")[1]}ConfigName" .@@'
     spec["volumes"].append(f"@@more {values}.extraVolumes@@")
     for container in spec["containers"]:
-        which = IMAGES.get(container["name"], container["name"])
-        container["image"] = f'@@include "netaware.image" (list . "{which}")@@'
-        container["imagePullPolicy"] = f"@@.Values.images.{which}.pullPolicy@@"
-        section = f"{values}.extender" if container["name"] == "extender" else values
-        container["resources"] = f"@@block {section}.resources@@"
-        container.setdefault("args" if "args" in container else "command", []).append(f"@@more {section}.extraArgs@@")
-        container["volumeMounts"].append(f"@@more {values}.extraVolumeMounts@@")
+        _insert_container_placeholders(values, container)
     if program == "agent":
-        spec["hostPID"] = f"@@not {values}.leastPrivilege@@"
-        _mount_host_unless(f"{values}.leastPrivilege", spec)
-        spec["containers"][0]["securityContext"]["capabilities"]["add"][0] = (
-            f"@@if not {values}.leastPrivilege: NET_ADMIN@@"
-        )
-    flags = {
-        "agent": {
-            ".Values.bandwidth.enforce": "--bandwidth=enforce",
-            ".Values.traffic.conntrack": "--traffic=conntrack",
-            ".Values.agent.leastPrivilege": "--bandwidth=off",
-        },
-    }
-    for value, flag in flags.get(program, {}).items():
-        spec["containers"][0]["args"].insert(-1, f"@@if {value}: {flag}@@")
+        _insert_agent_placeholders(values, spec)
 
 
-def _mount_host_unless(condition: str, spec: Doc) -> None:
-    """Make volumes of the host, and their mounts, depend on a value."""
-    host = [volume["name"] for volume in spec["volumes"] if "hostPath" in volume]
+def _insert_container_placeholders(values: str, container: dict[str, Any]) -> None:
+    image = IMAGE_BY_CONTAINER.get(container["name"], container["name"])
+    container["image"] = f'@@include "netaware.image" (list . "{image}")@@'
+    container["imagePullPolicy"] = f"@@.Values.images.{image}.pullPolicy@@"
+    section = f"{values}.extender" if container["name"] == "extender" else values
+    container["resources"] = f"@@block {section}.resources@@"
+    container.setdefault("args" if "args" in container else "command", []).append(f"@@more {section}.extraArgs@@")
+    container["volumeMounts"].append(f"@@more {values}.extraVolumeMounts@@")
+
+
+def _insert_agent_placeholders(values: str, spec: dict[str, Any]) -> None:
+    (container,) = spec["containers"]
+    spec["hostPID"] = f"@@not {values}.leastPrivilege@@"
+    _mount_host_unless(f"{values}.leastPrivilege", spec)
+    capabilities = container["securityContext"]["capabilities"]["add"]
+    capabilities[0] = f"@@if not {values}.leastPrivilege: NET_ADMIN@@"
+    for condition, flag in (
+        (".Values.bandwidth.enforce", "--bandwidth=enforce"),
+        (".Values.traffic.conntrack", "--traffic=conntrack"),
+        (".Values.agent.leastPrivilege", "--bandwidth=off"),
+    ):
+        container["args"].insert(-1, f"@@if {condition}: {flag}@@")
+
+
+def _mount_host_unless(condition: str, spec: dict[str, Any]) -> None:
+    """Insert placeholders that leave out the host's volumes and their mounts if a condition is true."""
+    host_volumes = [volume["name"] for volume in spec["volumes"] if "hostPath" in volume]
     for items in (spec["volumes"], spec["containers"][0]["volumeMounts"]):
         for i, item in enumerate(items):
-            if isinstance(item, dict) and item["name"] in host:
+            if isinstance(item, dict) and item["name"] in host_volumes:
                 items[i] = f"@@if not {condition}: {json.dumps(item)}@@"
 
 
-def render(document: Doc) -> str:
-    """YAML with the placeholders replaced by template actions, and braces that are none of ours kept from Helm."""
-    text = yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, width=10_000, allow_unicode=True)
+def render_manifest(manifest: Manifest) -> str:
+    """The object as YAML, with template actions for the placeholders of `insert_placeholders` and all other braces escaped."""
+    text = yaml.dump(manifest, Dumper=yaml.CSafeDumper, sort_keys=False, width=10_000, allow_unicode=True)
     text = text.replace("{{", '{{ "{{" }}')
     lines = []
     for line in text.splitlines():
-        # An entry of a list may be a mapping, whose first key stands behind the dash.
+        # The first key of a mapping in a list follows the dash.
         indent = len(line) - len(line.lstrip(" -"))
         key = line.partition(":")[0]
         if match := re.search(r"^( *)(?:- )?'?@@more (.*?)@@'?", line):
@@ -222,40 +250,39 @@ def render(document: Doc) -> str:
     return "\n".join(lines) + "\n"
 
 
-def scheduler_versions() -> Mapping[str, str]:
-    """Kubernetes minor -> version of kube-scheduler, from the components."""
-    found = {}
+def read_scheduler_versions() -> dict[str, str]:
+    """Minor version of Kubernetes -> version of kube-scheduler, from the components."""
+    versions = {}
     for minor in MINORS:
         path = MANIFESTS / "components" / f"kubernetes-1.{minor}" / "kustomization.yaml"
-        found[str(minor)] = str(yaml.safe_load(path.read_text())["images"][0]["newTag"])
-    return found
+        versions[str(minor)] = str(yaml.safe_load(path.read_text())["images"][0]["newTag"])
+    return versions
 
 
-def values(registry: str, digests: Path | None) -> str:
-    """values.yaml, with the images of a registry, by digest where it is known."""
+def build_values(registry: str, digests: Path | None) -> str:
+    """The text of values.yaml, with the registry of the images and their digests, if they are known."""
     text = (HERE / "netaware" / "values.yaml").read_text()
     for program in ("agent", "controller"):
         name = f"netaware-{program}"
         metadata = digests / f"{program}.json" if digests else None
         digest = json.loads(metadata.read_text())["containerimage.digest"] if metadata and metadata.exists() else ""
-        before = f'{program}: {{repository: {name}, tag: "", digest: "",'
-        if text.count(before) != 1:
-            raise ValueError(f"values.yaml has no line {before}")
+        default = f'{program}: {{repository: {name}, tag: "", digest: "",'
+        if text.count(default) != 1:
+            raise ValueError(f"values.yaml has no line {default}")
         repository = f"{registry}/{name}" if registry else name
-        text = text.replace(before, f'{program}: {{repository: {repository}, tag: "", digest: "{digest}",')
+        text = text.replace(default, f'{program}: {{repository: {repository}, tag: "", digest: "{digest}",')
     return text
 
 
-def build(version: str, to: Path, registry: str = "", digests: Path | None = None) -> Path:
-    """Write the chart below a folder; returns its own folder."""
-    chart = to / "netaware"
+def build_chart(version: str, parent: Path, registry: str = "", digests: Path | None = None) -> None:
+    """Write the chart to the folder netaware below ``parent``."""
+    chart = parent / "netaware"
     shutil.rmtree(chart, ignore_errors=True)
     shutil.copytree(HERE / "netaware", chart)
-    description = "Network-aware scheduling: measures latency between zones, prices it, and places pods that talk near each other."
-    about = {
+    metadata = {
         "apiVersion": "v2",
         "name": "netaware",
-        "description": description,
+        "description": "Network-aware scheduling: measures latency between zones, and places pods that communicate near each other.",
         "type": "application",
         "version": version,
         "appVersion": version,
@@ -263,10 +290,10 @@ def build(version: str, to: Path, registry: str = "", digests: Path | None = Non
         "keywords": ["scheduler", "latency", "bandwidth", "topology"],
         "annotations": {"artifacthub.io/license": "Apache-2.0"},
     }
-    (chart / "Chart.yaml").write_text(yaml.safe_dump(about, sort_keys=False, width=10_000))
-    (chart / "values.yaml").write_text(values(registry, digests))
-    for name, objects in collect().items():
-        (chart / "templates" / f"{name}.yaml").write_text(template(name, objects))
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(metadata, sort_keys=False, width=10_000))
+    (chart / "values.yaml").write_text(build_values(registry, digests))
+    for name, objects in collect_objects().items():
+        (chart / "templates" / f"{name}.yaml").write_text(render_template(name, objects))
     (chart / "files").mkdir()
     for name, source in (
         ("agent.yaml", "base/agent/config.yaml"),
@@ -275,19 +302,18 @@ def build(version: str, to: Path, registry: str = "", digests: Path | None = Non
         ("kube-scheduler.yaml", "scheduler/kube-scheduler.yaml"),
     ):
         shutil.copy(MANIFESTS / source, chart / "files" / name)
-    (chart / "files" / "kube-scheduler-versions.yaml").write_text(yaml.safe_dump(dict(scheduler_versions())))
-    return chart
+    (chart / "files" / "kube-scheduler-versions.yaml").write_text(yaml.safe_dump(read_scheduler_versions()))
 
 
 def main() -> int:
     """Build the chart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", required=True, help="of the chart and of its images")
+    parser.add_argument("--version", required=True, help="version of the chart and its images")
     parser.add_argument("--registry", default="", metavar="HOST/TEAM")
     parser.add_argument("--digests", type=Path, metavar="DIR")
     parser.add_argument("--to", type=Path, default=Path("dist"), metavar="DIR")
     arguments = parser.parse_args()
-    build(arguments.version, arguments.to, arguments.registry, arguments.digests)
+    build_chart(arguments.version, arguments.to, arguments.registry, arguments.digests)
     return 0
 
 
