@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command == "check-config":
-            load_config(arguments.file)
+            config = load_config(arguments.file)
+            for warning in config.descheduler.resolve().warnings:
+                print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
             print(f"{arguments.file}: good")
             return 0
         if arguments.command == "webhook-certificate":

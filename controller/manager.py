@@ -102,9 +102,7 @@ class Manager:
             pods_of=scheduling.pods_of,
             extra_conditions=self._extra_conditions,
         )
-        self._descheduler = Descheduler(
-            leader_client, cache, config.descheduler, *reporting, inputs=scheduling.inputs, planner=scheduling.plans
-        )
+        self._descheduler = Descheduler(leader_client, cache, config.descheduler, *reporting, scheduling=scheduling)
         self._traffic = TrafficController(
             leader_client, cache, config.traffic, self._registry, membership=state.membership, notify=self._enqueue
         )

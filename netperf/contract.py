@@ -59,7 +59,7 @@ PAGE_DATA_PATH = "/api/v1/overview"
 """URL path of the page's data."""
 
 HOT_TAINT = "netaware.io/hot"
-"""On a hot node, with effect PreferNoSchedule, if the descheduler is configured to write it."""
+"""On a node that is overutilized or soon would be, with effect PreferNoSchedule, if the descheduler may write taints."""
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup: JSON of the measured bytes per second, both directions together, by the caller's and the callee's selector."""
 

@@ -20,10 +20,11 @@ from controller.cluster.pods import Target
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import ReasonDurations, decide
+from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS, PodDisruptionBudget
 from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import DescheduleOutput, DeschedulePlan, Move, NodeState, Skip
-from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
+from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageStore
 from controller.scheduler.placement.planner import plan_group
@@ -34,9 +35,9 @@ from kubekit.wire import PODS
 
 MAX_SKIPS_SHOWN = 20
 _TEXT_BY_LOAD_CLASS: Mapping[LoadClass, str] = {
-    "overutilized": "hot",
+    "overutilized": "overutilized",
     "normal": "normal",
-    "underutilized": "with low load",
+    "underutilized": "underutilized",
     "unknown": "of unknown load",
 }
 
@@ -56,13 +57,13 @@ class RoundPreview(DescheduleOutput, frozen=True):
         plan: moves, nodes, and pods that are not moved.
         conditions: all conditions, in the order of their evaluation.
         faults: usage that could not be read.
-        ignored_readings_by_reason: reason -> number of usage readings that were ignored for it.
+        dropped_readings_by_reason: reason -> number of usage readings that were dropped for it.
     """
 
     plan: DeschedulePlan
     conditions: tuple[ConditionSkips, ...] = ()
     faults: tuple[str, ...] = ()
-    ignored_readings_by_reason: dict[str, int] = {}
+    dropped_readings_by_reason: dict[str, int] = {}
 
 
 class DescheduleCommand(Command):
@@ -97,16 +98,18 @@ class DescheduleCommand(Command):
             session.unreadable[f"usage ({source})"] = problem
         if not config.enabled:
             session.notes.append("the descheduler is not enabled: no pod will be moved")
-        session.notes.append("the controller also waits until nodes have been hot, or pods misplaced, for some time")
+        session.notes.append(
+            "the controller also waits until nodes have been overutilized, or pods misplaced, for some time"
+        )
         return answer
 
     def render(self, answer: RoundPreview, options: argparse.Namespace, width: int) -> RenderableType:
-        """Moves, hot nodes, pods that are not moved, conditions, and the summary."""
+        """Moves, overutilized nodes, pods that are not moved, conditions, and the summary."""
         plan = answer.plan
         parts: list[RenderableType] = [_make_move_table(plan.moves) if plan.moves else Text("no pod would move")]
-        hot_nodes = [node for node in plan.nodes if node.kind == "overutilized"]
-        if hot_nodes:
-            parts += [Text(), _make_hot_node_table(hot_nodes)]
+        overutilized = [node for node in plan.nodes if node.kind == "overutilized"]
+        if overutilized:
+            parts += [Text(), _make_node_table(overutilized)]
         if plan.skips:
             parts += [Text(), _make_skip_table(plan.skips)]
         parts += [Text(), _make_condition_table(answer.conditions)]
@@ -130,9 +133,9 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
     )
     inputs, pods = await read_inputs(session, snapshot)
     session.require_readable(PODS)
-    usage = UsageStore(settings.expiry_s)
+    usage = UsageStore(settings.usage_expiry_s)
     cluster = take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets, session.netaware_namespace)
-    ignored = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
+    dropped = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     cluster = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(cluster, history, ReasonDurations(), settings, now, assume_lasting=True)
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
@@ -148,8 +151,8 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
-    ignored_by_reason = {str(reason): count for reason, count in sorted(ignored.items())}
-    return RoundPreview(plan, count_skips(plan), batch.faults, ignored_by_reason)
+    dropped_by_reason = {str(reason): count for reason, count in sorted(dropped.items())}
+    return RoundPreview(plan, count_skips(plan), batch.faults, dropped_by_reason)
 
 
 def count_skips(plan: DeschedulePlan) -> tuple[ConditionSkips, ...]:
@@ -197,12 +200,14 @@ def _short_resource_name(resource: str) -> str:
     return resource.rpartition("/")[2]
 
 
-def _make_hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
-    table = make_table("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
+def _make_node_table(nodes: Iterable[NodeState]) -> RenderableType:
+    table = make_table("OVERUTILIZED NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
         usage = ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
-        thresholds = ", ".join(f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.high.items())
-        state = Text(node.why or "relieved by the moves above", style=BAD if node.stuck else "")
+        thresholds = ", ".join(
+            f"{_short_resource_name(r)} {percent:.0f} %" for r, percent in node.high_thresholds.items()
+        )
+        state = Text(node.why or "relieved by the moves above", style=BAD if node.is_stuck else "")
         table.add_row(Text(node.node, style=STRONG), node.pool, usage, thresholds, state)
     return table
 
@@ -231,5 +236,5 @@ def _make_condition_table(conditions: Iterable[ConditionSkips]) -> RenderableTyp
 def _format_summary(answer: RoundPreview) -> str:
     counts = Counter(node.kind for node in answer.plan.nodes)
     nodes = ", ".join(f"{counts[kind]} {text}" for kind, text in _TEXT_BY_LOAD_CLASS.items() if counts[kind])
-    ignored = sum(answer.ignored_readings_by_reason.values())
-    return f"nodes: {nodes or 'none evaluated'}" + (f"; {ignored} usage readings ignored" if ignored else "")
+    dropped = sum(answer.dropped_readings_by_reason.values())
+    return f"nodes: {nodes or 'none evaluated'}" + (f"; {dropped} usage readings dropped" if dropped else "")

@@ -1,4 +1,4 @@
-"""koordinator's LowNodeLoadArgs, and the checked form that the rules use (docs/descheduling.md)."""
+"""koordinator's LowNodeLoadArgs, and their checked form, `LowNodeLoadConfig` (docs/descheduling.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Weight = Annotated[int, Range(1, 1_000_000)]
 ARGS_KIND = "LowNodeLoadArgs"
 
 
-class Namespaces(Section, frozen=True):
+class NamespaceFilter(Section, frozen=True):
     """Namespaces whose pods may be evicted: only the included ones, or all but the excluded ones."""
 
     include: list[str] | None = None
@@ -31,20 +31,20 @@ class Namespaces(Section, frozen=True):
         if self.include and self.exclude:
             raise ConfigError(field, "has both include and exclude", "give one of them, or neither")
 
-    def admits(self, namespace: str) -> bool:
-        """Whether pods of a namespace may be evicted."""
+    def allows(self, namespace: str) -> bool:
+        """Whether pods of the namespace may be evicted."""
         return namespace not in (self.exclude or ()) and (not self.include or namespace in self.include)
 
 
 class PodSelector(Section, frozen=True):
-    """A named selector of pods. If there are selectors, only pods that match one of them are evicted."""
+    """A selector of pods that may be evicted; the name is for users."""
 
     selector: SelectorSpec
     name: str = ""
 
 
 class AnomalyCondition(Section, frozen=True):
-    """How long a node must be above a threshold until its pods are moved.
+    """For how long a node must be above a threshold until its pods are moved.
 
     Attributes:
         timeout: an anomaly ends after this time unless it is detected again; seconds, or a duration such as ``1m``.
@@ -78,7 +78,7 @@ DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, 
 
 
 class PoolArgs(Section, frozen=True):
-    """Settings of one pool of nodes; None for those that are not set."""
+    """Settings of a pool of nodes; None if not set."""
 
     node_selector: SelectorSpec | None = None
     use_deviation_thresholds: bool | None = None
@@ -88,11 +88,11 @@ class PoolArgs(Section, frozen=True):
     anomaly_condition: AnomalyCondition | None = None
 
     def resolve_pool(self, name: str, field: str) -> Pool:
-        """The checked pool, with defaults.
+        """Check the settings, and add defaults.
 
         Args:
-            name: of the pool.
-            field: its path in the user's document.
+            name: name of the pool.
+            field: path of the settings in the user's document.
 
         Raises:
             ConfigError: names the first invalid field.
@@ -106,24 +106,26 @@ class PoolArgs(Section, frozen=True):
                     "with useDeviationThresholds give both, such as cpu: 10",
                 )
             low, high = DEFAULT_LOW, DEFAULT_HIGH
-        lows, highs = _by_resource(low), _by_resource(high)
-        _check_thresholds(lows, highs, field)
-        weights, anomaly = _by_resource(self.resource_weights), self.anomaly_condition or AnomalyCondition()
-        timeout_s = parse_duration(anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1)
-        selector = self.node_selector
+        low_thresholds, high_thresholds = _by_resource(low), _by_resource(high)
+        _check_thresholds(low_thresholds, high_thresholds, field)
+        selector, anomaly = self.node_selector, self.anomaly_condition or AnomalyCondition()
         return Pool(
             name=name,
             selector=selector.compile(join_path(field, "nodeSelector")) if selector else Selector(),
             use_deviation=bool(self.use_deviation_thresholds),
-            low=lows,
-            high=highs,
-            weights=weights or dict.fromkeys({CPU, MEMORY, *highs}, 1),
-            anomaly=msgspec.structs.replace(anomaly, timeout=timeout_s),
+            low_thresholds=low_thresholds,
+            high_thresholds=high_thresholds,
+            weights=_by_resource(self.resource_weights) or dict.fromkeys({CPU, MEMORY, *high_thresholds}, 1),
+            anomaly_timeout_s=parse_duration(
+                anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1
+            ),
+            consecutive_abnormalities=anomaly.consecutive_abnormalities,
+            consecutive_normalities=anomaly.consecutive_normalities,
         )
 
 
 class NodePool(PoolArgs, frozen=True):
-    """Settings of a named pool; those that are not set are inherited from `LowNodeLoadArgs`."""
+    """Settings of a named pool. It inherits the others from `LowNodeLoadArgs`."""
 
     name: str = ""
 
@@ -135,14 +137,14 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
     dry_run: bool = False
     number_of_nodes: Annotated[int, Range(0, 1_000_000)] = 0
     node_metric_expiration_seconds: Annotated[float, Range(1, 86_400)] = 180
-    evictable_namespaces: Namespaces = Namespaces()
+    evictable_namespaces: NamespaceFilter = NamespaceFilter()
     pod_selectors: list[PodSelector] = []
     node_fit: bool = True
     detector_cache_timeout: str | float = "5m"
     node_pools: list[NodePool] = []
 
     def resolve(self, field: str = "") -> LowNodeLoadConfig:
-        """The checked arguments, with one pool of all nodes if they name none.
+        """Check and convert the arguments. Without ``nodePools`` there is one pool.
 
         Args:
             field: path of the arguments in the user's document.
@@ -152,7 +154,7 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
         """
         self.validate(field)
         pools = [
-            self._inherit(pool).resolve_pool(pool.name or f"nodePools[{i}]", join_path(field, f"nodePools[{i}]"))
+            self._with_inherited(pool).resolve_pool(pool.name or f"nodePools[{i}]", join_path(field, f"nodePools[{i}]"))
             for i, pool in enumerate(self.node_pools)
         ] or [self.resolve_pool("default", field)]
         names = [pool.name for pool in pools]
@@ -167,37 +169,39 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
                 item.selector.compile(join_path(field, f"podSelectors[{i}].selector"))
                 for i, item in enumerate(self.pod_selectors)
             ),
-            cache_timeout_s=parse_duration(
+            detector_cache_timeout_s=parse_duration(
                 self.detector_cache_timeout, join_path(field, "detectorCacheTimeout"), minimum_s=1
             ),
             pools=tuple(pools),
         )
 
-    def _inherit(self, pool: NodePool) -> PoolArgs:
-        """The pool's settings, with these arguments where it has none."""
+    def _with_inherited(self, pool: NodePool) -> PoolArgs:
+        """The pool's settings, and those of these arguments that it does not set."""
         settings = {name: getattr(pool, name) for name in PoolArgs.__struct_fields__}
         return PoolArgs(**{name: getattr(self, name) if value is None else value for name, value in settings.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool of nodes, with defaults and inherited settings.
+    """A checked pool of nodes, with defaults and inherited settings.
 
     Attributes:
         selector: a node belongs to the first pool that selects it.
         use_deviation: whether thresholds are distances from the mean of the pool.
-        low, high: percent by resource, for the same resources.
-        weights: weights of resources, for the order of nodes and pods.
-        anomaly: its timeout is in seconds.
+        low_thresholds, high_thresholds: percent by resource, for the same resources.
+        weights: by resource, for the order of nodes and pods.
+        anomaly_timeout_s, consecutive_abnormalities, consecutive_normalities: see `AnomalyCondition`.
     """
 
     name: str
     selector: Selector
     use_deviation: bool
-    low: Mapping[str, float]
-    high: Mapping[str, float]
+    low_thresholds: Mapping[str, float]
+    high_thresholds: Mapping[str, float]
     weights: Mapping[str, float]
-    anomaly: AnomalyCondition
+    anomaly_timeout_s: float
+    consecutive_abnormalities: int
+    consecutive_normalities: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +209,21 @@ class LowNodeLoadConfig:
     """Checked `LowNodeLoadArgs`.
 
     Attributes:
-        pod_selectors: only pods that match one of them are evicted; all pods if there are none.
-        cache_timeout_s: ``detectorCacheTimeout``.
-        pools: in order of preference.
+        args: settings that need no conversion are read from here.
+        pod_selectors: only pods that match one of them are evicted; any pod if there are none.
+        detector_cache_timeout_s: ``detectorCacheTimeout``.
+        pools: a node belongs to the first that selects it.
     """
 
     args: LowNodeLoadArgs
     pod_selectors: tuple[Selector, ...]
-    cache_timeout_s: float
+    detector_cache_timeout_s: float
     pools: tuple[Pool, ...]
 
     @property
-    def resources(self) -> frozenset[str]:
+    def threshold_resources(self) -> frozenset[str]:
         """Resources with a threshold in any pool."""
-        return frozenset(resource for pool in self.pools for resource in pool.high)
+        return frozenset(resource for pool in self.pools for resource in pool.high_thresholds)
 
 
 def _by_resource(args: PercentArgs | WeightArgs | None) -> dict[str, float]:

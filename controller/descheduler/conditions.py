@@ -1,6 +1,6 @@
 """The ordered list of conditions that a pod must meet to be evicted.
 
-`kubectl netaware deschedule --dry-run` prints it, and docs/generate.py writes it into docs/descheduling.md.
+`kubectl netaware deschedule --dry-run` prints the list, and docs/generate.py writes it into docs/descheduling.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
 from controller.descheduler.config import StrategyName, resolve_limit
+from controller.descheduler.history import BackoffEntry
 from controller.descheduler.plan_builder import Candidate, LimitScope, PlanBuilder, workload_of
 
 ALL_STRATEGIES: frozenset[StrategyName] = frozenset(get_args(StrategyName))
@@ -21,22 +22,25 @@ class MoveCondition(NamedTuple):
     """A condition that a candidate must meet to be moved.
 
     Attributes:
-        name: the label ``condition`` of a metric has it too.
-        requires: one sentence for users.
-        refusal: returns why a candidate does not meet it; empty if it does. That of ``node-fit`` also sets the candidate's target.
-        strategies: those that check it.
-        scope: a failure is one of the pod, of its node or of the round. In LowNodeLoad, the last two end the moves off the node.
+        name: also the label ``condition`` of a metric.
+        check: returns why a candidate fails the condition, empty if it passes; its docstring tells users what is required.
+        strategies: those whose candidates are checked.
+        scope: whether the pod, its node or the whole round fails. In LowNodeLoad, the last two end the moves off the node.
     """
 
     name: str
-    requires: str
-    refusal: Callable[[PlanBuilder, Candidate], str]
+    check: Callable[[PlanBuilder, Candidate], str]
     strategies: frozenset[StrategyName] = ALL_STRATEGIES
     scope: Literal["pod", "node", "round"] = "pod"
 
+    @property
+    def requires(self) -> str:
+        """One sentence for users."""
+        return self.check.__doc__ or ""
+
 
 class FailedCondition(NamedTuple):
-    """A condition that a candidate does not meet, and why."""
+    """A condition that a candidate fails, and why."""
 
     condition: MoveCondition
     why: str
@@ -45,9 +49,9 @@ class FailedCondition(NamedTuple):
 def report_first_failure(
     builder: PlanBuilder, candidate: Candidate, conditions: tuple[MoveCondition, ...]
 ) -> FailedCondition | None:
-    """Find the first condition that the candidate fails, and add it to the round's skips or notes. None if it meets all."""
+    """Find the first condition that the candidate fails, and add it to the skips or notes of the plan. None if it meets all."""
     for condition in conditions:
-        if candidate.strategy in condition.strategies and (why := condition.refusal(builder, candidate)):
+        if candidate.strategy in condition.strategies and (why := condition.check(builder, candidate)):
             if condition.scope == "round":
                 builder.add_note(why)
             # A failure of a whole node is reported once, in its `NodeState`. Only LowNodeLoad has such states.
@@ -57,12 +61,30 @@ def report_first_failure(
     return None
 
 
-def _usage_lag_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    recent = builder.recent_departures[candidate.pod.node]
-    return f"waiting until {recent} recent moves show in its usage" if recent else ""
+def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
+    """The reason has lasted: overutilized for `consecutiveAbnormalities` rounds, or a better node for `holdS`."""
+    return candidate.duration_failure
 
 
-def _owner_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_usage_lag(builder: PlanBuilder, candidate: Candidate) -> str:
+    """The node's usage shows the moves of the last `limits.usageLagS`."""
+    departures = builder.recent_departures[candidate.pod.node]
+    return f"waiting until {departures} recent moves show in its usage" if departures else ""
+
+
+def _check_eviction_protection(_: PlanBuilder, candidate: Candidate) -> str:
+    """It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction."""
+    return candidate.pod.eviction_forbidden_by
+
+
+def _check_bare_pod(_: PlanBuilder, candidate: Candidate) -> str:
+    """A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true."""
+    is_kept = candidate.pod.is_bare and not candidate.pod.is_eviction_allowed
+    return "no controller would replace it" if is_kept else ""
+
+
+def _check_owner_kind(builder: PlanBuilder, candidate: Candidate) -> str:
+    """The kind of its workload is one of `protection.ownerKinds`, or it has none."""
     kinds = builder.config.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
     if not kind or kind in kinds:
@@ -70,86 +92,131 @@ def _owner_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
 
 
-def _volume_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_volume_claim(builder: PlanBuilder, candidate: Candidate) -> str:
+    """It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set."""
     claims = candidate.pod.claim_names
     if not claims or builder.config.protection.evict_volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
-def _local_storage_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_local_storage(builder: PlanBuilder, candidate: Candidate) -> str:
+    """It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` is set."""
     is_allowed = builder.config.protection.evict_local_storage or candidate.pod.is_eviction_allowed
     return "it has an emptyDir or hostPath volume" if candidate.pod.has_local_storage and not is_allowed else ""
 
 
-def _age_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    age_s = builder.now - candidate.pod.created_s
-    is_young = age_s < builder.config.protection.min_pod_age_s
-    return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
-
-
-def _namespace_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_namespace(builder: PlanBuilder, candidate: Candidate) -> str:
+    """`evictableNamespaces` allows its namespace, which is not one of the cluster's or netaware's own."""
     load, namespace = builder.config.low_node_load, candidate.pod.namespace
     if namespace in SYSTEM_NAMESPACES or namespace == builder.snapshot.netaware_namespace:
         return f"the admission policy forbids evictions in {namespace}"
-    is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
-    return "" if is_admitted else f"namespace {namespace} is not evictable"
+    is_allowed = load is None or load.args.evictable_namespaces.allows(namespace)
+    return "" if is_allowed else f"namespace {namespace} is not evictable"
 
 
-def _selector_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_pod_selector(builder: PlanBuilder, candidate: Candidate) -> str:
+    """One of `podSelectors` matches it, if there are any."""
     selectors = builder.config.low_node_load.pod_selectors if builder.config.low_node_load else ()
     is_selected = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
     return "" if is_selected else "no pod selector matches it"
 
 
-def _usage_refusal(_: PlanBuilder, candidate: Candidate) -> str:
-    exceeded = candidate.node_load.exceeded if candidate.node_load else ()
-    if any(candidate.used.get(resource, 0) > 0 for resource in exceeded):
-        return ""
-    if any(resource in candidate.used for resource in exceeded):
-        return f"it uses no {' or '.join(exceeded)}"
-    return f"its use of {' and '.join(exceeded)} is not known"
+def _check_pod_age(builder: PlanBuilder, candidate: Candidate) -> str:
+    """It is older than `protection.minPodAgeS`."""
+    age_s = builder.now - candidate.pod.created_s
+    is_young = age_s < builder.config.protection.min_pod_age_s
+    return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
 
 
-def _limit_refusal(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: int, unit: str) -> str:
-    return f"limit of {limit} evictions per {unit}" if builder.evictions[scope] >= limit else ""
-
-
-def _group_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    group = builder.snapshot.group_key_of(candidate.pod)
-    return f"another pod of AppGroup {group} is being moved" if group and builder.evictions["group", group] else ""
-
-
-def _replica_backoff_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    uid = candidate.pod.uid
-    if uid in builder.unevaluated_replacements:
-        return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
-    backoff = builder.history.running_backoff(uid, builder.now)
-    if backoff is None:
-        return ""
-    return f"{backoff.reason}; not moved for another {(backoff.until_s - builder.now) / 60:.0f} min"
-
-
-def _workload_backoff_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
-    workload = workload_of(candidate.pod)
-    backoff = builder.history.running_backoff(workload, builder.now)
-    if backoff is None:
-        return ""
-    failed = f"{backoff.failures} moves that did not help ({backoff.reason})"
-    return f"{workload} backs off for another {(backoff.until_s - builder.now) / 60:.0f} min after {failed}"
-
-
-def _replicas_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_min_replicas(builder: PlanBuilder, candidate: Candidate) -> str:
+    """Its workload has at least `protection.minReplicas` pods."""
     pod, min_replicas = candidate.pod, builder.config.protection.min_replicas
     size = builder.workload_size(pod).pods
     is_small = pod.workload and size < min_replicas
     return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
 
-def _workload_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
+    """It uses a resource that is exceeded on its node."""
+    exceeded = candidate.node_load.exceeded if candidate.node_load else ()
+    if any(candidate.usage.get(resource, 0) > 0 for resource in exceeded):
+        return ""
+    if any(resource in candidate.usage for resource in exceeded):
+        return f"it uses no {' or '.join(exceeded)}"
+    return f"its use of {' and '.join(exceeded)} is not known"
+
+
+def _check_breaker(builder: PlanBuilder, candidate: Candidate) -> str:
+    """At least `limits.minSuccessPercent` of the strategy's moves of the last day helped."""
+    return builder.breaker.stop_reason(candidate.strategy)
+
+
+def _check_round_limit(builder: PlanBuilder, _: Candidate) -> str:
+    """`limits.perRound` is not reached."""
+    return _check_limit(builder, ("round", ""), builder.config.limits.per_round)
+
+
+def _check_node_limit(builder: PlanBuilder, candidate: Candidate) -> str:
+    """`limits.perNode` is not reached."""
+    return _check_limit(builder, ("node", candidate.pod.node), builder.config.limits.per_node)
+
+
+def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
+    """More than `numberOfNodes` nodes are underutilized, and they can take more of every resource."""
+    return candidate.target_rules.no_capacity_reason(candidate)
+
+
+def _check_namespace_limit(builder: PlanBuilder, candidate: Candidate) -> str:
+    """`limits.perNamespace` is not reached."""
+    return _check_limit(builder, ("namespace", candidate.pod.namespace), builder.config.limits.per_namespace)
+
+
+def _check_limit(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: int) -> str:
+    is_reached = builder.evictions_by_scope[scope] >= limit
+    return f"limit of {limit} evictions per {scope[0]}, with those whose replacement has no node" if is_reached else ""
+
+
+def _check_group_limit(builder: PlanBuilder, candidate: Candidate) -> str:
+    """No other pod of its AppGroup is being moved."""
+    group = builder.snapshot.group_key_of(candidate.pod)
+    is_moving = group and builder.evictions_by_scope["group", group]
+    return f"another pod of AppGroup {group} is being moved" if is_moving else ""
+
+
+def _check_group_readiness(_: PlanBuilder, candidate: Candidate) -> str:
+    """All pods of its AppGroup are ready."""
+    return candidate.readiness_failure
+
+
+def _check_replica_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
+    """It has no back-off after its own move, or after a move that the planner would undo."""
+    uid = candidate.pod.uid
+    if uid in builder.unevaluated_replacements:
+        return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
+    backoff = builder.history.running_backoff(uid, builder.now)
+    return f"{backoff.reason}; {_describe_rest(builder, backoff)}" if backoff is not None else ""
+
+
+def _check_workload_backoff(builder: PlanBuilder, candidate: Candidate) -> str:
+    """Its workload has no back-off after moves that did not help."""
+    workload = workload_of(candidate.pod)
+    backoff = builder.history.running_backoff(workload, builder.now)
+    if backoff is None:
+        return ""
+    failed = f"{workload} had {backoff.failures} failed moves in a row ({backoff.reason})"
+    return f"{failed}; {_describe_rest(builder, backoff)}"
+
+
+def _describe_rest(builder: PlanBuilder, backoff: BackoffEntry) -> str:
+    return f"not moved for another {(backoff.until_s - builder.now) / 60:.0f} min"
+
+
+def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
+    """Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`."""
     workload, limits = workload_of(candidate.pod), builder.config.limits
     since_s = builder.now - limits.workload_backoff_s
-    earlier = sum(e.at_s > since_s and e.workload == workload for e in builder.history.evictions)
+    earlier = sum(e.planned_at_s > since_s and e.workload == workload for e in builder.history.evictions)
     recent = earlier + builder.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
     if recent < limit:
@@ -157,61 +224,66 @@ def _workload_limit_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
     return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
 
 
-def _unavailable_refusal(builder: PlanBuilder, candidate: Candidate) -> str:
+def _check_unavailable_limit(builder: PlanBuilder, candidate: Candidate) -> str:
+    """Fewer than `limits.unavailablePerWorkload` pods of its workload are missing."""
     workload = workload_of(candidate.pod)
     size = builder.workload_size(candidate.pod)
-    missing = max(size.not_ready, builder.awaited_replacements[workload]) + builder.evictions_by_workload[workload]
+    missing = max(size.not_ready, builder.awaited_by_workload[workload]) + builder.evictions_by_workload[workload]
     limit = resolve_limit(builder.config.limits.unavailable_per_workload, size.pods)
     if missing < limit:
         return ""
     return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
 
 
+def _check_disruption_budget(builder: PlanBuilder, candidate: Candidate) -> str:
+    """No PodDisruptionBudget selects it, or exactly one, which allows a disruption."""
+    return builder.allowed_disruptions.unevictable_reason(candidate.pod)
+
+
+def _check_node_fit(_: PlanBuilder, candidate: Candidate) -> str:
+    """It fits on a better node, by requests, usage and the scheduler's constraints."""
+    return candidate.fit_failure
+
+
+def _check_planner(_: PlanBuilder, candidate: Candidate) -> str:
+    """If a plan placed it: each of two new plans places its replacement on a better node."""
+    return candidate.planner_failure
+
+
 REASON_CONDITIONS = (
-    MoveCondition("reason-duration", "The reason has lasted: overutilized for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
-              lambda _, c: c.duration_refusal, scope="node"),
-    MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lag_refusal, LOAD_STRATEGIES, "node"),
-)  # fmt: skip
-"""Conditions on the reason for a move, checked first. A node that does not meet them is not reported as stuck."""
+    MoveCondition("reason-duration", _check_reason_duration, scope="node"),
+    MoveCondition("usage-lag", _check_usage_lag, LOAD_STRATEGIES, scope="node"),
+)
+"""Conditions on the reason for a move, checked first. A node that fails them is not reported as stuck."""
 POD_CONDITIONS = (
-    MoveCondition("eviction-protection", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
-              lambda _, c: c.pod.eviction_forbidden_by),
-    MoveCondition("bare-pod", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
-              lambda _, c: "no controller would replace it" if c.pod.is_bare and not c.pod.is_eviction_allowed else ""),
-    MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
-    MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.evictVolumeClaims` is set.", _volume_refusal),
-    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.evictLocalStorage` is set.", _local_storage_refusal),
-    MoveCondition("namespace", "`evictableNamespaces` admits its namespace, which is not one of the cluster's or netaware's own.", _namespace_refusal),
-    MoveCondition("pod-selector", "One of `podSelectors` matches it, if there are any.", _selector_refusal, LOAD_STRATEGIES),
-    MoveCondition("pod-age", "It is older than `protection.minPodAgeS`.", _age_refusal),
-    MoveCondition("min-replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas_refusal),
-    MoveCondition("pod-usage", "It uses a resource that is exceeded on its node.", _usage_refusal, LOAD_STRATEGIES),
-)  # fmt: skip
-"""Conditions on the pod itself, checked for all pods of a hot node before one is chosen."""
+    MoveCondition("eviction-protection", _check_eviction_protection),
+    MoveCondition("bare-pod", _check_bare_pod),
+    MoveCondition("owner-kind", _check_owner_kind),
+    MoveCondition("volume-claim", _check_volume_claim),
+    MoveCondition("local-storage", _check_local_storage),
+    MoveCondition("namespace", _check_namespace),
+    MoveCondition("pod-selector", _check_pod_selector, LOAD_STRATEGIES),
+    MoveCondition("pod-age", _check_pod_age),
+    MoveCondition("min-replicas", _check_min_replicas),
+    MoveCondition("pod-usage", _check_pod_usage, LOAD_STRATEGIES),
+)
+"""Conditions on the pod itself, checked for all pods of an anomalous node before one is chosen."""
 MOVE_CONDITIONS = (
-    MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
-              lambda r, c: r.breaker.stop_reason(c.strategy), scope="round"),
-    MoveCondition("round-limit", "`limits.perRound` is not reached.",
-              lambda r, _: _limit_refusal(r, ("round", ""), r.config.limits.per_round, "round"), scope="round"),
-    MoveCondition("node-limit", "`limits.perNode` is not reached.",
-              lambda r, c: _limit_refusal(r, ("node", c.pod.node), r.config.limits.per_node, "node and round"), scope="node"),
-    MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
-              lambda _, c: c.finder.capacity_refusal(c), LOAD_STRATEGIES, "node"),
-    MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.",
-              lambda r, c: _limit_refusal(r, ("namespace", c.pod.namespace), r.config.limits.per_namespace, "namespace and round")),
-    MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit_refusal),
-    MoveCondition("group-readiness", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK_STRATEGIES),
-    MoveCondition("replica-backoff", "It is in no back-off after its own move, or after the planner refused to move it.",
-              _replica_backoff_refusal),
-    MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff_refusal),
-    MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",
-              _workload_limit_refusal),
-    MoveCondition("unavailable-limit", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable_refusal),
-    MoveCondition("disruption-budget", "No PodDisruptionBudget selects it, or exactly one, which allows a disruption.",
-              lambda r, c: r.budgets.unevictable_reason(c.pod)),
-    MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
-              lambda _, c: c.finder.find_target(c)),
-)  # fmt: skip
-PLANNER = MoveCondition("planner", "If a plan placed it: each of two new plans places its replacement on a better node.",
-                    lambda _, c: c.planner_refusal)  # fmt: skip
-CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)
+    MoveCondition("breaker", _check_breaker, scope="round"),
+    MoveCondition("round-limit", _check_round_limit, scope="round"),
+    MoveCondition("node-limit", _check_node_limit, scope="node"),
+    MoveCondition("free-capacity", _check_free_capacity, LOAD_STRATEGIES, scope="node"),
+    MoveCondition("namespace-limit", _check_namespace_limit),
+    MoveCondition("group-limit", _check_group_limit),
+    MoveCondition("group-readiness", _check_group_readiness, NETWORK_STRATEGIES),
+    MoveCondition("replica-backoff", _check_replica_backoff),
+    MoveCondition("workload-backoff", _check_workload_backoff),
+    MoveCondition("workload-limit", _check_workload_limit),
+    MoveCondition("unavailable-limit", _check_unavailable_limit),
+    MoveCondition("disruption-budget", _check_disruption_budget),
+)
+"""Conditions on a move at this time, checked before a target is searched."""
+NODE_FIT = MoveCondition("node-fit", _check_node_fit)
+PLANNER = MoveCondition("planner", _check_planner)
+CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, NODE_FIT, PLANNER)
+"""All conditions, in the order in which they are checked."""

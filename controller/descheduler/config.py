@@ -20,12 +20,14 @@ StrategyName = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
 Count = Annotated[int, Range(0, 1_000_000)]
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
+EVALUATION_LAGS = 2.5
+"""A move is evaluated this many times ``usageLagS`` after its replacement was bound, so that an average of usage shows it too."""
 
 
 class Queries(Section, frozen=True):
     """PromQL queries; empty ones are skipped. Those of nodes return the label ``node``, those of pods ``namespace`` and ``pod``.
 
-    The label ``way`` keeps both directions of traffic, because ``or`` drops series with equal labels.
+    The label ``direction`` keeps both directions of traffic, because ``or`` drops series with equal labels.
 
     Attributes:
         node_cpu: cores in use, per node.
@@ -38,17 +40,17 @@ class Queries(Section, frozen=True):
     node_memory: str = "max by (node) (last_over_time(node_memory_working_set_bytes[2m]))"
     node_bandwidth: str = (
         "8 * max by (node) ("
-        'label_replace(rate(netaware_node_network_transmit_bytes_total[2m]), "way", "transmit", "", "")'
-        ' or label_replace(rate(netaware_node_network_receive_bytes_total[2m]), "way", "receive", "", ""))'
+        'label_replace(rate(netaware_node_network_transmit_bytes_total[2m]), "direction", "transmit", "", "")'
+        ' or label_replace(rate(netaware_node_network_receive_bytes_total[2m]), "direction", "receive", "", ""))'
     )
     pod_cpu: str = "sum by (namespace, pod) (rate(pod_cpu_usage_seconds_total[2m]))"
     pod_memory: str = "max by (namespace, pod) (last_over_time(pod_memory_working_set_bytes[2m]))"
     pod_bandwidth: str = (
         "8 * max by (namespace, pod) ("
         'label_replace(sum by (namespace, pod) (rate(container_network_transmit_bytes_total{pod!=""}[2m])),'
-        ' "way", "transmit", "", "")'
+        ' "direction", "transmit", "", "")'
         ' or label_replace(sum by (namespace, pod) (rate(container_network_receive_bytes_total{pod!=""}[2m])),'
-        ' "way", "receive", "", ""))'
+        ' "direction", "receive", "", ""))'
     )
 
 
@@ -58,7 +60,7 @@ class PrometheusConfig(Section, frozen=True):
     Attributes:
         url: base address; empty for no Prometheus.
         token_file: file with a bearer token; empty for none.
-        queries: in PromQL.
+        queries: those of usage.
     """
 
     url: str = ""
@@ -71,7 +73,7 @@ class UsageConfig(Section, frozen=True):
 
     Attributes:
         source: source of cpu and memory; bandwidth always comes from Prometheus.
-        prometheus: its address and queries.
+        prometheus: address and queries of Prometheus.
     """
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
@@ -82,16 +84,16 @@ class LimitsConfig(Section, frozen=True):
     """Limits on evictions; 0 forbids them.
 
     Attributes:
-        per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
+        per_node: evictions from a node in a round, with earlier ones whose replacement is not bound yet.
         per_namespace: the same, from a namespace.
         per_round: the same, from the cluster.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
-        workload_backoff_s: see perWorkload; also the first back-off of a pod that the planner would not move.
+        workload_backoff_s: see perWorkload; also the first back-off of a pod whose move the planner would undo.
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
         usage_lag_s: time until usage shows a move, during which LowNodeLoad evicts no other pod of the node. A move is evaluated
-            2.5 times as long after its replacement has started.
-        start_timeout_s: time for a replacement to be scheduled; afterwards its move did not help.
+            2.5 times as long after its replacement was bound.
+        start_timeout_s: time until a replacement must be bound; later, its move counts as one that did not help.
         min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 never stops it.
     """
 
@@ -108,8 +110,8 @@ class LimitsConfig(Section, frozen=True):
 
     @property
     def evaluate_after_s(self) -> float:
-        """Seconds from the start of a replacement to the evaluation of its move."""
-        return 2.5 * self.usage_lag_s
+        """Seconds from the binding of a replacement to the evaluation of its move."""
+        return EVALUATION_LAGS * self.usage_lag_s
 
 
 class ProtectionConfig(Section, frozen=True):
@@ -136,7 +138,7 @@ class MisplacementConfig(Section, frozen=True):
     Attributes:
         enabled: whether these two strategies run.
         margin: a move must lower the network cost by this much, and by 20 %. It does not apply to moves that end a violation.
-        hold_s: time for which a better node must have existed before the move.
+        hold_s: time for which a better node must have existed before a move.
     """
 
     enabled: bool = False
@@ -152,6 +154,7 @@ class DeschedulerConfig(Section, frozen=True):
         interval_s: seconds between rounds; a policy's deschedulingInterval overrides it.
         dry_run: decide and report, but evict nothing.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.
+        usage, limits, protection, misplacement: sections of their own.
     """
 
     enabled: bool = False
@@ -168,7 +171,7 @@ class DeschedulerConfig(Section, frozen=True):
         self.resolve()
 
     def resolve(self) -> ResolvedConfig:
-        """The checked configuration, in which settings of the policy override others.
+        """Check the configuration, and override settings by those of the policy.
 
         Raises:
             ConfigError: names the first invalid field.
@@ -190,6 +193,7 @@ class DeschedulerConfig(Section, frozen=True):
             limits=limits,
             protection=protection,
             misplacement=self.misplacement,
+            warnings=policy.warnings,
         )
 
     def _check_usage_source(self, low_node_load: LowNodeLoadConfig | None) -> None:
@@ -201,7 +205,7 @@ class DeschedulerConfig(Section, frozen=True):
             return
         if usage.source == "prometheus":
             raise ConfigError(url_field, "is empty, and usage.source is prometheus", "write http://HOST:PORT")
-        if BANDWIDTH_RESOURCE in low_node_load.resources:
+        if BANDWIDTH_RESOURCE in low_node_load.threshold_resources:
             raise ConfigError(
                 url_field, f"is empty, and {BANDWIDTH_RESOURCE} has a threshold", "metrics.k8s.io has no bandwidth"
             )
@@ -209,10 +213,11 @@ class DeschedulerConfig(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """The configuration that rounds use; see `DeschedulerConfig.resolve`.
+    """The checked configuration, with the policy's settings; see `DeschedulerConfig` for its fields.
 
     Attributes:
-        low_node_load: None if LowNodeLoad is not enabled.
+        low_node_load: None if the policy does not enable LowNodeLoad.
+        warnings: settings of the policy that have no effect.
     """
 
     interval_s: float
@@ -221,16 +226,17 @@ class ResolvedConfig:
     limits: LimitsConfig
     protection: ProtectionConfig
     misplacement: MisplacementConfig
+    warnings: tuple[str, ...]
 
     @property
-    def expiry_s(self) -> float:
-        """Age at which usage expires, seconds."""
+    def usage_expiry_s(self) -> float:
+        """Age at which usage expires, seconds. Without LowNodeLoad its default: MisplacementStrategies read usage too."""
         args = LowNodeLoadArgs() if self.low_node_load is None else self.low_node_load.args
         return args.node_metric_expiration_seconds
 
 
 def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
-    """A limit such as ``3`` or ``10%`` as a number of pods; a percentage above 0 is rounded down, but at least 1.
+    """Convert a limit such as ``3`` or ``10%`` to a number of pods; a percentage above 0 is rounded down, but at least 1.
 
     Raises:
         ConfigError: the limit is neither; names ``field``.

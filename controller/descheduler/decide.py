@@ -1,7 +1,7 @@
 """Decides which pods a round moves, for the controller and for the dry run. Pure.
 
-A pod that a plan placed is moved only if each of two new plans, with different random seeds, places its replacement on a better
-node. Otherwise the planner might undo the move.
+If the planner placed a pod, the move must be confirmed: each of two new plans, with different random seeds, places the replacement on
+a better node. Otherwise the planner might undo the move.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from controller.scheduler.placement.planner import PlanningError
 CONFIRMING_PLANS = 2
 
 SimulateReplacement = Callable[[str, str, int], Awaitable[Target | None]]
-"""Called with the keys of a group and of its pod, and a number that varies the random seed; returns the target of the pod's
-replacement, None without one."""
+"""Called with the keys of a group and of its pod, and a number that varies the random seed. Returns the planner's target for the pod's
+replacement; None if there is none."""
 
 
 class ReasonDurations(msgspec.Struct, frozen=True):
-    """State between rounds that a new leader starts without.
+    """For how long reasons for moves have lasted, after a round. A new leader starts with none.
 
     Attributes:
         detectors: by name of the node.
@@ -56,15 +56,15 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
     """The decision of a round, before or after `UnconfirmedDecision.confirm`.
 
     Attributes:
-        state: for the next round.
-        history: with outcomes and back-offs of earlier moves, and back-offs of pods that the planner would not move.
+        durations: for the next round.
+        history: with the results of earlier moves, and with back-offs of pods whose moves the planner would undo.
         pending: the plan's moves, with the data that their evaluation needs.
         evaluated: earlier moves whose outcome is known now.
-        replacement_targets: by uid of the pod.
+        replacement_targets: by uid of the pod, for moves that the planner confirmed.
     """
 
     plan: DeschedulePlan
-    state: ReasonDurations
+    durations: ReasonDurations
     history: History
     pending: tuple[PendingMove, ...] = ()
     evaluated: tuple[EvaluatedMove, ...] = ()
@@ -72,85 +72,86 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
 
 
 class UnconfirmedDecision:
-    """A decided round whose moves the planner has not confirmed yet."""
+    """A decision whose moves the planner has not confirmed yet."""
 
     def __init__(
         self,
         builder: PlanBuilder,
-        state: ReasonDurations,
+        durations: ReasonDurations,
         evaluated: Sequence[EvaluatedMove],
-        load: LowNodeLoadStrategy | None,
+        low_node_load: LowNodeLoadStrategy | None,
         misplacement: MisplacementStrategies | None = None,
     ) -> None:
-        self._builder, self._state, self._evaluated = builder, state, tuple(evaluated)
-        self._load, self._misplacement = load, misplacement  # Candidates only have weak references to them.
+        self._builder, self._durations, self._evaluated = builder, durations, tuple(evaluated)
+        # Candidates only have weak references to their strategies.
+        self._low_node_load, self._misplacement = low_node_load, misplacement
         self._history, self._replacement_targets = builder.history, dict[str, ReplacementTarget]()
 
     @property
     def decision(self) -> DescheduleDecision:
         """The decision so far."""
-        builder, load = self._builder, self._load
-        pending = tuple(pending for _, pending in builder.moves.values())
+        builder, low_node_load = self._builder, self._low_node_load
+        pending = tuple(pending for _, pending in builder.moves_by_uid.values())
         plan = DeschedulePlan(
             moves=tuple(entry.move for entry in pending),
             skips=tuple(builder.skips),
-            nodes=() if load is None else load.states(),
+            nodes=() if low_node_load is None else low_node_load.node_states(),
             notes=tuple(builder.notes),
             skip_counts=dict(sorted(builder.skip_counts.items())),
         )
-        return DescheduleDecision(
-            plan, self._state, self._history, pending, self._evaluated, dict(self._replacement_targets)
-        )
+        targets = dict(self._replacement_targets)
+        return DescheduleDecision(plan, self._durations, self._history, pending, self._evaluated, targets)
 
     async def confirm(self, simulate_replacement: SimulateReplacement) -> DescheduleDecision:
         """The decision without the moves that the planner would undo.
 
-        The target of each move is reserved before the next one is simulated, so that two do not use the same capacity.
+        The target of each move is reserved before the next move is simulated, so that two moves do not use the same capacity.
         """
         builder, limits = self._builder, self._builder.config.limits
-        for uid, (candidate, pending) in list(builder.moves.items()):
+        for uid, (candidate, pending) in list(builder.moves_by_uid.items()):
             group = self._planning_group(candidate.pod)
             if not group:
                 continue
             builder.release_target(candidate)
-            target, candidate.planner_refusal = await self._simulated_target(candidate, group, simulate_replacement)
+            target, candidate.planner_failure = await self._simulate_target(candidate, group, simulate_replacement)
             if report_first_failure(builder, candidate, (PLANNER,)):
-                del builder.moves[uid]
+                del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
-                reason = candidate.planner_refusal
-                self._history = extend_backoff(self._history, uid, reason, first_s, builder.now, max_s=max_s)
+                why = candidate.planner_failure
+                self._history = extend_backoff(self._history, uid, why, first_s, builder.now, max_s=max_s)
                 continue
             candidate.target = target.node
             builder.reserve_target(candidate)
-            move = msgspec.structs.replace(pending.move, target=candidate.target, cost_after=candidate.cost)
-            builder.moves[uid] = candidate, msgspec.structs.replace(pending, move=move)
+            cost = candidate.target_rules.network_cost(candidate, target.node)
+            move = msgspec.structs.replace(pending.move, target=target.node, cost_after=cost)
+            builder.moves_by_uid[uid] = candidate, msgspec.structs.replace(pending, move=move)
             self._replacement_targets[uid] = ReplacementTarget(candidate.pod, group, target)
         return self.decision
 
     def _planning_group(self, pod: PodInfo) -> str:
-        """Key of the AppGroup whose plan placed the pod; empty without one."""
+        """Key of the AppGroup whose plan placed the pod; empty if no plan did."""
         if pod.group_pod is None or target_of(pod.group_pod) is None:
             return ""
         return self._builder.snapshot.network.group_key_of(pod.namespace, pod.group_pod.group)
 
-    async def _simulated_target(
+    async def _simulate_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
     ) -> tuple[Target, str]:
-        """The target of the replacement in the plan of seed 0, and why some plan's target is no better; empty if all are better."""
+        """The replacement's target in the plan of seed 0, and why a plan's target is no better; empty if all targets are better."""
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:
                 target = await simulate_replacement(group, candidate.pod.key, seed)
             except PlanningError as error:
-                return Target(), f"the planner does not say where it would go: {error}"
+                return Target(), f"the planner cannot plan its replacement: {error}"
             if target is None:
-                return Target(), "the planner would find no place for it"
-            why = self._target_refusal(candidate, target.node)
+                return Target(), "the planner finds no node for its replacement"
+            why = self._unsuitable_reason(candidate, target.node)
             if why:
                 return target, f"the planner would put it on {target.node}: {why}"
         return target or Target(), ""
 
-    def _target_refusal(self, candidate: Candidate, name: str) -> str:
+    def _unsuitable_reason(self, candidate: Candidate, name: str) -> str:
         """Why a node is no better for the pod; empty if it is better. The move's own reservation must be released."""
         node = self._builder.snapshot.nodes.get(name)
         if node is None or not node.accepts_pods:
@@ -160,13 +161,13 @@ class UnconfirmedDecision:
         misfit = self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod)
         if misfit:
             return f"the pod does not fit beside other planned pods ({misfit})"
-        return candidate.finder.target_refusal(candidate, node)
+        return candidate.target_rules.unsuitable_reason(candidate, node)
 
 
 def decide(
     snapshot: DeschedulerSnapshot,
     history: History,
-    state: ReasonDurations,
+    durations: ReasonDurations,
     config: ResolvedConfig,
     now: float,
     *,
@@ -174,31 +175,33 @@ def decide(
 ) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move now. Takes seconds with thousands of nodes.
 
-    LowNodeLoad comes first, because a hot node harms all of its pods. Misplacement strategies share its limits and disruption
-    budgets, and count its moves.
+    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies share its limits and
+    disruption budgets, and count its moves.
 
     Args:
         snapshot: the cluster.
         history: history after the last round.
-        state: state after the last round.
+        durations: durations after the last round.
         config: the configuration, with the policy's settings.
         now: unix seconds.
-        assume_lasting: move pods as if nodes had been hot, and pods misplaced, for long enough; for a dry run without a state.
+        assume_lasting: move pods as if all reasons had lasted for long enough; for a dry run, which knows no durations.
 
     Returns:
-        The same result for the same arguments.
+        The same decision for the same arguments.
     """
     history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
     builder = PlanBuilder(snapshot, history, config, now)
-    load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
-    detectors, better_since = state.detectors, dict[str, float]()
+    low_node_load = None if config.low_node_load is None else LowNodeLoadStrategy(builder, config.low_node_load)
     if config.low_node_load is not None and config.low_node_load.args.paused:
         builder.add_note("LowNodeLoad is paused")
-        return UnconfirmedDecision(builder, ReasonDurations(detectors), evaluated, load)
-    if load is not None:
-        detectors = load.plan(detectors, assume_lasting=assume_lasting)
+        return UnconfirmedDecision(builder, ReasonDurations(durations.detectors), evaluated, low_node_load)
+    detectors, better_since = durations.detectors, dict[str, float]()
+    if low_node_load is not None:
+        detectors = low_node_load.plan_moves(detectors, assume_lasting=assume_lasting)
     misplacement = None
     if config.misplacement.enabled:
-        misplacement = MisplacementStrategies(builder, {} if load is None else load.loads)
-        better_since = misplacement.plan(state.better_since, assume_lasting=assume_lasting)
-    return UnconfirmedDecision(builder, ReasonDurations(detectors, better_since), evaluated, load, misplacement)
+        misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads)
+        better_since = misplacement.plan_moves(durations.better_since, assume_lasting=assume_lasting)
+    return UnconfirmedDecision(
+        builder, ReasonDurations(detectors, better_since), evaluated, low_node_load, misplacement
+    )

@@ -1,18 +1,20 @@
-"""Evaluates moves once their replacements have run for a while, by the usage of nodes or the network cost.
+"""Evaluates moves some time after their replacements were bound, by the usage of nodes or the network cost.
 
-A workload whose move did not help backs off, twice as long each time, also across restarts. This ends loops of evictions.
+After a move that did not help, its workload has a back-off, which doubles each time. This ends loops of evictions.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.config import LimitsConfig
+from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.history import (
+    DAY_S,
     MAX_BREAKER_ENTRIES,
     BackoffEntry,
     BreakerEntry,
@@ -26,81 +28,105 @@ from controller.descheduler.history import (
     short_uid,
 )
 from controller.descheduler.snapshot import DeschedulerSnapshot
-from controller.descheduler.usage import exceeded_resources, percents
+from controller.descheduler.usage import exceeded_resources, to_percents
 
 REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
 
+MIN_BREAKER_ENTRIES = 4
+"""A strategy's breaker opens only if at least this many moves have an outcome."""
 INEFFECTIVE_OUTCOMES: frozenset[MoveOutcome] = frozenset(
-    ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-ready", "not-scheduled")
+    ("returned", "node-still-overutilized", "target-overutilized", "cost-not-fallen", "not-ready", "not-scheduled")
 )
 """Outcomes of moves that did not help."""
 
 
 class EvaluatedMove(NamedTuple):
-    """A move whose outcome is known.
-
-    Attributes:
-        backoff_s: time for which its workload backs off now; 0 if the move helped or was not counted.
-    """
+    """A move whose outcome is known; ``backoff_s`` is the time until its workload may be moved again, 0 if the move did not fail."""
 
     pending: PendingMove
     outcome: MoveOutcome
     backoff_s: float
 
 
+class EvictionBreaker:
+    """Stops a strategy if too few of its moves of the last day helped; ``now`` is unix seconds."""
+
+    def __init__(self, history: History, limits: LimitsConfig, now: float) -> None:
+        recent = [entry for entry in history.breaker_entries if now - entry.evaluated_at_s <= DAY_S]
+        self._total_by_strategy = Counter(entry.strategy for entry in recent)
+        self._helped_by_strategy = Counter(entry.strategy for entry in recent if entry.has_helped)
+        self._min_percent = limits.min_success_percent
+
+    def stop_reason(self, strategy: StrategyName) -> str:
+        """Why a strategy is stopped; empty if it is not."""
+        total, helped = self._total_by_strategy[strategy], self._helped_by_strategy[strategy]
+        if total < MIN_BREAKER_ENTRIES or 100 * helped >= self._min_percent * total:
+            return ""
+        return f"{strategy} is stopped: {helped} of {total} moves in 24 h helped"
+
+
 def evaluate_moves(
     snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EvaluatedMove]]:
-    """Evaluate pending moves: the history after it, and the moves whose outcome is known now."""
+    """Evaluate pending moves; returns the history with the results, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     still_pending: list[PendingMove] = []
     outcomes: list[tuple[PendingMove, MoveOutcome]] = []
-    for pending in sorted(history.pending, key=lambda pending: pending.at_s):
-        pending = _with_replacement(pending, snapshot, claimed_uids, now)
-        outcome = _outcome(pending, snapshot, limits, now)
+    for pending in sorted(history.pending, key=lambda pending: pending.planned_at_s):
+        pending = _claim_replacement(pending, snapshot, claimed_uids, now)
+        outcome = _find_outcome(pending, snapshot, limits, now)
         if outcome is None:
             still_pending.append(pending)
         else:
             outcomes.append((pending, outcome))
     if tuple(still_pending) != history.pending:
         history = msgspec.structs.replace(history, pending=tuple(still_pending))
-    evaluated = []
+    evaluated: list[EvaluatedMove] = []
     backed_off: set[str] = set()
     for pending, outcome in outcomes:
-        workload = pending.move.workload
+        workload, is_ineffective = pending.move.workload, outcome in INEFFECTIVE_OUTCOMES
         if outcome == "not-evicted":
             history = remove_move(history, pending)
-        elif uid := _replacement_uid(pending, snapshot, claimed_uids):
+        elif uid := _claim_replica(pending, snapshot, claimed_uids):
             history = _back_off_replica(history, uid, outcome, now)
         if outcome == "not-scheduled" or (pending.replacement_node and outcome != "unknown"):
-            entry = BreakerEntry(now, pending.move.strategy, outcome == "helped")
-            entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
-            history = msgspec.structs.replace(history, breaker_entries=entries)
+            history = _add_breaker_entry(history, BreakerEntry(now, pending.move.strategy, outcome == "helped"))
         # Several moves of one workload that fail in one round count as one failure.
-        if outcome in INEFFECTIVE_OUTCOMES and workload not in backed_off:
+        if is_ineffective and workload not in backed_off:
             history = extend_backoff(history, workload, outcome, limits.failure_backoff_s, now)
             backed_off.add(workload)
-        elif outcome == "helped" and not history.running_backoff(workload, now):
-            # A success clears the failure count, but does not end a running back-off.
-            backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
-            history = msgspec.structs.replace(history, backoffs=backoffs)
-        # A back-off beyond MAX_BACKOFFS is dropped already.
-        running = history.running_backoff(workload, now) if outcome in INEFFECTIVE_OUTCOMES else None
+        elif outcome == "helped":
+            history = _clear_failures(history, workload, now)
+        # The workload has no back-off if `MAX_BACKOFFS` was exceeded.
+        running = history.running_backoff(workload, now) if is_ineffective else None
         evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
     return drop_expired(history, limits, now), evaluated
 
 
+def _add_breaker_entry(history: History, entry: BreakerEntry) -> History:
+    entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
+    return msgspec.structs.replace(history, breaker_entries=entries)
+
+
+def _clear_failures(history: History, workload: str, now: float) -> History:
+    """Clear the failure count of a workload, unless a back-off is still running."""
+    if history.running_backoff(workload, now):
+        return history
+    backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
+    return msgspec.structs.replace(history, backoffs=backoffs)
+
+
 def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: float) -> History:
-    """Back off from the replacement with this uid, twice as long if its move did not help."""
+    """Set the back-off of the replacement with this uid, twice as long if its move did not help."""
     failures = int(outcome in INEFFECTIVE_OUTCOMES)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
     return set_backoff(history, uid, BackoffEntry(until_s, failures, reason))
 
 
-def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
-    """Uid of the bound replacement, else of the oldest new pod that has no node yet; empty without either."""
+def _claim_replica(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
+    """The uid of the bound replacement, else of the oldest new pod without a node, which is claimed; empty without either."""
     if pending.replacement_uid:
         return pending.replacement_uid
     unscheduled = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
@@ -110,12 +136,12 @@ def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claime
     return unscheduled.uid
 
 
-def _with_replacement(
+def _claim_replacement(
     pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str], now: float
 ) -> PendingMove:
-    """The move with its replacement, if one is bound that no other move has claimed.
+    """Claim a bound replacement that no other move has claimed, and add it to the move.
 
-    If a replacement is gone before the evaluation, its successor takes its place, because it needs a back-off too.
+    If a replacement is deleted before the evaluation, its successor is claimed, because it needs a back-off too.
     """
     current = snapshot.pods.by_key.get(pending.replacement_pod)
     is_gone = current is None or not current.is_active or current.uid != pending.replacement_uid
@@ -133,57 +159,57 @@ def _with_replacement(
         replacement_node=replacement.node,
         replacement_pod=replacement.key,
         replacement_uid=replacement.uid,
-        replacement_bound_s=min(now, max(replacement.created_s, pending.at_s)),
+        replacement_bound_at_s=min(now, max(replacement.created_s, pending.planned_at_s)),
     )
 
 
 def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> list[PodInfo]:
-    """Active pods of the workload that did not exist before the move. Compares uids, because clocks of machines differ."""
+    """Active, unclaimed pods of the workload that did not exist before the move. Compares uids, because clocks differ."""
     pods = snapshot.pods.where("workload", pending.move.workload).values()
-    older = {short_uid(pending.move.uid), *pending.sibling_short_uids}
-    return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older]
+    older_short_uids = {short_uid(pending.move.uid), *pending.sibling_short_uids}
+    return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older_short_uids]
 
 
-def _outcome(
+def _find_outcome(
     pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
 ) -> MoveOutcome | None:
-    """The outcome of a move; None while it is not known."""
+    """The outcome of a move; None while it is unknown."""
     move = pending.move
     if not pending.replacement_node:
-        return _outcome_without_replacement(pending, snapshot, limits, now)
-    age_s = now - pending.replacement_bound_s
-    if pending.replacement_node == move.node or age_s < limits.evaluate_after_s:
-        return "returned" if pending.replacement_node == move.node else None
+        return _find_outcome_without_replacement(pending, snapshot, limits, now)
+    age_s, has_returned = now - pending.replacement_bound_at_s, pending.replacement_node == move.node
+    if has_returned or age_s < limits.evaluate_after_s:
+        return "returned" if has_returned else None
     pod = snapshot.pods.by_key.get(pending.replacement_pod)
     if pod is not None and pod.uid == pending.replacement_uid and not pod.is_ready:
         return "not-ready"
-    if move.strategy == "ZoneSurvival":
-        return "helped" if _is_in_other_zone(pending, snapshot) else "returned"
     if move.strategy == "LowNodeLoad":
         may_wait = age_s < limits.evaluate_after_s + limits.start_timeout_s
-        return _load_outcome(pending, snapshot, may_wait=may_wait)
+        return _find_load_outcome(pending, snapshot, may_wait=may_wait)
+    if move.strategy == "ZoneSurvival":
+        return "helped" if _is_in_other_zone(pending, snapshot) else "returned"
     cost = _replacement_cost(pending, snapshot)
     return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
 
 
-def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
+def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
     if _is_usage_missing(pending, snapshot):
-        # Missing usage must not count as a success, which would clear failures and close the breaker.
+        # Missing usage does not show that the move helped.
         return None if may_wait else "unknown"
-    if not _has_cooled(pending, snapshot):
-        return "node-still-hot"
-    target_percent = _usage_percent(pending.replacement_node, snapshot)
-    return "target-overloaded" if exceeded_resources(target_percent, pending.exceeded_thresholds) else "helped"
+    if not _is_relieved(pending, snapshot):
+        return "node-still-overutilized"
+    target_percents = _usage_percents(pending.replacement_node, snapshot)
+    return "target-overutilized" if exceeded_resources(target_percents, pending.exceeded_thresholds) else "helped"
 
 
-def _outcome_without_replacement(
+def _find_outcome_without_replacement(
     pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
 ) -> MoveOutcome | None:
-    pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
+    pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.planned_at_s
     if pod is not None and pod.uid == pending.move.uid:
-        # The eviction was not sent, or its answer was lost. A pod may take long to terminate.
+        # The eviction was not sent, or its response was lost. A pod may take long to terminate.
         return "not-evicted" if pod.is_active and age_s > limits.usage_lag_s else None
-    if "/Pod/" in pending.move.workload:  # A bare pod has no replacement to wait for.
+    if "/Pod/" in pending.move.workload:  # Nothing replaces a bare pod.
         return "helped"
     if age_s <= limits.start_timeout_s:
         return None
@@ -193,9 +219,9 @@ def _outcome_without_replacement(
 
 def _is_usage_missing(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
     """Whether the usage of the old or the new node is unknown, although the node exists."""
-    used = snapshot.usage.nodes
-    present = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
-    return any(resource not in used.get(name, {}) for name in present for resource in pending.usage_percent_before)
+    usage = snapshot.usage.nodes
+    existing = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
+    return any(resource not in usage.get(name, {}) for name in existing for resource in pending.usage_percent_before)
 
 
 def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
@@ -204,20 +230,20 @@ def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bo
     return node not in location_index or location_index[node] != location_index.get(pending.replacement_node)
 
 
-def _usage_percent(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
-    """A node's usage in percent of allocatable; without unknown resources."""
+def _usage_percents(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
+    """A node's usage in percent of allocatable. Omits unknown resources."""
     node = snapshot.nodes.get(name)
-    return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
+    return to_percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
 
 
-def _has_cooled(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
-    """Whether each exceeded resource is within its threshold now, or fell by half of what the pod used."""
-    percent = _usage_percent(pending.move.node, snapshot)
+def _is_relieved(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    """Whether each exceeded resource of the old node is within its threshold now, or fell by half of what the pod used."""
+    percents = _usage_percents(pending.move.node, snapshot)
     return all(
-        # Usage of a node that is gone does not count against the move.
-        resource not in percent
-        or percent[resource] <= pending.exceeded_thresholds.get(resource, 100.0)
-        or percent[resource] <= before - pending.expected_relief_percent.get(resource, 0.0) / 2
+        # A deleted node does not count against the move.
+        resource not in percents
+        or percents[resource] <= pending.exceeded_thresholds.get(resource, 100.0)
+        or percents[resource] <= before - pending.expected_relief_percent.get(resource, 0.0) / 2
         for resource, before in pending.usage_percent_before.items()
     )
 

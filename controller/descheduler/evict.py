@@ -13,16 +13,16 @@ from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
 BUDGET_CAUSE = "DisruptionBudget"
-"""Cause in the API server's answer if a PodDisruptionBudget allows no eviction."""
+"""Cause in the API server's response if a PodDisruptionBudget allows no eviction."""
 
 
 class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``gone`` if the pod no longer exists or the move is outdated, ``throttled`` if the API server is busy,
-            ``forbidden`` if a right is missing or a webhook denies it, ``refused`` for an invalid request or a failing webhook,
-            ``unknown`` without a valid answer: the pod may have been evicted.
+        kind: ``gone`` if the pod no longer exists or the move is outdated, ``disruption-budget`` if a PodDisruptionBudget allows no
+            eviction, ``throttled`` if the API server is busy, ``forbidden`` if a right is missing or a webhook denies it, ``refused``
+            for an invalid request or a failing webhook, ``unknown`` without a valid response: the pod may have been evicted.
         message: the API server's message, or why the move is outdated.
     """
 
@@ -30,7 +30,7 @@ class EvictionResult(NamedTuple):
     message: str = ""
 
     @property
-    def ends_round(self) -> bool:
+    def stops_evictions(self) -> bool:
         """Whether further evictions would fail too, because the API server is busy or unreachable."""
         return self.kind in {"throttled", "unknown"}
 
@@ -44,7 +44,7 @@ def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str,
     """Why a move no longer applies; empty if it does. The API server checks disruption budgets and the uid."""
     pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
-        return "the pod is gone, or about to be"
+        return "the pod is gone, is terminating, or has moved"
     if move.target and (target is None or not target.accepts_pods):
         return f"node {move.target}, its target, takes no more pods"
     return ""
@@ -54,8 +54,8 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
     """Evict the pod with the move's uid, not another pod of that name.
 
     Args:
-        client: client with the leader's write fence.
-        move: its pod is evicted.
+        client: fenced by the leadership.
+        move: the move whose pod is evicted.
         dry_run: only ask the API server whether it would evict the pod.
 
     Raises:

@@ -1,4 +1,4 @@
-"""State between rounds, kept in a ConfigMap: pending moves, back-offs, evictions, and entries of the breakers."""
+"""The history, which a ConfigMap keeps between rounds: pending moves, back-offs, evictions, and entries of the breakers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logs.get("controller.descheduler")
 MoveOutcome = Literal[
     "helped",
     "returned",  # the replacement is on the old node; for ZoneSurvival, in the old zone
-    "node-still-hot",
-    "target-overloaded",
+    "node-still-overutilized",
+    "target-overutilized",
     "cost-not-fallen",
     "not-ready",  # the replacement has a node, but is not ready
     "not-scheduled",  # the replacement has no node
@@ -36,29 +36,30 @@ CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"
 DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS = 1500
-"""At most 500 bytes each, with names of 253 characters, in a ConfigMap of at most 1 MiB."""
+"""A back-off takes at most 500 bytes, with names of 253 characters; a ConfigMap has at most 1 MiB."""
 MAX_BREAKER_ENTRIES = 1000
 MAX_REASON_CHARS = 100
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Base of what is written into the ConfigMap."""
+    """Base of the structs that the ConfigMap holds."""
 
 
 class PendingMove(HistoryRecord, frozen=True):
     """A move whose outcome is not known yet.
 
     Attributes:
-        at_s: time of the round that planned it, unix seconds.
+        planned_at_s: time of the round that planned it, unix seconds.
         usage_percent_before: usage of the node's exceeded resources before the round, percent of allocatable.
         expected_relief_percent: percentage points by which this move should lower that usage.
         exceeded_thresholds: high thresholds of these resources, percent of allocatable.
-        sibling_short_uids: `short_uid` of the workload's other pods at that time; none of them is the replacement.
-        replacement_node, replacement_pod, replacement_uid, replacement_bound_s: the replacement, once it is bound.
+        sibling_short_uids: `short_uid` of the workload's other pods in that round; none of them is the replacement.
+        replacement_node, replacement_pod, replacement_uid: the replacement, once it is bound; the pod as ``namespace/name``.
+        replacement_bound_at_s: when it was bound, unix seconds.
     """
 
     move: Move
-    at_s: float
+    planned_at_s: float
     usage_percent_before: dict[str, float] = {}
     expected_relief_percent: dict[str, float] = {}
     exceeded_thresholds: dict[str, float] = {}
@@ -66,7 +67,7 @@ class PendingMove(HistoryRecord, frozen=True):
     replacement_node: str = ""
     replacement_pod: str = ""
     replacement_uid: str = ""
-    replacement_bound_s: float = 0.0
+    replacement_bound_at_s: float = 0.0
 
 
 def short_uid(uid: str) -> str:
@@ -78,9 +79,9 @@ class BackoffEntry(HistoryRecord, frozen=True):
     """The back-off of a workload or a replica, which is not moved until it ends.
 
     Attributes:
-        until_s: its end, unix seconds.
+        until_s: end of the back-off, unix seconds.
         failures: number of consecutive failures.
-        reason: an `MoveOutcome`, ``refused`` for an eviction, or the planner's answer.
+        reason: a `MoveOutcome`, ``refused`` for an eviction, or why the planner would undo the move.
     """
 
     until_s: float
@@ -89,16 +90,16 @@ class BackoffEntry(HistoryRecord, frozen=True):
 
 
 class Eviction(HistoryRecord, frozen=True):
-    """An eviction that counts against ``limits.perWorkload``; ``at_s`` is unix seconds."""
+    """An eviction that counts against ``limits.perWorkload``; ``planned_at_s`` is the time of its round, unix seconds."""
 
-    at_s: float
+    planned_at_s: float
     workload: str
 
 
 class BreakerEntry(HistoryRecord, frozen=True):
-    """Whether a move helped, for the strategy's breaker; ``at_s`` is the time of its evaluation, unix seconds."""
+    """Whether a move helped, for the strategy's breaker; ``evaluated_at_s`` is unix seconds."""
 
-    at_s: float
+    evaluated_at_s: float
     strategy: StrategyName
     has_helped: bool = False
 
@@ -130,14 +131,14 @@ _decode_history = msgspec.json.Decoder(History).decode
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
-    evictions = tuple(Eviction(pending.at_s, pending.move.workload) for pending in moves)
+    evictions = tuple(Eviction(pending.planned_at_s, pending.move.workload) for pending in moves)
     return msgspec.structs.replace(history, pending=history.pending + moves, evictions=history.evictions + evictions)
 
 
 def remove_move(history: History, removed: PendingMove) -> History:
     """Remove a move whose pod was not evicted, with its eviction."""
     evictions = list(history.evictions)
-    if (eviction := Eviction(removed.at_s, removed.move.workload)) in evictions:
+    if (eviction := Eviction(removed.planned_at_s, removed.move.workload)) in evictions:
         evictions.remove(eviction)
     pending = tuple(other for other in history.pending if other.move.uid != removed.move.uid)
     return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
@@ -147,14 +148,14 @@ def extend_backoff(
     history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
 ) -> History:
     """Extend the back-off of a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
-    before = history.backoffs.get(key)
-    failures = (before.failures if before else 0) + 1
+    previous = history.backoffs.get(key)
+    failures = (previous.failures if previous else 0) + 1
     until_s = now + backoff_delay_s(failures, first_s, max_s)
     return set_backoff(history, key, BackoffEntry(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
 def set_backoff(history: History, key: str, backoff: BackoffEntry) -> History:
-    """Set the back-off of a workload or a replica. Of more than `MAX_BACKOFFS`, those that end first are dropped."""
+    """Set the back-off of a workload or a replica. Drops the back-offs that end first, if there are more than `MAX_BACKOFFS`."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
         latest = sorted(backoffs, key=lambda key: backoffs[key].until_s)[-MAX_BACKOFFS:]
@@ -170,18 +171,18 @@ def is_workload(key: str) -> bool:
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
     """The history without expired entries. Failure counts outlive their back-off, so that repeated failures back off longer."""
 
-    def keep_s(key: str, backoff: BackoffEntry) -> float:
+    def retention_s(key: str, backoff: BackoffEntry) -> float:
+        """Seconds for which an entry is kept after the end of its back-off."""
         if not backoff.failures:
             return 0.0
         return MAX_BACKOFF_S if is_workload(key) else limits.failure_backoff_s
 
+    backoffs = {key: entry for key, entry in history.backoffs.items() if entry.until_s + retention_s(key, entry) > now}
     return msgspec.structs.replace(
         history,
-        backoffs={
-            key: backoff for key, backoff in history.backoffs.items() if backoff.until_s + keep_s(key, backoff) > now
-        },
-        evictions=tuple(entry for entry in history.evictions if now - entry.at_s < limits.workload_backoff_s),
-        breaker_entries=tuple(entry for entry in history.breaker_entries if now - entry.at_s <= DAY_S),
+        backoffs=backoffs,
+        evictions=tuple(e for e in history.evictions if now - e.planned_at_s < limits.workload_backoff_s),
+        breaker_entries=tuple(e for e in history.breaker_entries if now - e.evaluated_at_s <= DAY_S),
     )
 
 
@@ -209,7 +210,11 @@ class HistoryStore:
             history = _decode_history((config_map.data or {}).get(CONFIGMAP_KEY, "{}"))
         except DECODE_ERRORS as error:
             log.log_change(
-                "history", str(error), "history cannot be read and starts empty", configmap=CONFIGMAP_NAME, error=error
+                "history",
+                str(error),
+                "history cannot be decoded and starts empty",
+                configmap=CONFIGMAP_NAME,
+                error=error,
             )
             return History()
         self._saved = history

@@ -1,16 +1,16 @@
 """NetworkMisplacement and ZoneSurvival: move pods of AppGroups to better nodes by the scheduler's score.
 
-The extender scores with the same code, so a pod never moves to a node where the scheduler would not place it. One pod of a group
-moves at a time, only while all pods of the group are ready, and only for a gain that has lasted.
+The extender scores with the same code, so the strategies and the scheduler agree on the better node. One pod of a group moves at a
+time, only while all pods of the group are ready, and only for a gain that has lasted.
 
-ZoneSurvival moves one replica of a workload that should survive a zone but is wholly in one. NetworkMisplacement never moves a
-replica of such a workload to the zone of all the others, so the two do not undo each other.
+ZoneSurvival moves one replica of a workload that should survive the loss of a zone, but has all replicas in one zone.
+NetworkMisplacement never moves a replica of such a workload to the zone of all other replicas, so the two do not undo each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from weakref import proxy
 
 import msgspec
@@ -19,7 +19,13 @@ from controller.cluster.costs import Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
+from controller.descheduler.conditions import (
+    MOVE_CONDITIONS,
+    NODE_FIT,
+    POD_CONDITIONS,
+    REASON_CONDITIONS,
+    report_first_failure,
+)
 from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
@@ -30,14 +36,14 @@ from controller.scheduler.rules import NodeScore, ScoreTable
 MIN_GAIN_SHARE = 0.2
 """Minimum gain as a share of the current cost."""
 MISPLACEMENT_STRATEGIES: tuple[StrategyName, ...] = ("ZoneSurvival", "NetworkMisplacement")
-"""In the order in which a target for a pod is searched."""
+"""In the order in which they search a target for a pod."""
 
 
 class MisplacementStrategies(TargetRules):
-    """One round over all AppGroups.
+    """NetworkMisplacement and ZoneSurvival in one round.
 
     Args:
-        builder: the round, which LowNodeLoad shares.
+        builder: also has LowNodeLoad's moves.
         loads: load of nodes by name, empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
@@ -54,8 +60,8 @@ class MisplacementStrategies(TargetRules):
         for nodes in self._nodes_by_location.values():
             nodes.sort(key=lambda n: (loads[n.name].mean_percent if n.name in loads else 0.0, n.name))
 
-    def plan(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
-        """Plan moves into the round.
+    def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
+        """Add moves to the plan.
 
         Args:
             better_since: ``ReasonDurations.better_since`` after the last round.
@@ -65,48 +71,62 @@ class MisplacementStrategies(TargetRules):
             ``ReasonDurations.better_since`` after this round.
         """
         updated: dict[str, float] = {}
-        for pods in self._groups():
+        for pods in self._pods_by_group().values():
             ranked = []
-            for pod in pods.values():
-                candidate = self._candidate(pod)
+            for pod in pods:
+                candidate = self._find_candidate(pod)
                 if candidate is None:
                     continue
                 updated[pod.uid] = better_since.get(pod.uid, self._builder.now)
                 lasted_s, hold_s = self._builder.now - updated[pod.uid], self._config.hold_s
                 if not assume_lasting and lasted_s < hold_s:
-                    candidate.duration_refusal = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
+                    candidate.duration_failure = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
                 if report_first_failure(self._builder, candidate, REASON_CONDITIONS) is None:
                     current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
                     ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
             for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
-                self._plan_move(candidate, pods)
+                self._try_move(candidate, pods)
         return updated
 
-    def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
-        """The active pods of each AppGroup, by key of the pod."""
-        by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for key, pod in self._builder.snapshot.pods.by_key.items():
+    def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
+        """See `TargetRules`."""
+        if node.name not in self._network.location_index or self._score_table(candidate) is None:
+            return "its zone or its costs are not known"
+        why = self._misfit_reason(candidate, node, self._forbidden_zone(candidate))
+        current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
+        if not why and not self._is_gain(candidate, current, target):
+            return f"its network cost would be {target.cost}, and is {current.cost}"
+        return why
+
+    def network_cost(self, candidate: Candidate, node: str) -> int:
+        """See `TargetRules`."""
+        return self._score(candidate, node).cost
+
+    def _pods_by_group(self) -> dict[str, list[PodInfo]]:
+        """The active pods of each AppGroup, by key of the group; sorted."""
+        pods_by_group: dict[str, list[PodInfo]] = defaultdict(list)
+        for _, pod in sorted(self._builder.snapshot.pods.by_key.items()):
             name = pod.labels.get(APPGROUP_LABEL, "")
             group = self._network.group_key_of(pod.namespace, name) if name and pod.is_active else ""
             if group:
-                by_key[group][key] = pod
-        for group in sorted(by_key):
-            yield dict(sorted(by_key[group].items()))
+                pods_by_group[group].append(pod)
+        return dict(sorted(pods_by_group.items()))
 
-    def _candidate(self, pod: PodInfo) -> Candidate | None:
-        """The pod with a target; None if it does not run, or no better node can take it."""
-        if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves:
+    def _find_candidate(self, pod: PodInfo) -> Candidate | None:
+        """A candidate with a target, by the first strategy that finds one; None without, or if the pod does not run."""
+        if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._builder.moves_by_uid:
             return None
-        requested = {resource: float(amount) for resource, amount in pod.requests.items()}
-        used = requested | usage_of(pod, self._builder.snapshot, pod.requests)
+        requests = {resource: float(amount) for resource, amount in pod.requests.items()}
+        usage = requests | usage_of(pod, self._builder.snapshot, pod.requests)
         for strategy in MISPLACEMENT_STRATEGIES:
-            candidate = Candidate(pod, strategy, proxy(self), used)
-            if not self.find_target(candidate):
+            candidate = Candidate(pod, strategy, proxy(self), usage)
+            self._assign_target(candidate)
+            if candidate.target:
                 return candidate
         return None
 
     def _score_table(self, candidate: Candidate) -> ScoreTable | None:
-        """The pod's scores on all nodes; None if the strategy does not apply to it."""
+        """The pod's scores on all nodes; None if the strategy does not apply to the pod."""
         table = self._builder.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
             return None if table.neutral_reason else table
@@ -117,13 +137,13 @@ class MisplacementStrategies(TargetRules):
     def _score(self, candidate: Candidate, node: str) -> NodeScore:
         """The pod's score on a node."""
         table = self._score_table(candidate)
-        assert table is not None, "the strategy of a candidate applies to it"
+        assert table is not None, "a candidate's strategy applies to its pod"
         return table.node_score(node, self._network.location_index[node])
 
     def _forbidden_zone(self, candidate: Candidate) -> str:
-        """The zone that the pod must not move to; empty for none.
+        """The zone that the pod must not move to; empty if there is none.
 
-        For a workload that should survive a zone: the zone of all replicas (ZoneSurvival), or of all but the pod
+        If the workload should survive the loss of a zone, that is the zone of all replicas (ZoneSurvival), or of all other replicas
         (NetworkMisplacement).
         """
         pod = candidate.pod
@@ -136,7 +156,7 @@ class MisplacementStrategies(TargetRules):
         return next(iter(zones)).zone if len(zones) == 1 else ""
 
     def _replicas_by_zone(self, pod: PodInfo) -> Counter[Location]:
-        """Replicas of the pod's workload by zone; empty unless the workload should survive a zone."""
+        """Number of the workload's replicas by zone; empty unless the workload should survive the loss of a zone."""
         group = self._builder.snapshot.group_key_of(pod)
         if group not in self._network.groups:
             return Counter()
@@ -146,9 +166,10 @@ class MisplacementStrategies(TargetRules):
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:
-        """Whether a move is a gain: it violates fewer dependencies at no higher cost, or lowers the cost by both margins.
+        """Whether a move is a gain.
 
-        For ZoneSurvival: whether it violates no more dependencies.
+        NetworkMisplacement: it violates fewer dependencies at no higher cost, or lowers the cost by both margins. ZoneSurvival: it
+        violates no more dependencies.
         """
         if not target.passes or target.violated > current.violated:
             return False
@@ -162,72 +183,62 @@ class MisplacementStrategies(TargetRules):
             return True
         return gain > 0 and gain >= max(self._config.margin, MIN_GAIN_SHARE * current.cost)
 
-    def find_target(self, candidate: Candidate) -> str:
-        """See `TargetRules`: the node with the best score that can take the pod."""
+    def _assign_target(self, candidate: Candidate) -> None:
+        """Set the candidate's target, the node with the best score that can take the pod, or its fit failure."""
+        candidate.target, candidate.fit_failure = "", "no better node can take it"
         pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
-            return "no node is better"
+            return
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
         scores: list[tuple[NodeScore, str | int]] = [(score, name) for name, score in table.by_node.items()]
         scores += [(score, index) for index, score in enumerate(table.by_location)]
         gains = [(score, place) for score, place in scores if self._is_gain(candidate, current, score)]
-        for score, place in sorted(gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))):
-            for node in self._nodes_with_score(place, table):
-                if node.name != pod.node and not self._unschedulable_reason(candidate, node, zone):
-                    candidate.target, candidate.cost = node.name, score.cost
-                    return ""
-        return "no better node can take it"
+        for _, place in sorted(gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))):
+            for node in self._nodes_at(place, table):
+                if node.name != pod.node and not self._misfit_reason(candidate, node, zone):
+                    candidate.target, candidate.fit_failure = node.name, ""
+                    return
 
-    def _nodes_with_score(self, place: str | int, table: ScoreTable) -> list[Host]:
-        """Nodes that share a score and take pods: the node of this name, or those of the location of this index without own scores."""
+    def _nodes_at(self, place: str | int, table: ScoreTable) -> list[Host]:
+        """Schedulable nodes by the name of one node, or by the index of a location, without nodes that have a score of their own."""
         if isinstance(place, int):
             return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
-        named = self._builder.snapshot.nodes.get(place)
-        return [named] if named is not None and named.accepts_pods else []
+        node = self._builder.snapshot.nodes.get(place)
+        return [node] if node is not None and node.accepts_pods else []
 
-    def _unschedulable_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
+    def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
         fit, pod, load = self._builder.fit, candidate.pod, self._loads.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         why = fit.static_unschedulable_reason(node, pod)
         if not why and load is not None and load.kind != "unknown":
-            used = usage_of(pod, self._builder.snapshot, load.used)
-            why = load.overload_reason(used, self._builder.arriving_usage.get(node.name, {}))
+            usage = usage_of(pod, self._builder.snapshot, load.usage)
+            why = load.overload_reason(usage, self._builder.arriving_usage.get(node.name, {}))
         return why or fit.dynamic_unschedulable_reason(node, pod)
 
-    def target_refusal(self, candidate: Candidate, node: Host) -> str:
-        """See `TargetRules`."""
-        if node.name not in self._network.location_index or self._score_table(candidate) is None:
-            return "its zone or its costs are not known"
-        why = self._unschedulable_reason(candidate, node, self._forbidden_zone(candidate))
-        current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
-        if not why and not self._is_gain(candidate, current, target):
-            return f"its network cost would be {target.cost}, and is {current.cost}"
-        candidate.cost = target.cost
-        return why
-
-    def _plan_move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
-        """Plan the candidate's move, if it meets all conditions; ``pods`` are those of its AppGroup."""
+    def _try_move(self, candidate: Candidate, pods: Sequence[PodInfo]) -> None:
+        """Add the candidate's move to the plan, if it meets all conditions; ``pods`` are those of its AppGroup."""
         builder, pod = self._builder, candidate.pod
         group = builder.snapshot.group_key_of(pod)
-        ready = sum(1 for p in pods.values() if p.is_ready and p.uid not in builder.moves)
+        ready = sum(1 for p in pods if p.is_ready and p.uid not in builder.moves_by_uid)
         required = max(len(pods), self._network.groups[group].spec.num_members)
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
-            candidate.group_refusal = f"{ready} of {required} pods of AppGroup {name} are ready"
+            candidate.readiness_failure = f"{ready} of {required} pods of AppGroup {name} are ready"
         if report_first_failure(builder, candidate, (*POD_CONDITIONS, *MOVE_CONDITIONS)):
+            return
+        # Moves planned since the target was found may have used its capacity.
+        self._assign_target(candidate)
+        if report_first_failure(builder, candidate, (NODE_FIT,)):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         reason = describe_misplacement(current, target)
         if candidate.strategy == "ZoneSurvival":
-            reason = (
-                f"all replicas of its workload are in zone {self._forbidden_zone(candidate)}, "
-                "and it should survive the loss of a zone"
-            )
-        move = msgspec.structs.replace(
-            builder.make_move(candidate, reason), cost_before=current.cost, cost_after=candidate.cost
-        )
+            zone = self._forbidden_zone(candidate)
+            reason = f"all replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
+        move = builder.make_move(candidate, reason)
+        move = msgspec.structs.replace(move, cost_before=current.cost, cost_after=target.cost)
         builder.add_move(candidate, PendingMove(move, builder.now))
 
 

@@ -1,4 +1,4 @@
-"""The plan of a round, which `kubectl netaware deschedule -o json` prints too."""
+"""The plan of one round, in the form in which `kubectl netaware deschedule -o json` prints it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from controller.descheduler.config import StrategyName
 from controller.descheduler.node_load import LoadClass
 
 MAX_SKIPS = 2000
+"""Skipped pods that a plan lists; all are counted."""
 
 
 class DescheduleOutput(msgspec.Struct, frozen=True, rename="camel"):
-    """Base of what `kubectl netaware deschedule` prints."""
+    """Base of the structs that `kubectl netaware deschedule -o json` prints."""
 
 
 class Move(DescheduleOutput, frozen=True):
@@ -21,12 +22,12 @@ class Move(DescheduleOutput, frozen=True):
 
     Attributes:
         pod: ``namespace/name``.
-        workload: ``namespace/Kind/name``; of the kind Pod for a bare pod.
+        workload: ``namespace/Kind/name``; the kind of a bare pod is Pod.
         node, target: names of its node and of the node for the replacement; the target is empty if nodeFit is off.
         reason: text for users, in koord-descheduler's wording.
-        used: the pod's usage by resource: millicores, bytes, bits per second.
-        node_before, node_after: the node's usage before and after this move, percent of allocatable by resource. Earlier moves of
-            the round are counted.
+        usage: the pod's usage by resource: millicores, bytes, bits per second.
+        node_before, node_after: the node's usage before and after this move, percent of allocatable by resource; both count the
+            round's moves before this one.
         cost_before, cost_after: network cost on the node and on the target; -1 for LowNodeLoad.
         group: key of the pod's AppGroup; empty without one.
     """
@@ -38,7 +39,7 @@ class Move(DescheduleOutput, frozen=True):
     target: str
     strategy: StrategyName
     reason: str
-    used: Mapping[str, float] = {}
+    usage: Mapping[str, float] = {}
     node_before: Mapping[str, float] = {}
     node_after: Mapping[str, float] = {}
     cost_before: int = -1
@@ -47,11 +48,11 @@ class Move(DescheduleOutput, frozen=True):
 
 
 class Skip(DescheduleOutput, frozen=True):
-    """A pod that has a reason to move, but does not meet a condition.
+    """A pod that should move, but fails a condition.
 
     Attributes:
         pod: ``namespace/name``.
-        condition: name of the first condition that it does not meet.
+        condition: name of the first condition that it fails.
         why: text for users.
     """
 
@@ -65,28 +66,30 @@ class NodeState(DescheduleOutput, frozen=True):
     """The load of a node.
 
     Attributes:
+        pool: name of its pool.
         usage_percent: percent of allocatable by resource.
-        low, high: thresholds, percent by resource.
-        stuck: hot for long enough, but still above a threshold after the planned moves.
-        why: why an overutilized node is not relieved, or its load is not known; empty otherwise.
+        low_thresholds, high_thresholds: percent of allocatable by resource.
+        is_stuck: anomalous, and still above a threshold after the planned moves.
+        why: why the node is not relieved although it is overutilized, or why its load is unknown; empty otherwise.
     """
 
     node: str
     pool: str
     kind: LoadClass
     usage_percent: Mapping[str, float]
-    low: Mapping[str, float]
-    high: Mapping[str, float]
-    stuck: bool = False
+    low_thresholds: Mapping[str, float]
+    high_thresholds: Mapping[str, float]
+    is_stuck: bool = False
     why: str = ""
 
 
 class DeschedulePlan(DescheduleOutput, frozen=True):
-    """The result of one round.
+    """The moves of one round, and why other pods stay.
 
     Attributes:
-        skips: at most `MAX_SKIPS`.
-        notes: why the round or a part of it stopped.
+        skips: the first `MAX_SKIPS`.
+        nodes: all nodes of LowNodeLoad's pools.
+        notes: why the whole round, or a strategy, moves no more pods.
         skip_counts: number of all skipped pods by condition.
     """
 

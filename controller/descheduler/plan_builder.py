@@ -1,10 +1,12 @@
-"""State of one round while it is decided: candidates, planned moves, and the counts that conditions check."""
+"""Candidates of the strategies, and the builder that collects their moves and counts evictions.
+
+`PlanBuilder` is the state of one round: conditions read it, and strategies change it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,19 +15,17 @@ import msgspec
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resource_requests import add_amounts
-from controller.descheduler.config import LimitsConfig, ResolvedConfig, StrategyName
+from controller.descheduler.config import ResolvedConfig, StrategyName
+from controller.descheduler.disruption_budgets import AllowedDisruptions
+from controller.descheduler.evaluation import EvictionBreaker
 from controller.descheduler.fit import FitChecker
-from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
+from controller.descheduler.history import History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.plan import MAX_SKIPS, Move, Skip
-from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget
+from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import Amounts
-from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, Selector, compile_selector
 
 LimitScope = Literal["round", "node", "namespace", "group"]
-MIN_BREAKER_ENTRIES = 4
-"""A strategy's breaker opens only if at least this many moves have an outcome."""
 
 
 def workload_of(pod: PodInfo) -> str:
@@ -34,7 +34,7 @@ def workload_of(pod: PodInfo) -> str:
 
 
 def scopes_of(move: Move) -> list[tuple[LimitScope, str]]:
-    """The limits that a move counts against, as keys of `PlanBuilder.evictions`."""
+    """The limits that a move counts against, as keys of `PlanBuilder.evictions_by_scope`."""
     return [("round", ""), ("node", move.node), ("namespace", move.pod.partition("/")[0]), ("group", move.group)]
 
 
@@ -45,79 +45,19 @@ class WorkloadSize(NamedTuple):
     not_ready: int
 
 
-class EvictionBreaker:
-    """Stops a strategy if too few of its moves in 24 h helped.
-
-    Args:
-        history: has the outcomes of moves.
-        limits: has ``min_success_percent``.
-        now: unix seconds.
-    """
-
-    def __init__(self, history: History, limits: LimitsConfig, now: float) -> None:
-        recent = [entry for entry in history.breaker_entries if now - entry.at_s <= DAY_S]
-        self._total = Counter(entry.strategy for entry in recent)
-        self._helped = Counter(entry.strategy for entry in recent if entry.has_helped)
-        self._min_percent = limits.min_success_percent
-
-    def stop_reason(self, strategy: StrategyName) -> str:
-        """Why a strategy is stopped; empty if it is not."""
-        total, helped = self._total[strategy], self._helped[strategy]
-        if total < MIN_BREAKER_ENTRIES or 100 * helped >= self._min_percent * total:
-            return ""
-        return f"{strategy} is stopped: {helped} of {total} moves in 24 h helped"
-
-
-class DisruptionBudgets:
-    """Disruptions that each PodDisruptionBudget still allows, to predict the answer of the eviction subresource."""
-
-    def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
-        self._budgets: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
-        for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
-            if budget.spec.selector is not None:  # without a selector it covers no pod
-                self._budgets[budget.metadata.namespace].append((_compile_selector(budget.spec.selector), budget))
-        self._reserved: Counter[str] = Counter()
-
-    def unevictable_reason(self, pod: PodInfo) -> str:
-        """Why the pod cannot be evicted now; empty if it can."""
-        budgets = self._budgets_of(pod)
-        keys = [budget.metadata.key for budget in budgets]
-        if len(budgets) > 1:
-            # The API server refuses to evict such a pod.
-            return f"several PodDisruptionBudgets cover it: {', '.join(keys)}"
-        if budgets and budgets[0].status.disruptions_allowed <= self._reserved[keys[0]]:
-            return f"PodDisruptionBudget {keys[0]} allows no disruption now"
-        return ""
-
-    def reserve(self, pod: PodInfo) -> None:
-        """Count the pod's eviction against its budget."""
-        self._reserved.update(budget.metadata.key for budget in self._budgets_of(pod))
-
-    def _budgets_of(self, pod: PodInfo) -> list[PodDisruptionBudget]:
-        return [budget for selector, budget in self._budgets.get(pod.namespace, ()) if selector.matches(pod.labels)]
-
-
-def _compile_selector(selector: LabelSelector) -> Selector:
-    """A budget's selector. An unknown operator selects all pods, so that none is evicted against the budget."""
-    try:
-        return compile_selector(selector)
-    except SelectorError:
-        return Selector()
-
-
 class TargetRules(ABC):
-    """Finds targets for the candidates of a strategy, in one round."""
+    """Rules of a strategy on targets of its candidates, in one round."""
 
     @abstractmethod
-    def find_target(self, candidate: Candidate) -> str:
-        """Set the candidate's target; without one, return why. Empty if there is one."""
+    def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
+        """Why the node is no better for the candidate than its own; empty if it is better."""
 
     @abstractmethod
-    def target_refusal(self, candidate: Candidate, node: Host) -> str:
-        """Why the node is no better than the candidate's; empty if it is. Sets the candidate's cost."""
+    def network_cost(self, candidate: Candidate, node: str) -> int:
+        """Network cost of the candidate's pod on a node; -1 if the strategy does not compare costs."""
 
-    def capacity_refusal(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Why no other node can take any pod of the candidate's node; empty if one may."""
+    def no_capacity_reason(self, candidate: Candidate) -> str:  # noqa: ARG002
+        """Why no target can take any pod of the candidate's node; empty if one may."""
         return ""
 
 
@@ -125,90 +65,92 @@ class TargetRules(ABC):
 class Candidate:
     """A pod that a strategy would move.
 
+    A failure is why the pod fails the condition of that name, empty if it passes. Strategies set it before the condition is checked.
+
     Attributes:
-        finder: finder of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage
+        target_rules: those of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage
             collection.
-        used: its usage, where known.
+        usage: of the pod, where known.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
-        duration_refusal: why the reason for the move has not lasted long enough; empty if it has, and for LowNodeLoad, which
-            checks that for the whole node.
-        group_refusal: why a pod of its AppGroup is missing or not ready; empty if none is, and for LowNodeLoad.
-        target: the node that it should move to; empty before `TargetRules.find_target`.
-        cost: network cost on the target; -1 for LowNodeLoad.
-        planner_refusal: why the planner would undo the move; empty if it would not, or if no plan placed the pod.
+        target: the node that it should move to; empty if none is assigned.
+        duration_failure, readiness_failure, fit_failure, planner_failure: of ``reason-duration``, ``group-readiness``, ``node-fit``
+            and ``planner``.
     """
 
     pod: PodInfo
     strategy: StrategyName
-    finder: TargetRules
-    used: Amounts
+    target_rules: TargetRules
+    usage: Amounts
     node_load: NodeLoad | None = None
-    duration_refusal: str = ""
-    group_refusal: str = ""
     target: str = ""
-    cost: int = -1
-    planner_refusal: str = ""
+    duration_failure: str = ""
+    readiness_failure: str = ""
+    fit_failure: str = ""
+    planner_failure: str = ""
 
 
 class PlanBuilder:
-    """Collects moves, skips and notes; counts planned evictions against limits and disruption budgets.
+    """Collects moves, skips and notes; counts evictions against limits and disruption budgets.
 
     Attributes:
-        fit: checks whether pods fit nodes, counting planned moves.
-        moves: planned moves by uid of the pod.
-        arriving_usage: node -> usage of pods that move there, while the node's usage does not show it; "" for unknown targets.
-        recent_departures: node -> number of pods evicted so recently that the node's usage does not show it yet.
-        evictions: by scope and name, the number of planned evictions and of earlier ones whose replacements are not bound yet.
+        now: time of the round, unix seconds.
+        breaker, allowed_disruptions, fit: they count the history, the planned evictions and the planned moves.
+        moves_by_uid: planned moves by uid of the pod, each with its candidate.
+        skips, notes, skip_counts: see `DeschedulePlan`.
+        arriving_usage: usage of pods that are moving to a node and that its usage does not show yet, by name of the node; the
+            name is empty for unknown targets.
+        recent_departures: number of pods evicted so recently that their node's usage does not show it yet, by name of the node.
+        evictions_by_scope: number of planned evictions, and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.
-        awaited_replacements: workload -> number of earlier evictions whose replacements are not bound yet.
+        awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
         unevaluated_replacements: uids of replacements whose moves have no outcome yet.
     """
 
     def __init__(self, snapshot: DeschedulerSnapshot, history: History, config: ResolvedConfig, now: float) -> None:
         self.snapshot, self.history, self.config, self.now = snapshot, history, config, now
         self.breaker = EvictionBreaker(history, config.limits, now)
-        self.budgets = DisruptionBudgets(snapshot.budgets)
+        self.allowed_disruptions = AllowedDisruptions(snapshot.budgets)
         self.fit = FitChecker(snapshot)
-        self.moves: dict[str, tuple[Candidate, PendingMove]] = {}
+        self.moves_by_uid: dict[str, tuple[Candidate, PendingMove]] = {}
         self.skips: list[Skip] = []
         self.skip_counts: Counter[str] = Counter()
-        self.notes: list[str] = []
+        self.notes: list[str] = list(config.warnings)
         usage_lag_s = config.limits.usage_lag_s
-        self.recent_departures = Counter(p.move.node for p in history.pending if now - p.at_s < usage_lag_s)
+        self.recent_departures = Counter(p.move.node for p in history.pending if now - p.planned_at_s < usage_lag_s)
         self.arriving_usage: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in history.pending:
-            if not pending.replacement_node or now - pending.replacement_bound_s < usage_lag_s:
-                add_amounts(self.arriving_usage[pending.replacement_node or pending.move.target], pending.move.used)
+            if not pending.replacement_node or now - pending.replacement_bound_at_s < usage_lag_s:
+                add_amounts(self.arriving_usage[pending.replacement_node or pending.move.target], pending.move.usage)
         awaited = [pending.move for pending in history.pending if not pending.replacement_node]
-        self.awaited_replacements = Counter(move.workload for move in awaited)
-        self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
+        self.awaited_by_workload = Counter(move.workload for move in awaited)
+        self.evictions_by_scope = Counter(scope for move in awaited for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
         self.unevaluated_replacements = {p.replacement_uid for p in history.pending if p.replacement_uid}
-        self._sizes: dict[str, WorkloadSize] = {}
+        self._sizes_by_workload: dict[str, WorkloadSize] = {}
 
     def workload_size(self, pod: PodInfo) -> WorkloadSize:
-        """The size of the pod's workload; a bare pod is one of its own."""
+        """The size of the pod's workload; a bare pod is a workload of one."""
         workload = workload_of(pod)
-        if workload not in self._sizes:
+        if workload not in self._sizes_by_workload:
             pods = self.snapshot.pods.where("workload", pod.workload) or {pod.key: pod}
-            present = [p for p in pods.values() if p.is_active]
-            size = len(present) + self.awaited_replacements[workload]
-            self._sizes[workload] = WorkloadSize(size, sum(not p.is_ready for p in present))
-        return self._sizes[workload]
+            active = [p for p in pods.values() if p.is_active]
+            size = len(active) + self.awaited_by_workload[workload]
+            self._sizes_by_workload[workload] = WorkloadSize(size, sum(not p.is_ready for p in active))
+        return self._sizes_by_workload[workload]
 
     def add_note(self, text: str) -> None:
-        """Report once what stopped a part of the round."""
+        """Add a note, unless the plan has it already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def add_skip(self, pod: PodInfo, condition: str, why: str) -> None:
-        """Report why a pod is not moved."""
+        """Count a pod that is not moved, and list why."""
         self.skip_counts[condition] += 1
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))
 
     def make_move(self, candidate: Candidate, reason: str) -> Move:
-        """The candidate's move to its target, without costs and usage of nodes."""
+        """The candidate's move to its target, without costs and usage of nodes; it is not planned yet."""
         pod = candidate.pod
         return Move(
             pod=pod.key,
@@ -218,27 +160,27 @@ class PlanBuilder:
             target=candidate.target,
             strategy=candidate.strategy,
             reason=reason,
-            used=candidate.used,
+            usage=candidate.usage,
             group=self.snapshot.group_key_of(pod),
         )
 
     def add_move(self, candidate: Candidate, pending: PendingMove) -> None:
-        """Add a move to the plan, and count it against limits, budgets and the target's capacity."""
+        """Add a move to the plan, and count it against limits, disruption budgets and the target's capacity."""
         pod, move = candidate.pod, pending.move
-        self.evictions.update(scopes_of(move))
+        self.evictions_by_scope.update(scopes_of(move))
         self.evictions_by_workload[move.workload] += 1
-        self.budgets.reserve(pod)
+        self.allowed_disruptions.reserve(pod)
         self.reserve_target(candidate)
         workload_pods = self.snapshot.pods.where("workload", pod.workload).values()
         siblings = tuple(sorted(short_uid(p.uid) for p in workload_pods if p.uid != pod.uid))
-        self.moves[pod.uid] = candidate, msgspec.structs.replace(pending, sibling_short_uids=siblings)
+        self.moves_by_uid[pod.uid] = candidate, msgspec.structs.replace(pending, sibling_short_uids=siblings)
 
     def reserve_target(self, candidate: Candidate) -> None:
         """Count a planned move against its target's capacity."""
         self.fit.reserve(candidate.pod, candidate.target)
-        add_amounts(self.arriving_usage[candidate.target], candidate.used)
+        add_amounts(self.arriving_usage[candidate.target], candidate.usage)
 
     def release_target(self, candidate: Candidate) -> None:
         """Undo `reserve_target`."""
         self.fit.release(candidate.pod)
-        add_amounts(self.arriving_usage[candidate.target], candidate.used, -1)
+        add_amounts(self.arriving_usage[candidate.target], candidate.usage, -1)

@@ -1,6 +1,6 @@
 """Reads koordinator's policy: LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one.
 
-Fields and enabled plugins without a counterpart here are errors that name them; disabled plugins are ignored.
+Fields and enabled plugins without a counterpart here are errors that name them. Disabled plugins are ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
 _Limit = Annotated[int, Range(0, 1_000_000)]
 _NO_LIMIT = 1_000_000
+_LOW_NODE_LOAD: Final = "LowNodeLoad"
 _MIGRATION: Final = "MigrationController"
-_PLUGIN_OF_POINT = {"deschedule": "", "balance": "LowNodeLoad", "evict": _MIGRATION, "filter": _MIGRATION}
+_PLUGIN_BY_POINT = {"deschedule": "", "balance": _LOW_NODE_LOAD, "evict": _MIGRATION, "filter": _MIGRATION}
 
 
 class _Plugin(Section, frozen=True):
@@ -39,10 +40,10 @@ class _Plugins(Section, frozen=True):
 
     def check(self, field: str) -> None:
         """Raise ConfigError for a plugin that has no effect where it is enabled."""
-        for point, known in _PLUGIN_OF_POINT.items():
+        for point, supported in _PLUGIN_BY_POINT.items():
             for i, plugin in enumerate(getattr(self, point).enabled):
-                if plugin.name != known:
-                    remedy = f"enable only {known} there" if known else "remove it"
+                if plugin.name != supported:
+                    remedy = f"enable only {supported} there" if supported else "remove it"
                     raise ConfigError(f"{field}.{point}.enabled[{i}].name", f"is {plugin.name!r}", remedy)
 
 
@@ -76,7 +77,7 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
-    """``evictFailedBarePods`` is accepted and ignored: failed pods use nothing, and are never moved. A ``maxMigrating`` of 0 is no limit."""
+    """``evictFailedBarePods`` is accepted and ignored, because failed pods use nothing, and are never moved."""
 
     max_migrating_per_node: _Limit | None = None
     max_migrating_per_namespace: _Limit | None = None
@@ -94,7 +95,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         low_node_load: None if the profile does not enable LowNodeLoad.
         interval_s: seconds between rounds.
+        dry_run: of the document; LowNodeLoadArgs have their own.
         limits: by their names in `controller.descheduler.config.LimitsConfig`.
+        evict_local_storage: ``evictLocalStoragePods``.
+        warnings: settings that have no effect, each with its field.
     """
 
     low_node_load: LowNodeLoadConfig | None
@@ -102,6 +106,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     limits: dict[str, Any] = {}
     evict_local_storage: bool | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def read_policy(document: object, field: str = "") -> Policy:
@@ -161,33 +166,24 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    load_document, load_field = plugins.get("LowNodeLoad", ({}, profiles))
+    load_document, load_field = plugins.get(_LOW_NODE_LOAD, ({}, profiles))
     load_args = _read_load_args(load_document, load_field)
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
     migration_document, migration_field = plugins.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
-    interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
-    limits: dict[str, int | str | float | None] = {
-        "per_node": _smaller(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _smaller(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        "per_round": _smaller(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
-        "per_workload": migration.max_migrating_per_workload,
-        "unavailable_per_workload": migration.max_unavailable_per_workload,
-    }
-    if backoff is not None:
-        limits["workload_backoff_s"] = parse_duration(
-            backoff, join_path(migration_field, "objectLimiters.workload.duration")
-        )
+    is_enabled, interval = bool(profile.plugins.balance.enabled), config.descheduling_interval
+    warning = f"{profiles}[0].plugins.balance.enabled: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect"
     return Policy(
-        low_node_load=load_args.resolve(load_field) if profile.plugins.balance.enabled else None,
+        low_node_load=load_args.resolve(load_field) if is_enabled else None,
         interval_s=None
         if interval is None
         else parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1),
         dry_run=config.dry_run,
-        limits={name: limit for name, limit in limits.items() if limit is not None},
+        limits=_limits_of(config, migration, migration_field),
         evict_local_storage=migration.evict_local_storage_pods,
+        warnings=(warning,) if _LOW_NODE_LOAD in plugins and not is_enabled else (),
     )
 
 
@@ -199,6 +195,23 @@ def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     return convert_object(document, LowNodeLoadArgs, field)
 
 
+def _limits_of(config: _Configuration, migration: _MigrationArgs, migration_field: str) -> dict[str, Any]:
+    """The limits that the document sets, by their names in ``LimitsConfig``."""
+    backoff = migration.object_limiters.workload.duration
+    limits: dict[str, int | str | float | None] = {
+        "per_node": _smaller(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _smaller(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        "per_round": _smaller(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_workload": migration.max_migrating_per_workload,
+        "unavailable_per_workload": migration.max_unavailable_per_workload,
+        "workload_backoff_s": None
+        if backoff is None
+        else parse_duration(backoff, join_path(migration_field, "objectLimiters.workload.duration")),
+    }
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
 def _smaller(max_evictions: int | None, max_migrating: int | None) -> int | None:
+    """The smaller limit; a ``maxMigrating`` of 0 is no limit."""
     limits = max_evictions, _NO_LIMIT if max_migrating == 0 else max_migrating
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,6 +1,6 @@
-"""The descheduler's loop: read usage, evaluate earlier moves, decide, record, evict, report.
+"""The descheduler's loop: read usage, evaluate earlier moves, decide, record moves, evict, report.
 
-A move is recorded before its eviction, so that the next leader knows it if this one ends in between.
+A move is recorded before its eviction, so that the next leader knows the move if this one ends in between.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.crds import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import DescheduleDecision, ReasonDurations, UnconfirmedDecision, decide
+from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS, PodDisruptionBudget
 from controller.descheduler.evict import EvictionResult, evict, outdated_reason
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, extend_backoff, remove_move
-from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.plan import Move
-from controller.descheduler.reporting import DeschedulerMetrics, DeschedulerReporter, taint_patches
-from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
+from controller.descheduler.reporting import DeschedulerMetrics, DeschedulerReporter
+from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.usage import RefusalReason, UsageBatch, UsageStore
-from controller.scheduler.placement.inputs import PlanInputs
+from controller.descheduler.taints import nodes_to_taint, taint_patches
+from controller.descheduler.usage import DropReason, UsageBatch, UsageStore
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -37,26 +37,26 @@ from kubekit.wire import NODES, Object
 
 if TYPE_CHECKING:
     from controller.cluster.cluster_cache import ClusterCache
-    from controller.scheduler.gating.group_plans import GroupPlans
+    from controller.scheduler.gating.controller import GatingController
 
 log = logs.get("controller.descheduler")
 
 NODE_CHANGED_STATUSES = frozenset({404, 409, 422})
-"""Statuses of a patch of a node that is gone or has changed since it was read; the next round patches it again."""
+"""HTTP statuses of a patch of a node that was deleted or changed since it was read; the next round patches it again."""
 
 
 class Descheduler:
     """Runs rounds while this replica leads.
 
     Args:
-        client: client with the leader's write fence.
-        cache: stores of nodes and pods.
+        client: fenced by the leadership.
+        cache: the stores; rounds use those of nodes and pods.
         config: the checked section ``descheduler``.
-        recorder: writes events.
-        registry: of the metrics.
-        inputs: the planner's inputs, from which snapshots are taken; the nodes to avoid are set there.
-        planner: confirms moves of pods that it placed.
-        usage_reader: by default, one for the sources that the configuration names.
+        recorder: for events.
+        registry: for metrics.
+        scheduling: has the planner, which confirms moves of pods that it placed, and its inputs: snapshots are taken from them, and
+            the nodes that plans avoid are set there.
+        usage_reader: reads usage; by default from the configured sources.
         wall: wall clock, unix seconds.
     """
 
@@ -68,29 +68,28 @@ class Descheduler:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        inputs: PlanInputs,
-        planner: GroupPlans,
+        scheduling: GatingController,
         usage_reader: UsageReader | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._cache, self._wall = client, cache, wall
-        self._enabled, self._config = config.enabled, config.resolve()
-        self._usage = UsageStore(self._config.expiry_s)
+        self._is_enabled, self._config = config.enabled, config.resolve()
+        self._usage_store = UsageStore(self._config.usage_expiry_s)
         self._usage_reader = usage_reader or UsageReader(config.usage, client)
-        self._inputs, self._planner = inputs, planner
+        self._inputs, self._planner = scheduling.inputs, scheduling.plans
         self._history_store = HistoryStore(client, cache.netaware_namespace)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = DeschedulerReporter(recorder)
-        self._history, self._state = History(), ReasonDurations()
+        self._history, self._durations = History(), ReasonDurations()
         self._executor = ThreadPoolExecutor(1, "descheduler")
         self._budgets: Reflector[PodDisruptionBudget] = Reflector(client, DISRUPTION_BUDGETS, PodDisruptionBudget)
 
     async def run(self) -> None:
         """Run rounds until cancelled; does nothing if the descheduler is not enabled."""
-        if not self._enabled:
+        if not self._is_enabled:
             await asyncio.Event().wait()
         self._metrics.count_from_zero()
-        # The budgets of an earlier leadership of this replica may be hours old; rounds wait for a new list.
+        # After an earlier leadership of this replica the budgets may be hours old: wait for a new list.
         self._budgets.synced.clear()
         try:
             await supervise({"budgets": self._budgets.run(), "rounds": self._run_rounds()})
@@ -102,8 +101,10 @@ class Descheduler:
         await self._cache.pods.synced.wait()
         await self._budgets.synced.wait()
         # Another replica may have led since.
-        self._state, is_loaded = ReasonDurations(), False
+        self._durations, is_loaded = ReasonDurations(), False
         log.info("descheduler runs", interval_s=self._config.interval_s, dry_run=self._config.dry_run)
+        for warning in self._config.warnings:
+            log.warning("setting has no effect", setting=warning)
         while True:
             try:
                 if not is_loaded:
@@ -120,17 +121,17 @@ class Descheduler:
         """Run one round.
 
         Raises:
-            KubekitError: the API server is unreachable, or this replica no longer leads; all evictions are recorded.
+            KubekitError: the API server is unreachable, or this replica no longer leads; evictions made so far are recorded.
         """
         batch = await self._read_usage()
         now = self._wall()
         unconfirmed = await self._decide(batch, now)
         decision = unconfirmed.decision
-        self._history, self._state = decision.history, decision.state
+        self._history, self._durations = decision.history, decision.durations
         for evaluated in decision.evaluated:
             self._metrics.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
             self._reporter.report_outcome(evaluated)
-        avoided = frozenset(name for name, detector in self._state.detectors.items() if detector.is_avoided)
+        avoided = frozenset(name for name, detector in self._durations.detectors.items() if detector.is_avoided)
         self._inputs.node_cache.set_avoided_nodes(avoided)
         decision = await unconfirmed.confirm(self._planner.simulate_replacement)
         self._history = decision.history
@@ -138,7 +139,7 @@ class Descheduler:
         self._reporter.report_plan(decision.plan)
         if not self._config.dry_run:
             await self._write_taints(decision)
-            self._expect_replacements(decision)
+            self._reserve_replacement_targets(decision)
         await self._evict(decision)
         self._metrics.show_backoffs(self._history, self._config.limits, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
@@ -151,46 +152,48 @@ class Descheduler:
         """
         cache = self._cache
         snapshot = take_snapshot(self._inputs, cache.pods.items, self._budgets, cache.netaware_namespace)
-        usage, history, state, config = self._usage, self._history, self._state, self._config
+        usage_store, history, durations, config = self._usage_store, self._history, self._durations, self._config
 
-        def work() -> tuple[UnconfirmedDecision, Counter[RefusalReason]]:
+        def decide_in_thread() -> tuple[UnconfirmedDecision, Counter[DropReason]]:
             with self._metrics.plan_seconds.time():
-                refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-                return decide(replace(snapshot, usage=usage.view(now)), history, state, config, now), refused
+                dropped = usage_store.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
+                with_usage = replace(snapshot, usage=usage_store.view(now))
+                return decide(with_usage, history, durations, config, now), dropped
 
-        unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        unconfirmed, dropped = await asyncio.get_running_loop().run_in_executor(self._executor, decide_in_thread)
         # Usage of unknown pods is normal: pods start and end while it is read.
-        reasons = ",".join(sorted(reason for reason in refused if reason != "unknown-pod"))
-        message = "usage readings ignored" if reasons else "no usage readings are ignored any more"
-        log.log_change("usage-refused", reasons, message, count=sum(refused.values()) - refused["unknown-pod"])
+        reasons = ",".join(sorted(reason for reason in dropped if reason != "unknown-pod"))
+        message = "usage readings dropped" if reasons else "no usage readings are dropped any more"
+        log.log_change("usage-dropped", reasons, message, count=sum(dropped.values()) - dropped["unknown-pod"])
         return unconfirmed
 
     async def _write_taints(self, decision: DescheduleDecision) -> None:
-        """Taint hot nodes before the evictions, so that kube-scheduler, which does not know usage, avoids them.
+        """Write taints before the evictions, so that kube-scheduler, which does not know usage, avoids these nodes.
 
         Raises:
             KubekitError: a taint was not written, for another reason than a change of its node.
         """
-        hot = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
-        for name, patch in taint_patches(self._cache.nodes.items, hot).items():
+        detectors, hosts = decision.durations.detectors, self._inputs.node_cache.hosts
+        tainted = nodes_to_taint(decision.plan.nodes, detectors, hosts)
+        for name, patch in taint_patches(self._cache.nodes.items, tainted).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, patch_type=JSON_PATCH)
             except ApiError as error:
                 if error.status not in NODE_CHANGED_STATUSES:
                     raise
 
-    def _expect_replacements(self, decision: DescheduleDecision) -> None:
-        """Reserve the planner's targets before the evictions, because a replacement may come before the eviction's answer."""
+    def _reserve_replacement_targets(self, decision: DescheduleDecision) -> None:
+        """Reserve the planner's targets before the evictions, because a replacement may be created before the eviction's response."""
         for move in decision.plan.moves:
-            expected = decision.replacement_targets.get(move.uid)
-            if expected is None or self._outdated_reason(move):
+            replacement = decision.replacement_targets.get(move.uid)
+            if replacement is None or self._outdated_reason(move):
                 continue
-            pod = expected.pod
+            pod = replacement.pod
             siblings = {p.key for p in self._cache.pods if p.workload == pod.workload} - {move.pod}
             self._planner.expect_replacement(
-                expected.group,
+                replacement.group,
                 pod.labels.get(WORKLOAD_LABEL, ""),
-                expected.target,
+                replacement.target,
                 siblings,
                 duration_s=self._config.limits.start_timeout_s,
                 requests=pod.requests_with_ports,
@@ -199,25 +202,25 @@ class Descheduler:
     async def _read_usage(self) -> UsageBatch:
         batch = await self._usage_reader.read()
         fault = batch.faults[0] if batch.faults else ""
-        message = "usage not read; nodes without usage are left alone" if fault else "usage is read again"
+        message = "usage not read; nodes of unknown usage are ignored" if fault else "usage is read again"
         log.log_change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
     async def _evict(self, decision: DescheduleDecision) -> None:
         """Record the moves, then evict their pods, and record the results."""
-        if not self._config.dry_run:
+        dry_run = self._config.dry_run
+        if not dry_run:
             self._history = add_moves(self._history, decision.pending)
         await self._history_store.save(self._history)
-        has_stopped = False
+        is_stopped = False
         for pending in decision.pending:
-            if has_stopped:
+            if is_stopped:
                 self._history = remove_move(self._history, pending)
                 continue
             why = self._outdated_reason(pending.move)
-            dry_run = self._config.dry_run
             result = EvictionResult("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
             self._record_result(pending, result)
-            has_stopped = result.ends_round
+            is_stopped = result.stops_evictions
         await self._history_store.save(self._history)
 
     def _outdated_reason(self, move: Move) -> str:

@@ -1,41 +1,34 @@
-"""Events, log lines and metrics of the descheduler, and patches for the taint of hot nodes."""
+"""Events, log lines and metrics of the descheduler."""
 
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.decide import DescheduleDecision
-from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
+from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove, EvictionBreaker
 from controller.descheduler.evict import EvictionResult, ResultKind
 from controller.descheduler.history import History, MoveOutcome, is_workload
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import DeschedulePlan, Move
-from controller.descheduler.plan_builder import EvictionBreaker
-from kubekit import logs, patches
+from kubekit import logs
 from kubekit.events import EventRecorder, ObjectReference
-from kubekit.patches import Operation
-from kubekit.wire import Node
-from netperf.contract import HOT_TAINT
 
 log = logs.get("controller.descheduler")
 
-HOT_EFFECT = "PreferNoSchedule"
-"""The effect of `HOT_TAINT`."""
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 _PREFIX = "netaware_descheduler"
 _INEFFECTIVE_TEXTS: dict[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
-    "node-still-hot": "the node is still overutilized",
+    "node-still-overutilized": "the node is still overutilized",
     "cost-not-fallen": "its network cost did not fall",
     "not-scheduled": "its replacement has no node",
     "not-ready": "its replacement is not ready",
-    "target-overloaded": "its new node is above a threshold too",
+    "target-overutilized": "its new node is overutilized too",
 }
 
 
@@ -45,17 +38,17 @@ def _pod_reference(key: str, uid: str) -> ObjectReference:
 
 
 class DeschedulerReporter:
-    """Writes events and log lines: once per eviction and evaluated move, otherwise once per change of state."""
+    """Writes events and log lines: one for each eviction and evaluated move, otherwise one for each change."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
-        self._stuck: dict[str, str] = {}
+        self._reason_by_stuck_node: dict[str, str] = {}
 
     def report_eviction(self, move: Move, result: EvictionResult) -> None:
         """Report the result of an eviction."""
         if result.kind == "evicted":
             log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
-            note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
+            note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'  # koord-descheduler's wording
             self._recorder.record_normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
         elif result.kind == "dry-run":
             fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
@@ -86,51 +79,27 @@ class DeschedulerReporter:
         self._recorder.record_warning(_pod_reference(*pod), "MoveDidNotHelp", note)
 
     def report_plan(self, plan: DeschedulePlan) -> None:
-        """Report hot nodes that the round cannot relieve, and those that are no longer above a threshold."""
-        stuck = {state.node: state.why for state in plan.nodes if state.stuck}
+        """Report nodes that the round cannot relieve, and those that are no longer above a threshold."""
+        stuck = {state.node: state.why for state in plan.nodes if state.is_stuck}
         for node, why in stuck.items():
-            if self._stuck.get(node) != why:
-                log.warning("hot node not relieved", node=node, why=why)
+            if self._reason_by_stuck_node.get(node) != why:
+                log.warning("node not relieved", node=node, why=why)
                 self._recorder.record_warning(
                     ObjectReference("v1", "Node", node), "NotRelieved", f"Node is overutilized, but {why}"
                 )
-        # A node whose anomaly timed out is still above a threshold and soon hot again: it is not reported as relieved.
-        still_hot = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
-        still_hot -= {move.node for move in plan.moves}
-        for node in self._stuck.keys() - stuck.keys() - still_hot:
+        # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
+        unrelieved = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
+        unrelieved -= {move.node for move in plan.moves}
+        for node in self._reason_by_stuck_node.keys() - stuck.keys() - unrelieved:
             log.info("node is no longer above a threshold", node=node)
-        self._stuck = {node: why for node, why in self._stuck.items() if node in still_hot} | stuck
+        kept = {node: why for node, why in self._reason_by_stuck_node.items() if node in unrelieved}
+        self._reason_by_stuck_node = kept | stuck
         for note in plan.notes:
-            log.debug("round", note=note)
-
-
-def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, list[Operation]]:
-    """JSON patches by node that add the taint to hot nodes and remove it from all others.
-
-    They leave other taints alone, whose fields we do not all read. If a node has changed since, the API server rejects a patch
-    that removes our taint or adds the first taint.
-    """
-    hot_taint = {"key": HOT_TAINT, "effect": HOT_EFFECT}
-    operations: dict[str, list[Operation]] = {}
-    for name, node in nodes.items():
-        taints = node.spec.taints or []
-        index = next(
-            (i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None
-        )
-        if name in hot and index is None and taints:
-            operations[name] = [patches.add("/spec/taints/-", hot_taint)]
-        elif name in hot and index is None:
-            is_unchanged = patches.test("/metadata/resourceVersion", node.metadata.resource_version)
-            operations[name] = [is_unchanged, patches.add("/spec/taints", [hot_taint])]
-        elif name not in hot and index is not None:
-            path = f"/spec/taints/{index}"
-            operations[name] = [patches.test(f"{path}/{field}", value) for field, value in hot_taint.items()]
-            operations[name].append(patches.remove(path))
-    return operations
+            log.debug("note on the round", note=note)
 
 
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges show the leader's newest round; other replicas export no labelled gauges, and 0 for the rest."""
+    """Metrics of rounds. Gauges show the leader's newest round; on other replicas, labelled gauges have no series, others are 0."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -144,8 +113,10 @@ class DeschedulerMetrics:
             "rounds", "Rounds: finished, usage-missing (a source of usage failed), failed.", "outcome"
         )
         self.evictions = counter("evictions", f"Evictions, by result: {results}.", "strategy", "result")
-        self.outcomes = counter("moves_ended", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
-        self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
+        self.outcomes = counter("moves_evaluated", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
+        self._stopped = gauge(
+            "stopped", "1 while the breaker of a strategy is open, because too few moves helped.", "strategy"
+        )
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
             "Time to decide one round.",
@@ -153,8 +124,8 @@ class DeschedulerMetrics:
             registry=registry,
         )
         self._nodes = gauge("nodes", f"Nodes, by pool and load: {', '.join(LOAD_CLASSES)}.", "pool", "load")
-        self._hot = gauge("hot_nodes", "Nodes that were overutilized for consecutiveAbnormalities rounds.")
-        self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round cannot relieve enough.")
+        self._anomalous = gauge("anomalous_nodes", "Nodes that were overutilized for consecutiveAbnormalities rounds.")
+        self._stuck = gauge("stuck_nodes", "Anomalous nodes that the newest round cannot relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
         self._backed_off = gauge("backed_off", "Back-offs, by kind: workload or replica.", "kind")
 
@@ -174,8 +145,8 @@ class DeschedulerMetrics:
         for pool in {state.pool for state in plan.nodes}:
             for load in LOAD_CLASSES:
                 self._nodes.labels(pool, load).set(counts[pool, load])
-        self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.is_anomalous))
-        self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
+        self._anomalous.set(sum(1 for detector in decision.durations.detectors.values() if detector.is_anomalous))
+        self._stuck.set(sum(1 for state in plan.nodes if state.is_stuck))
         self._skipped.clear()
         for condition, count in plan.skip_counts.items():
             self._skipped.labels(condition).set(count)
@@ -197,5 +168,5 @@ class DeschedulerMetrics:
         """Remove the gauges of a replica that no longer leads."""
         for gauge in (self._nodes, self._skipped, self._stopped, self._backed_off):
             gauge.clear()
-        for gauge in (self._hot, self._stuck):
+        for gauge in (self._anomalous, self._stuck):
             gauge.set(0)

@@ -11,12 +11,11 @@ from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.volumes import Volumes
+from controller.descheduler.disruption_budgets import PodDisruptionBudget
 from controller.descheduler.usage import NO_USAGE, UsageView
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, State
-from kubekit.selectors import LabelSelector
-from kubekit.wire import Object, Resource, Wire
 
 PodField = Literal["node", "namespace", "workload"]
 
@@ -36,28 +35,6 @@ class PodIndex:
                 index[getattr(pod, field)][key] = pod
             self._indexes[field] = index | {"": {}}
         return self._indexes[field].get(value, {})
-
-
-DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
-
-
-class PodDisruptionBudgetSpec(Wire, frozen=True):
-    """The spec of a PodDisruptionBudget; an absent selector matches none, an empty one all."""
-
-    selector: LabelSelector | None = None
-
-
-class PodDisruptionBudgetStatus(Wire, frozen=True):
-    """The status of a PodDisruptionBudget."""
-
-    disruptions_allowed: int = 0
-
-
-class PodDisruptionBudget(Object, frozen=True):
-    """policy/v1 PodDisruptionBudget."""
-
-    spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
-    status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
 
 
 @dataclass(frozen=True, slots=True)

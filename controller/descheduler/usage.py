@@ -1,7 +1,7 @@
-"""Usage of nodes and pods: checked readings that expire.
+"""Usage of nodes and pods: readings that are checked, and expire.
 
-Amounts are by resource: cpu in millicores, memory in bytes, bandwidth in bits per second. A missing resource is unknown, not 0.
-Impossible readings are ignored and counted: a node without usage is neither source nor target of moves.
+Units: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource without an amount is unknown, not 0. Pods are
+moved neither off nor to a node of unknown usage.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ CPU, MEMORY = "cpu", "memory"
 RESOURCES = (CPU, MEMORY, BANDWIDTH_RESOURCE)
 
 Amounts = Mapping[str, float]
-"""Resource -> amount; see the module's units."""
+"""Amount by resource, in the module's units."""
 Percents = Mapping[str, float]
-"""Resource -> percent of allocatable."""
+"""Percent of allocatable by resource."""
 
 
-def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
-    """Percent of allocatable in use, for resources that the node has and whose usage is known."""
+def to_percents(usage: Amounts, allocatable: Amounts) -> dict[str, float]:
+    """Convert usage to percent of allocatable. Omits resources that the node does not have."""
     return {
-        resource: 100.0 * used[resource] / allocatable[resource]
+        resource: 100.0 * usage[resource] / allocatable[resource]
         for resource in RESOURCES
-        if resource in used and allocatable.get(resource, 0) > 0
+        if resource in usage and allocatable.get(resource, 0) > 0
     }
 
 
-def weighted_percent(percent: Percents, weights: Mapping[str, float]) -> float:
-    """Weighted mean over resources with a weight and known usage; 0 without any."""
-    total = sum(weight for resource, weight in weights.items() if resource in percent)
-    if not total:
-        return 0.0
-    return sum(percent[resource] * weight for resource, weight in weights.items() if resource in percent) / total
+def weighted_mean(percents: Percents, weights: Mapping[str, float]) -> float:
+    """The mean over resources with known usage, by their weights; 0 if none has a weight."""
+    known_weights = {resource: weight for resource, weight in weights.items() if resource in percents}
+    total = sum(known_weights.values())
+    return sum(percents[resource] * weight for resource, weight in known_weights.items()) / total if total else 0.0
 
 
-def exceeded_resources(percent: Percents, high: Percents) -> tuple[str, ...]:
+def exceeded_resources(percents: Percents, high_thresholds: Percents) -> tuple[str, ...]:
     """Resources above their high threshold."""
-    return tuple(resource for resource, threshold in high.items() if percent.get(resource, 0.0) > threshold)
+    return tuple(resource for resource, high in high_thresholds.items() if percents.get(resource, 0.0) > high)
 
 
-RefusalReason = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
+DropReason = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
 MAX_CLOCK_SKEW_S = 60.0
-"""A reading from further in the future is refused."""
+"""A reading from further in the future is dropped."""
 
 
 class UsageReading(msgspec.Struct, frozen=True, gc=False):
-    """One value of a source. ``gc=False``, because a large cluster has 200,000 of them.
+    """The usage of one resource by a node or a pod. ``gc=False``, because a large cluster has 200,000 readings.
 
     Attributes:
-        name: name of a node, or ``namespace/name`` of a pod.
+        name: name of the node, or ``namespace/name`` of the pod.
         resource: one of `RESOURCES`.
+        value: in the module's units.
         at_s: unix seconds.
     """
 
@@ -70,6 +70,7 @@ class UsageBatch(msgspec.Struct, frozen=True):
     """Usage readings of one round.
 
     Attributes:
+        nodes, pods: readings in any order.
         faults: error messages of sources.
     """
 
@@ -84,7 +85,7 @@ class UsageView(NamedTuple):
     Attributes:
         nodes: by name of the node.
         pods: by ``namespace/name`` of the pod.
-        expired: nodes whose newest usage is too old.
+        expired: names of nodes whose newest usage has expired.
     """
 
     nodes: Mapping[str, Amounts]
@@ -95,8 +96,8 @@ class UsageView(NamedTuple):
 NO_USAGE = UsageView({}, {})
 
 
-def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> RefusalReason | None:
-    """Why a reading is refused; None if it is not."""
+def find_drop_reason(reading: UsageReading, now: float, expiry_s: float) -> DropReason | None:
+    """Find why a reading is dropped; None if it is kept."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
         return "not-a-number"
     if reading.value < 0:
@@ -107,45 +108,43 @@ def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> Refus
 
 
 class UsageStore:
-    """The newest reading of each resource; ``expiry_s`` is koordinator's nodeMetricExpirationSeconds."""
+    """Keeps the newest reading of each resource; ``expiry_s`` is koordinator's nodeMetricExpirationSeconds."""
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
         self._nodes: dict[str, dict[str, UsageReading]] = {}
         self._pods: dict[str, dict[str, UsageReading]] = {}
 
-    def update(
-        self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float
-    ) -> Counter[RefusalReason]:
-        """Add a batch, and forget nodes and pods that do not exist any more.
+    def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[DropReason]:
+        """Add a batch, and remove nodes and pods that no longer exist.
 
         Args:
             batch: readings of all sources.
-            nodes: names of the existing nodes; usage of others is refused.
-            pods: keys of the existing pods; usage of others is refused.
+            nodes: names of the existing nodes.
+            pods: keys of the existing pods.
             now: unix seconds.
 
         Returns:
-            The number of refused readings by reason.
+            The number of dropped readings by reason.
         """
-        refused: Counter[RefusalReason] = Counter()
+        dropped: Counter[DropReason] = Counter()
         for stored, readings, existing in ((self._nodes, batch.nodes, nodes), (self._pods, batch.pods, pods)):
             for reading in readings:
-                reason = reading_refusal(reading, now, self._expiry_s)
+                reason = find_drop_reason(reading, now, self._expiry_s)
                 if reading.name not in existing:
                     reason = "unknown-node" if stored is self._nodes else "unknown-pod"
                 if reason is not None:
-                    refused[reason] += 1
+                    dropped[reason] += 1
                     continue
                 newest = stored.setdefault(reading.name, {})
                 if reading.resource not in newest or reading.at_s >= newest[reading.resource].at_s:
                     newest[reading.resource] = reading
             for name in [name for name in stored if name not in existing]:
                 del stored[name]
-        return refused
+        return dropped
 
     def view(self, now: float) -> UsageView:
-        """The unexpired usage."""
+        """The usage that has not expired."""
         oldest_s = now - self._expiry_s
         nodes, pods = (
             {

@@ -330,7 +330,7 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figu
             decision = decide(snapshot, history, state, settings, now).decision
             took.append(time.perf_counter() - began)
             ends += decision.evaluated
-            state, history = decision.state, add_moves(decision.history, decision.pending)
+            state, history = decision.durations, add_moves(decision.history, decision.pending)
             await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:
                 name = move.pod.partition("/")[2]

@@ -132,5 +132,5 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
         await asyncio.sleep(2 * HOLD_S)
         assert await total(installed.controller_url) == 1, "flapping"
         assert await node_of(client, "web") == where
-        helped = 'netaware_descheduler_moves_ended_total{outcome="helped",strategy="NetworkMisplacement"}'
+        helped = 'netaware_descheduler_moves_evaluated_total{outcome="helped",strategy="NetworkMisplacement"}'
         assert await total(installed.controller_url, helped) == 1

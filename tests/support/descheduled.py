@@ -17,6 +17,7 @@ from controller.cluster.pods import Pod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, ResolvedConfig
 from controller.descheduler.decide import DescheduleDecision, ReasonDurations, decide
+from controller.descheduler.disruption_budgets import PodDisruptionBudget
 from controller.descheduler.evaluation import evaluate_moves
 from controller.descheduler.history import (
     BackoffEntry,
@@ -27,10 +28,10 @@ from controller.descheduler.history import (
     add_moves,
     short_uid,
 )
-from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.node_load import AnomalyDetector
 from controller.descheduler.plan import Move
-from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget, take_snapshot
+from controller.descheduler.snapshot import DeschedulerSnapshot, take_snapshot
+from controller.descheduler.taints import nodes_to_taint
 from controller.descheduler.usage import NO_USAGE, UsageBatch, UsageReading, UsageStore, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
@@ -242,18 +243,18 @@ def pending_move(
     uid: str = "u",
     workload: str = "default/Deployment/w",
     node: str = "hot",
-    at_s: float = NOW_S,
+    planned_at_s: float = NOW_S,
     strategy: Any = "LowNodeLoad",
     *,
     target: str = "",
     group: str = "",
-    used: Mapping[str, float] | None = None,
+    usage: Mapping[str, float] | None = None,
     cost_before: int = -1,
     **follow: Any,
 ) -> PendingMove:
     """A move of before; ``follow`` is what else is remembered of it."""
-    move = Move(pod, uid, workload, node, target, strategy, "r", used or {}, cost_before=cost_before, group=group)
-    return PendingMove(move, at_s, **follow)
+    move = Move(pod, uid, workload, node, target, strategy, "r", usage or {}, cost_before=cost_before, group=group)
+    return PendingMove(move, planned_at_s, **follow)
 
 
 def moved(decision: DescheduleDecision) -> list[str]:
@@ -264,14 +265,14 @@ def moved(decision: DescheduleDecision) -> list[str]:
 def decided(
     view: DeschedulerSnapshot,
     history: History,
-    state: ReasonDurations,
+    durations: ReasonDurations,
     rules: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
 ) -> DescheduleDecision:
     """The decision of `decide` alone."""
-    return decide(view, history, state, rules, now, assume_lasting=assume_lasting).decision
+    return decide(view, history, durations, rules, now, assume_lasting=assume_lasting).decision
 
 
 def once(

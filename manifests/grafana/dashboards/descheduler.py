@@ -1,4 +1,4 @@
-"""The dashboard of the descheduler: hot nodes, evictions, and the results of moves."""
+"""The dashboard of the descheduler: anomalous nodes, evictions, and the results of moves."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, times
 DESCHEDULER = Dashboard(
     "netaware-descheduler",
     "netaware / Descheduler",
-    "Hot nodes, evictions, the results of moves, and reasons not to move pods.",
+    "Anomalous nodes, evictions, the results of moves, and reasons not to move pods.",
     [],
     [
         Row(
             "Now",
             [
                 stat(
-                    "Hot nodes",
+                    "Anomalous nodes",
                     "short",
                     "Nodes over a high threshold for long enough to act.",
-                    Query("sum(netaware_descheduler_hot_nodes)"),
+                    Query("sum(netaware_descheduler_anomalous_nodes)"),
                     bad_above=0,
                     width=8,
                 ),
                 stat(
                     "Stuck nodes",
                     "short",
-                    "Hot nodes that the newest round cannot relieve enough.",
+                    "Anomalous nodes that the newest round cannot relieve enough.",
                     Query("sum(netaware_descheduler_stuck_nodes)"),
                     bad_above=0,
                     width=8,
@@ -59,8 +59,8 @@ DESCHEDULER = Dashboard(
                 stacked_series(
                     "Moves by outcome",
                     "short",
-                    "Moves that ended per hour, by outcome: helped, returned to the same node, did not cool it, did not lower the cost, or were lost.",
-                    Query("sum by (outcome) (increase(netaware_descheduler_moves_ended_total[1h]))", "{{outcome}}"),
+                    "Moves evaluated per hour, by outcome: helped, returned to the same node, did not relieve it, did not lower the cost, or were lost.",
+                    Query("sum by (outcome) (increase(netaware_descheduler_moves_evaluated_total[1h]))", "{{outcome}}"),
                 ),
                 stacked_series(
                     "Pods skipped",

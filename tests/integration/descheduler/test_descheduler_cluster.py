@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from controller.descheduler.disruption_budgets import DISRUPTION_BUDGETS
 from controller.descheduler.evict import evict
 from controller.descheduler.plan import Move
-from controller.descheduler.snapshot import DISRUPTION_BUDGETS
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod
 from netperf.contract import CONTROLLER

@@ -64,7 +64,7 @@ class Planners(World):
         self.node_cache.on_pod_change(pod.metadata.key, None, PodReader().read(pod))
 
     def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
-        self.file = msgspec.structs.replace(self.file, classes=[class_], claims=[*claims], volumes=[*volumes])
+        self.file = msgspec.structs.replace(self.file, storage_classes=[class_], claims=[*claims], volumes=[*volumes])
         self.volumes.on_class_change(class_.metadata.name, None, class_)
         for claim in claims:
             self.volumes.on_claim_change(claim.metadata.key, None, claim)

@@ -1,4 +1,4 @@
-"""`kubectl netaware deschedule --dry-run` shows moves, hot nodes, skipped pods and conditions."""
+"""`kubectl netaware deschedule --dry-run` shows moves, overutilized nodes, skipped pods and conditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = DescheduleCommand()
 
 
 def make_preview() -> RoundPreview:
-    """Two hot nodes: a move relieves one; a disruption budget protects the only pod of the other."""
+    """Two overutilized nodes: a move relieves one; a disruption budget protects the only pod of the other."""
     nodes = [node("hot"), node("stuck"), node("idle", cpu="16")]
     pods = [pod("web-1", "hot"), pod("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
     usage = {"hot": amounts(3.5, 2), "stuck": amounts(3, 2), "idle": amounts(0.4, 2)}
@@ -29,7 +29,7 @@ def make_preview() -> RoundPreview:
         nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
     )
     plan = once(view, settings()).plan
-    return RoundPreview(plan, count_skips(plan), ignored_readings_by_reason={"negative": 2})
+    return RoundPreview(plan, count_skips(plan), dropped_readings_by_reason={"negative": 2})
 
 
 def options(*argv: str) -> argparse.Namespace:
@@ -44,7 +44,7 @@ def print_preview(preview: RoundPreview) -> str:
     return out.getvalue()
 
 
-def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
+def test_moves_overutilized_nodes_and_skipped_pods_are_shown() -> None:
     text = print_preview(make_preview())
     (line,) = [line for line in text.splitlines() if line.startswith("default/web-1")]
     assert "idle" in line
@@ -53,7 +53,7 @@ def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
     assert "PodDisruptionBudget default/db allows no disruption now" in text
     assert "no further pod can be moved: 1 disruption-budget" in text
     assert "relieved by the moves above" in text
-    assert "nodes: 2 hot, 1 with low load; 2 usage readings ignored" in text
+    assert "nodes: 2 overutilized, 1 underutilized; 2 usage readings dropped" in text
 
 
 def test_every_condition_is_shown_in_order_with_the_number_of_pods_that_it_skips() -> None:

@@ -80,7 +80,7 @@ CASES = [
     Case(
         "usage-lag",
         {},
-        {"memory": History(pending=(pending_move(at_s=NOW_S - 60),))},
+        {"memory": History(pending=(pending_move(planned_at_s=NOW_S - 60),))},
         "1 recent moves show in its usage",
     ),
     *(
@@ -126,9 +126,9 @@ CASES = [
         "0 of 4 moves in 24 h helped",
     ),
     Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
-    Case("node-limit", {}, {"limits": {"perNode": 0}}, "limit of 0 evictions per node and round"),
-    Case("free-capacity", {}, ASKED_OF_NODES, "1 node has low load, and numberOfNodes asks for more than 1"),
-    Case("namespace-limit", {}, {"limits": {"perNamespace": 0}}, "limit of 0 evictions per namespace and round"),
+    Case("node-limit", {}, {"limits": {"perNode": 0}}, "limit of 0 evictions per node"),
+    Case("free-capacity", {}, ASKED_OF_NODES, "1 node is underutilized, and numberOfNodes asks for more than 1"),
+    Case("namespace-limit", {}, {"limits": {"perNamespace": 0}}, "limit of 0 evictions per namespace"),
     Case(
         "group-limit",
         {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
@@ -144,7 +144,7 @@ CASES = [
         "workload-backoff",
         {},
         {"memory": History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")})},
-        f"{WEB} backs off for another 120 min after 2 moves that did not help (returned)",
+        f"{WEB} had 2 failed moves in a row (returned); not moved for another 120 min",
     ),
     Case(
         "workload-limit", {}, {"limits": {"perWorkload": 1}, "memory": History(evictions=(Eviction(NOW_S - 299, WEB),))}
@@ -355,9 +355,9 @@ def test_moves_of_earlier_rounds_take_capacity_before_usage_shows_them() -> None
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
     view = snapshot(nodes, [alone("p")], usage, {"p": amounts(1, 0.1)})
     assert moved(once(view, settings())) == ["p"]
-    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_s": NOW_S - 10}
+    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_at_s": NOW_S - 10}
     for cores, replacement in ((1.5, bound), (1.9, {})):
-        move = pending_move(node="left", used=amounts(cores, 0.1), **replacement)
+        move = pending_move(node="left", usage=amounts(cores, 0.1), **replacement)
         assert moved(once(view, settings(), memory=History(pending=(move,)))) == []
 
 

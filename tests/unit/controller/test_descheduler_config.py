@@ -98,7 +98,7 @@ def test_the_example_of_koordinator_is_read_alone_and_from_a_config_map(document
     assert found.interval_s == 60
     assert found.low_node_load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
     (pool,) = found.low_node_load.pools
-    assert (pool.low, pool.high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
+    assert (pool.low_thresholds, pool.high_thresholds) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
 
 def test_low_node_load_args_alone_keep_every_field() -> None:
@@ -106,18 +106,18 @@ def test_low_node_load_args_alone_keep_every_field() -> None:
     assert load is not None
     args = load.args
     assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (True, True, 3, 90)
-    assert (args.evictable_namespaces.include, args.node_fit, load.cache_timeout_s) == (["shop"], False, 600.0)
+    assert (args.evictable_namespaces.include, args.node_fit, load.detector_cache_timeout_s) == (["shop"], False, 600.0)
     assert load.pod_selectors[0].matches({"app": "b"})
     assert not load.pod_selectors[0].matches({"app": "c"})
     gpu, rest = load.pools
     assert not gpu.use_deviation
-    assert gpu.high["cpu"] == 90
-    assert gpu.low["cpu"] == 10, "inherited"
-    assert gpu.anomaly.timeout == 150, "inherited"
-    assert (gpu.anomaly.consecutive_abnormalities, gpu.anomaly.consecutive_normalities) == (4, 2)
+    assert gpu.high_thresholds["cpu"] == 90
+    assert gpu.low_thresholds["cpu"] == 10, "inherited"
+    assert gpu.anomaly_timeout_s == 150, "inherited"
+    assert (gpu.consecutive_abnormalities, gpu.consecutive_normalities) == (4, 2)
     assert gpu.selector.matches({"gpu": "true"})
     assert rest.use_deviation
-    assert rest.high["cpu"] == 15.5
+    assert rest.high_thresholds["cpu"] == 15.5
     assert rest.selector.matches({"disk": "ssd"}), "inherited"
     assert not rest.selector.matches({})
     assert rest.weights == {"cpu": 2, "memory": 1}
@@ -133,11 +133,11 @@ def test_defaults_of_low_node_load_args() -> None:
         0,
         180,
     )
-    assert (args.node_fit, load.cache_timeout_s) == (True, 300)
+    assert (args.node_fit, load.detector_cache_timeout_s) == (True, 300)
     (pool,) = load.pools
     assert not pool.use_deviation
     assert pool.weights == {"cpu": 1, "memory": 1}
-    assert (pool.anomaly.timeout, pool.anomaly.consecutive_abnormalities, pool.anomaly.consecutive_normalities) == (
+    assert (pool.anomaly_timeout_s, pool.consecutive_abnormalities, pool.consecutive_normalities) == (
         60,
         5,
         3,
@@ -147,10 +147,19 @@ def test_defaults_of_low_node_load_args() -> None:
     assert not section().enabled, "nothing is evicted unless asked for"
 
 
-def test_a_profile_that_does_not_enable_the_plugin_leaves_it_off() -> None:
+def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are_a_warning() -> None:
     document = yaml.safe_load(SEED)
     document["profiles"][0]["plugins"]["balance"]["enabled"] = []
-    assert section(policy=document).resolve().low_node_load is None
+    found = section(policy=document).resolve()
+    profile = "descheduler.policy.profiles[0]"
+    assert (found.low_node_load, found.warnings) == (
+        None,
+        (
+            f"{profile}.plugins.balance.enabled: does not name LowNodeLoad, so {profile}.pluginConfig[0].args have no effect",
+        ),
+    )
+    del document["profiles"][0]["pluginConfig"]
+    assert section(policy=document).resolve().warnings == ()
 
 
 def test_limits_of_the_document_win_over_our_defaults() -> None:

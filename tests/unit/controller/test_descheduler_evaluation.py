@@ -46,7 +46,7 @@ def move(**fields: Any) -> PendingMove:
         "uid": "old",
         "workload": WORKLOAD,
         "node": "hot",
-        "at_s": NOW_S,
+        "planned_at_s": NOW_S,
         "target": "idle",
     }
     shares = {
@@ -203,9 +203,9 @@ NEW = replica("new", "idle")
         (world(NEW), 306, "helped", True),
         # 90 % before, 30 % used by the pod: 75 % of 4 cores is 3 cores.
         (world(NEW, hot_cpu=2.9), 306, "helped", True),
-        (world(NEW, hot_cpu=3.1), 306, "node-still-hot", True),
+        (world(NEW, hot_cpu=3.1), 306, "node-still-overutilized", True),
         # 52 % of the new node, and the threshold is 50.
-        (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overloaded", True),
+        (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overutilized", True),
         (world(replica("new", "hot")), 10, "returned", True),
         (world(replica("new", "idle", ready=False)), 306, "not-ready", True),
         (world(replica("new", "", phase="Pending")), 599, "", False),
@@ -276,7 +276,7 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     decision = once(snapshot(*HOT), rules, memory=history)
     assert moved(decision) == (["p"] if goes else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
-    assert hot.stuck is not goes
+    assert hot.is_stuck is not goes
     assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
     outside = decided(snapshot(*HOT), history, ReasonDurations(), rules, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "so does the dry-run from outside"
@@ -313,7 +313,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         view = snapshot([node("hot"), node("idle")], [one], usage, {name: amounts(1.6, 0.5)})
         decision = decided(view, history, state, rules, now)
         outcomes |= {end.outcome for end in decision.evaluated}
-        history, state = add_moves(decision.history, decision.pending), decision.state
+        history, state = add_moves(decision.history, decision.pending), decision.durations
         for _ in decision.pending:
             moves.append(now)
             born_s = now + 3

@@ -12,7 +12,7 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import NodeState
-from controller.descheduler.reporting import taint_patches
+from controller.descheduler.taints import taint_patches
 from netperf.contract import HOT_TAINT
 from tests.support.descheduled import (
     NOW_S,
@@ -119,7 +119,7 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
         ("default/p2", "node-fit"),
     ]
     (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
-    assert state.stuck
+    assert state.is_stuck
     assert "no further pod can be moved: 2 node-fit" in state.why
 
 
@@ -219,7 +219,7 @@ def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
     assert moved(once(view, settings({"numberOfNodes": 1}))) == ["p"]
     decision = once(view, settings({"numberOfNodes": 2}))
     assert moved(decision) == []
-    assert decision.plan.notes == ("pool default: 2 nodes have low load, and numberOfNodes asks for more than 2",)
+    assert decision.plan.notes == ("pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2",)
 
 
 def test_without_node_fit_capacity_is_still_deducted() -> None:
@@ -292,7 +292,7 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_end
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
         rules = settings({"anomalyCondition": anomaly}, intervalS=10)
-        state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).state
+        state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).durations
         detector = state.detectors["n"]
         signs += "H" if detector.is_anomalous else "w" if detector.is_avoided else "-"
     assert signs == found
@@ -302,7 +302,7 @@ def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
     rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
         decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
-        state = decision.state
+        state = decision.durations
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
@@ -312,29 +312,31 @@ def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
 def test_a_node_without_pods_is_not_stuck_before_it_was_hot_for_enough_rounds() -> None:
     rules = settings({"anomalyCondition": condition()})
     (state,) = once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
-    assert (state.stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
+    assert (state.is_stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
 
 
 def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds() -> None:
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
-        state = decided(ONE, History(), ReasonDurations(), rules, NOW_S).state
-        state = decided(no_usage, History(), state, rules, NOW_S + 600).state
+        state = decided(ONE, History(), ReasonDurations(), rules, NOW_S).durations
+        state = decided(no_usage, History(), state, rules, NOW_S + 600).durations
         assert state.detectors.keys() & {"hot"} == left
     rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
     for i in range(5):
-        state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
+        state = decided(ONE, History(), state, rules, NOW_S + 301 * i).durations
     assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
 
 
 def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> None:
     """Otherwise each round would evict more pods while no replacement starts."""
     view = cluster({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
-    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_s": NOW_S - 250}
+    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
     for replacement, moves in (({}, 1), (bound, 3)):
         pending = tuple(
-            pending_move(f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", at_s=NOW_S - 300, **replacement)
+            pending_move(
+                f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", planned_at_s=NOW_S - 300, **replacement
+            )
             for i in range(2)
         )
         for limit in ("perNode", "perNamespace", "perRound"):

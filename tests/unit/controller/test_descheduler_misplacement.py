@@ -141,7 +141,7 @@ def test_the_gain_must_last_without_a_break() -> None:
     state, moves, skips = ReasonDurations(), [], []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
         decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
-        state = decision.state
+        state = decision.durations
         moves.append(len(decision.plan.moves))
         skips += [(s.pod, s.condition, s.why) for s in decision.plan.skips]
     # The break in minute 2 starts the five minutes anew in minute 3.
@@ -159,7 +159,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         uid="9",
         workload="default/ReplicaSet/web-rs",
         node="z3-n1",
-        at_s=NOW_S,
+        planned_at_s=NOW_S,
         group="default/shop",
         sibling_short_uids=tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2"))),
     )
@@ -307,7 +307,7 @@ def test_a_replica_moves_once_after_the_hold_time() -> None:
     for minute in range(30):
         world = cluster(placed, spread="zone")
         decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
-        state = decision.state
+        state = decision.durations
         for move in decision.plan.moves:
             moves.append((minute, move.pod, move.target))
             placed[move.pod.partition("/")[2]] = move.target
@@ -325,7 +325,7 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
         now = NOW_S + 60 * minute
         view = world.snapshot()
         decision = decided(view, memory, state, rules, now)
-        state, memory = decision.state, add_moves(decision.history, decision.pending)
+        state, memory = decision.durations, add_moves(decision.history, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
             world.on_pod_change(move.pod, None)

@@ -128,10 +128,9 @@ def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Desc
         cast("Any", api),
         cast("Any", stores),
         msgspec.convert(document, DeschedulerConfig),
-        cast("Any", SimpleNamespace(normal=lambda *_: None, warning=lambda *_: None)),
+        cast("Any", SimpleNamespace(record_normal=lambda *_: None, record_warning=lambda *_: None)),
         CollectorRegistry(),
-        inputs=world.inputs,
-        planner=cast("Any", SimpleNamespace(simulate_replacement=None)),
+        scheduling=cast("Any", SimpleNamespace(inputs=world.inputs, plans=SimpleNamespace(simulate_replacement=None))),
         usage_reader=cast("Any", SimpleNamespace(read=read)),
         wall=lambda: NOW_S,
     )
@@ -140,7 +139,12 @@ def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Desc
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
     """Do this on the event loop while the rule is at work; the list says afterwards whether the loop had its turn."""
-    loop, turn, had, of_load = asyncio.get_running_loop(), threading.Event(), list[bool](), LowNodeLoadStrategy.plan
+    loop, turn, had, of_load = (
+        asyncio.get_running_loop(),
+        threading.Event(),
+        list[bool](),
+        LowNodeLoadStrategy.plan_moves,
+    )
 
     def act_in_turn() -> None:
         act()
@@ -151,7 +155,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[
         had.append(turn.wait(PATIENCE_S))
         return of_load(self, *args, **more)
 
-    monkeypatch.setattr(LowNodeLoadStrategy, "plan", slow)
+    monkeypatch.setattr(LowNodeLoadStrategy, "plan_moves", slow)
     return had
 
 
@@ -233,7 +237,7 @@ MOVE = Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "Low
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "ends_round"),
+    ("error", "kind", "stops_evictions"),
     [
         (None, "evicted", False),
         (ApiError(429, "TooManyRequests", "budget", causes=("DisruptionBudget",)), "disruption-budget", False),
@@ -248,13 +252,13 @@ MOVE = Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "Low
     ],
 )
 async def test_the_result_of_an_eviction_by_the_api_servers_answer(
-    error: KubekitError | None, kind: str, *, ends_round: bool
+    error: KubekitError | None, kind: str, *, stops_evictions: bool
 ) -> None:
     api = Api(error)
     for dry_run in (False, True):
         result = await evict(cast("Any", api), MOVE, dry_run=dry_run)
         assert result.kind == ("dry-run" if dry_run and error is None else kind)
-        assert result.ends_round == ends_round
+        assert result.stops_evictions == stops_evictions
     assert api.evictions == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
 
 

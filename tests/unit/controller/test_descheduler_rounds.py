@@ -293,7 +293,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     active = [p for p in pods if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
     size = len(active) + awaited
     assert size >= world.plain["protection"]["minReplicas"]
-    recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.evictions)
+    recent = sum(s.workload == workload and NOW_S - s.planned_at_s < 300 for s in world.memory.evictions)
     assert recent + count <= resolve_limit(world.plain["limits"]["perWorkload"], size)
     missing = max(sum(not p.is_ready for p in active), awaited)
     assert missing + count <= max(resolve_limit(world.plain["limits"]["unavailablePerWorkload"], size), missing)
@@ -341,11 +341,14 @@ def check_targets(world: World, decision: DescheduleDecision) -> None:
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():
             assert not amount or requested[move.target][resource] <= target.allocatable[resource]
-        arriving[move.target].update(msgspec.to_builtins(move.used))
+        arriving[move.target].update(msgspec.to_builtins(move.usage))
         state = next(s for s in decision.plan.nodes if s.node == move.target)
         for resource, amount in arriving[move.target].items():
             more = 100 * amount / target.allocatable[resource]
-            assert resource not in state.high or state.usage_percent[resource] + more <= state.high[resource] + 1e-6
+            assert (
+                resource not in state.high_thresholds
+                or state.usage_percent[resource] + more <= state.high_thresholds[resource] + 1e-6
+            )
 
 
 def check_budgets(world: World, decision: DescheduleDecision) -> None:

@@ -1,0 +1,75 @@
+"""PodDisruptionBudgets, and the evictions that they still allow."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from controller.cluster.pod_info import PodInfo
+from kubekit.errors import SelectorError
+from kubekit.selectors import LabelSelector, Selector, compile_selector
+from kubekit.wire import Object, Resource, Wire
+
+DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+
+
+class PodDisruptionBudgetSpec(Wire, frozen=True):
+    """The spec of a PodDisruptionBudget; an absent selector matches none, an empty one all."""
+
+    selector: LabelSelector | None = None
+
+
+class PodDisruptionBudgetStatus(Wire, frozen=True):
+    """The status of a PodDisruptionBudget."""
+
+    disruptions_allowed: int = 0
+
+
+class PodDisruptionBudget(Object, frozen=True):
+    """policy/v1 PodDisruptionBudget."""
+
+    spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
+    status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
+
+
+class AllowedDisruptions:
+    """Predicts from PodDisruptionBudgets whether the API server will evict a pod, counting the planned evictions."""
+
+    def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
+        self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
+        for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
+            if budget.spec.selector is not None:  # without a selector it covers no pod
+                self._budgets_by_namespace[budget.metadata.namespace].append(
+                    (_compile_selector(budget.spec.selector), budget)
+                )
+        self._reserved_by_budget: Counter[str] = Counter()
+
+    def unevictable_reason(self, pod: PodInfo) -> str:
+        """Why the pod cannot be evicted now; empty if it can."""
+        budgets = self._budgets_of(pod)
+        keys = [budget.metadata.key for budget in budgets]
+        if len(budgets) > 1:
+            # The API server evicts no such pod.
+            return f"several PodDisruptionBudgets cover it: {', '.join(keys)}"
+        if budgets and budgets[0].status.disruptions_allowed <= self._reserved_by_budget[keys[0]]:
+            return f"PodDisruptionBudget {keys[0]} allows no disruption now"
+        return ""
+
+    def reserve(self, pod: PodInfo) -> None:
+        """Count the pod's eviction against its budget."""
+        self._reserved_by_budget.update(budget.metadata.key for budget in self._budgets_of(pod))
+
+    def _budgets_of(self, pod: PodInfo) -> list[PodDisruptionBudget]:
+        return [
+            budget
+            for selector, budget in self._budgets_by_namespace.get(pod.namespace, ())
+            if selector.matches(pod.labels)
+        ]
+
+
+def _compile_selector(selector: LabelSelector) -> Selector:
+    """A budget's selector. An unknown operator selects all pods, so that none is evicted against the budget."""
+    try:
+        return compile_selector(selector)
+    except SelectorError:
+        return Selector()
