@@ -18,8 +18,8 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, Net
 from controller.cluster.pods import Pod
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
-from controller.convert.documents import objects_in
-from controller.convert.spellings import convert
+from controller.convert.documents import split_document
+from controller.convert.spellings import convert_documents
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DECODE_ERRORS, Node, Object
 
@@ -69,7 +69,7 @@ def read_cluster(path: str) -> ClusterFile:
     cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
     for document in read_documents([path], "--offline"):
-        for item in objects_in(document, cluster.problems):
+        for item in split_document(document, cluster.problems):
             _add_object(item, cluster, seen)
     return cluster
 
@@ -148,7 +148,7 @@ def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
     """The object as the API server accepts it, but with its own name, because pods refer to it."""
     if str(item.get("apiVersion") or "") in {_API_VERSION_BY_KIND[item["kind"]], ""}:
         return item
-    converted = convert([item])[0][0]
+    converted = convert_documents([item])[0][0]
     name = (item.get("metadata") or {}).get("name")
     return {**converted, "metadata": {**(converted.get("metadata") or {}), "name": name}}
 

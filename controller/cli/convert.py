@@ -13,7 +13,7 @@ from controller.cli.cluster_file import read_documents
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.convert.documents import Document
-from controller.convert.spellings import Change, convert
+from controller.convert.spellings import Change, convert_documents
 
 
 class ConversionResult(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class ConvertCommand(Command):
 
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")
-        objects, changes = convert(documents)
+        objects, changes = convert_documents(documents)
         session.notes += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return ConversionResult(objects, changes)
 

@@ -24,7 +24,7 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import Pod
-from controller.convert.spellings import convert
+from controller.convert.spellings import convert_documents
 from controller.diagnosis.cluster_views import View
 from controller.scheduler.default_scheduler import simulate_scheduling
 from controller.scheduler.gating.group_plans import MAX_PODS
@@ -107,7 +107,7 @@ class SimulateCommand(Command):
             return await self._plan_offline(session, options)
         if not options.filename:
             raise ConfigError("--filename", "is missing", "give it an AppGroup, or give --offline FILE")
-        documents, _ = convert(await asyncio.to_thread(read_documents, options.filename, "--filename"))
+        documents, _ = convert_documents(await asyncio.to_thread(read_documents, options.filename, "--filename"))
         group, file_controllers = _decode_group(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         # The group's namespace decides which Services its pods use.

@@ -1,1 +1,1 @@
-"""Converts AppGroups and NetworkTopologies of older API groups and spellings. May import `controller.cluster`; reads no cluster."""
+"""Converts AppGroups and NetworkTopologies of older API groups and spellings. Reads no cluster; may import `controller.cluster`."""

@@ -12,7 +12,7 @@ import yaml
 
 from controller.cli.session import Session
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
-from controller.convert.spellings import convert
+from controller.convert.spellings import convert_documents
 from controller.diagnosis.events import EventReporter
 from controller.topology.weights import zone_costs_in
 from kubekit.client import MERGE_PATCH, Client
@@ -300,7 +300,7 @@ async def test_converted_spellings_of_the_field_are_accepted_without_an_unknown_
 ) -> None:
     with pytest.raises(ApiError):
         await _create_strictly(client, namespace, yaml.safe_load(text))
-    objects, _ = convert([yaml.safe_load(text)])
+    objects, _ = convert_documents([yaml.safe_load(text)])
     await _create_strictly(client, namespace, objects[0])
 
 

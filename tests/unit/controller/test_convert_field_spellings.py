@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.dependency_graph import build_graph
-from controller.convert.spellings import convert
+from controller.convert.spellings import convert_documents
 from tests.unit.controller.objects import AppGroup, NetworkTopology
 
 # The proposal's example, in the spelling of its text.
@@ -98,10 +98,10 @@ spec:
 """
 
 
-def only(text: str) -> tuple[dict[str, Any], list[str]]:
-    objects, changes = convert([yaml.safe_load(text)])
+def converted(text: str) -> tuple[dict[str, Any], list[str]]:
+    objects, changes = convert_documents([yaml.safe_load(text)])
     assert len(objects) == 1
-    assert convert(objects) == (objects, []), "accepted objects stay as they are"
+    assert convert_documents(objects) == (objects, []), "accepted objects stay as they are"
     return objects[0], [str(change) for change in changes]
 
 
@@ -114,7 +114,7 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("group", ["scheduling.sigs.x-k8s.io", "scheduling.sigs.k8s.io", "diktyo.k8s.io"])
 def test_the_keps_group_gets_selectors_from_names(group: str) -> None:
-    found, changes = only(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
+    found, changes = converted(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
     assert found["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert edges(found) == [("P1", "P2", 30)]
     assert any("spec.workloads[0].workload.selector: was missing, is 'P1'" in change for change in changes)
@@ -122,17 +122,17 @@ def test_the_keps_group_gets_selectors_from_names(group: str) -> None:
 
 
 def test_dependencies_of_the_slides_group_move_out_of_references() -> None:
-    found, changes = only(SLIDES_GROUP)
+    found, changes = converted(SLIDES_GROUP)
     assert edges(found) == [("P1", "P2", 30)]
     reference = {"kind": "Deployment", "name": "P1-deployment", "selector": "P1"}
     assert found["spec"]["workloads"][0]["workload"] == reference
     assert found["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
-    assert edges(only(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
+    assert edges(converted(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
     assert any("moved out of the workload's reference" in change for change in changes)
 
 
 def test_the_keps_topology_gets_the_names_of_the_crd() -> None:
-    found, changes = only(PROPOSAL_TOPOLOGY)
+    found, changes = converted(PROPOSAL_TOPOLOGY)
     topology = msgspec.convert(found, NetworkTopology)
     assert topology.spec.configmap_name == "netperf-metrics"
     weight = topology.weight("UserDefined")
@@ -151,19 +151,19 @@ def test_lists_are_split_and_other_items_than_objects_are_reported() -> None:
     bare = {name: group[name] for name in ("metadata", "spec")}
     listed = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [bare, None]}
     documents = [[CONFIG], {"items": [CONFIG]}, {"kind": "List", "items": [[CONFIG], listed, "text"]}, None, 3]
-    objects, changes = convert(documents)
+    objects, changes = convert_documents(documents)
     assert [found["kind"] for found in objects] == ["ConfigMap", "ConfigMap", "ConfigMap", "AppGroup"]
     assert objects[3]["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
     assert [str(change) for change in changes if change.field == "items"] == [
-        "document 3: items: left out: a str where an object should be",
-        "document 5: items: left out: a int where an object should be",
+        "document 3: items: left out: str instead of an object",
+        "document 5: items: left out: int instead of an object",
     ]
 
 
 @pytest.mark.parametrize("odd", ["AppGroup", [], {}, [1], 3, True])
 def test_other_kinds_and_api_groups_are_unchanged(odd: Any) -> None:
-    stranger = {"apiVersion": "example.com/v1", "kind": odd, "metadata": {"name": "x"}, "spec": {"x": 1}}
-    assert convert([stranger]) == ([stranger], [])
+    foreign = {"apiVersion": "example.com/v1", "kind": odd, "metadata": {"name": "x"}, "spec": {"x": 1}}
+    assert convert_documents([foreign]) == ([foreign], [])
 
 
 junk = st.recursive(
@@ -182,5 +182,5 @@ junk = st.recursive(
 )
 def test_a_second_conversion_of_any_document_changes_nothing(kind: str, spec: dict[str, Any]) -> None:
     document = {"apiVersion": "diktyo.k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
-    objects, _ = convert([document])
-    assert convert(objects) == (objects, [])
+    objects, _ = convert_documents([document])
+    assert convert_documents(objects) == (objects, [])
