@@ -31,7 +31,7 @@ from controller.cluster.crds import (
     NetworkTopology,
 )
 from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit import conditions, quantity
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
@@ -117,7 +117,7 @@ class Demo:
             medians = _median_measurements({p: samples for p, samples in newest.items() if len(seen[p]) >= MIN_SAMPLES})
             condition = conditions.find_condition(network.status.conditions, "Measured")
             is_measured = condition is not None and condition.status == "True"
-            costs = zone_costs_in(network.weight(NETPERF_COSTS)) if is_measured else {}
+            costs = zone_costs_of(network.weight(NETPERF_COSTS)) if is_measured else {}
             if len(medians) // 2 != reported:
                 reported = len(medians) // 2
                 self.say(f"measured {reported} of {wanted // 2} zone pairs")
@@ -317,7 +317,7 @@ def _report(
         placement=placement,
         pairs_planned=pairs,
         pairs_probed=len({tuple(sorted(pair)) for pair in medians}),
-        matrix=_matrix(demo.topology, zone_costs_in(network.weight(NETPERF_COSTS)), medians),
+        matrix=_matrix(demo.topology, zone_costs_of(network.weight(NETPERF_COSTS)), medians),
         placements=report.Placements(*placements),
         edges=edges,
         summary=report.summarise(edges),

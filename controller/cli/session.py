@@ -32,7 +32,7 @@ from controller.config import ControllerConfiguration, parse_config
 from controller.diagnosis.control_plane import ControlPlaneStatus, read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError
-from controller.topology.results import ObjectName, result_names
+from controller.topology.results_names import ObjectName, list_results_names
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, UnreachableError
 from kubekit.wire import (
@@ -156,7 +156,9 @@ class Session:
             self._read_plans(),
             self.list_objects(SERVICES, Service, is_needed=groups),
         )
-        names = result_names(topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).zones))
+        names = list_results_names(
+            topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).region_by_zone)
+        )
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
             self._list_app_groups(namespace, is_needed=groups),
             self.list_objects(PODS, Pod, None, APPGROUP_LABEL, is_needed=groups),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from controller.cluster.zones import agent_pods_by_node, build_zone_map, to_probe_node
+from controller.cluster.zones import build_zone_map
 from controller.diagnosis.cluster_views import AgentState, AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.topology.probe_nodes import agent_pods_by_node, to_probe_node
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, Announcement, decode_announcement
 from netperf.pairs import ProbeNode
@@ -26,7 +27,7 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 def _find_newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Time of the newest sample of each node, as origin or destination, by name of the node."""
-    locations = build_zone_map(snapshot.nodes).locations
+    locations = build_zone_map(snapshot.nodes).location_by_node
     newest: dict[str, float] = {}
     for data in snapshot.results.values():
         for sample in decode_results(data, locations).samples.values():

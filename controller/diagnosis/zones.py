@@ -9,12 +9,13 @@ import msgspec
 
 from controller.cluster.costs import choose_topology, choose_weight, cost_entries_of
 from controller.cluster.crds import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
-from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
+from controller.cluster.zones import ZoneMap, build_zone_map
 from controller.diagnosis.cluster_views import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
-from controller.topology.results import result_names
-from controller.topology.status import group_pairs
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
+from controller.topology.probe_nodes import agent_pods_by_node, to_probe_node
+from controller.topology.results_names import list_results_names
+from controller.topology.status import group_pairs_by_basis
 from kubekit import quantity
 from netperf.contract import ZONE_LABEL
 from netperf.cost_state import CostState, choose_representative, find_node_pair
@@ -70,16 +71,18 @@ def _decide_costs(
 ) -> TopologyDecision:
     """The costs that a controller would decide if it had just started; it takes the ages of samples from their writers."""
     topologies = () if topology is None else (topology,)
-    names = map(str, result_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.zones)))
+    names = map(
+        str, list_results_names(topologies, snapshot.plans, snapshot.netaware_namespace, len(zone_map.region_by_zone))
+    )
     topology_snapshot = TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
-        results={name: snapshot.results.get(name, {}) for name in names},
-        missing=(),
-        allocated={},
+        data_by_configmap={name: snapshot.results.get(name, {}) for name in names},
+        missing_configmaps=(),
+        allocated_bps={},
         interval_s=interval_s,
     )
-    return decide(topology_snapshot, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
+    return decide_topology(topology_snapshot, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
 def _sort_zones(region_by_zone: Mapping[str, str]) -> list[str]:
@@ -94,8 +97,10 @@ def _build_zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView
     ready = Counter(node.zone for node in probe_nodes if node.is_ready)
     agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
     return tuple(
-        ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
-        for zone in _sort_zones(zone_map.zones)
+        ZoneView(
+            name=zone, region=zone_map.region_by_zone[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone]
+        )
+        for zone in _sort_zones(zone_map.region_by_zone)
     )
 
 
@@ -108,9 +113,9 @@ def _build_pairs(
 ) -> tuple[PairView, ...]:
     """All ordered pairs of zones. The bases of costs follow from the samples, because the NetworkTopology does not have them."""
     written_costs = cost_entries_of(weight, ZONE_LABEL)
-    stale_pairs = set(group_pairs(decision.table, decision.policy, interval_s)["stale"])
+    stale_pairs = set(group_pairs_by_basis(decision.costs, decision.policy, interval_s)["stale"])
     samples = _choose_shown_samples(decision.results.samples.values(), decision.state)
-    zones = _sort_zones(zone_map.zones)
+    zones = _sort_zones(zone_map.region_by_zone)
     pairs = []
     for pair in ((origin, destination) for origin in zones for destination in zones if origin != destination):
         if pair not in written_costs:
@@ -118,7 +123,7 @@ def _build_pairs(
         elif weight is None or weight.name != NETPERF_COSTS:
             basis = "given"
         else:
-            basis = _choose_basis(decision.table.by_zone_pair.get(pair), is_stale=pair in stale_pairs)
+            basis = _choose_basis(decision.costs.by_zone_pair.get(pair), is_stale=pair in stale_pairs)
         sample = samples.get(pair) or samples.get((pair[1], pair[0]))
         pairs.append(_build_pair(pair, written_costs.get(pair), basis, sample, snapshot.now_s))
     return tuple(pairs)

@@ -13,7 +13,7 @@ from controller.cluster.cluster_cache import ClusterCache
 from controller.diagnosis.control_plane import ControlPlaneStatus, read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import result_names
+from controller.topology.results_names import list_results_names
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
 from netperf.errors import PlanRefusedError
@@ -84,7 +84,7 @@ class SnapshotReader:
 
     def _read_results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         """Data of the results ConfigMaps by ``namespace/name``."""
-        names = map(str, result_names(self._cache.topologies, plans, self._namespace, len(self._cache.plans)))
+        names = map(str, list_results_names(self._cache.topologies, plans, self._namespace, len(self._cache.plans)))
         config_maps = {name: self._cache.results.get(name) for name in names}
         return {name: config_map.data or {} for name, config_map in config_maps.items() if config_map is not None}
 

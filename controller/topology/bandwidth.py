@@ -1,7 +1,7 @@
-"""Bandwidth between zones: allocations of placed pods, and the capacities that users wrote.
+"""Bandwidth between zones: allocations to placed pods, and the capacities that users wrote.
 
 Each placed pod needs ``minBandwidth`` for each dependency, spread evenly over the dependency's placed pods, as a Service spreads
-calls. The sum over all groups is computed from the stores, not updated by events, so it is right after restarts and lost events.
+calls. The sum over all groups is computed from the stores, so that it is right after restarts and lost events.
 """
 
 from __future__ import annotations
@@ -27,49 +27,53 @@ Quantity = str | int
 def compute_allocations(
     membership: Membership, pods: Iterable[Pod], locations: Mapping[str, NodeLocation]
 ) -> dict[ZonePair, int]:
-    """Directed pair of zones -> bits per second that placed pods need, rounded up.
+    """Bits per second that placed pods need, rounded up, by directed pair of zones.
 
     Args:
-        membership: AppGroups, and the group of each pod.
+        membership: AppGroups and their dependencies, and the group of each pod.
         pods: pods of AppGroups; those on deleted nodes, or on nodes without a zone, do not count.
         locations: node name -> location.
     """
-    zones_of: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # (group, workload) -> zone -> pods there.
+    counts_by_zone: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # By group and workload.
     for pod in pods:
         location = locations.get(pod.spec.node_name)
         if location is not None and location.zone and pod.is_bound:
-            zones_of[membership.group_key_of(pod.metadata.namespace, pod.group), pod.workload][location.zone] += 1
-    # By the callee's replicas, the denominator, so that each denominator is divided once.
-    total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
+            group = membership.group_key_of(pod.metadata.namespace, pod.group)
+            counts_by_zone[group, pod.workload][location.zone] += 1
+    # By the number of the callee's replicas, so that each denominator is divided by once.
+    numerators: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
         graph = membership.graph(key)
         for edge in graph.edges:
-            callers, callees = (zones_of.get((key, graph.selectors[end])) for end in (edge.caller, edge.callee))
+            callers, callees = (counts_by_zone.get((key, graph.selectors[i])) for i in (edge.caller, edge.callee))
             if not edge.min_bandwidth_bps or not callers or not callees:
                 continue
             replicas = callees.total()
             for origin, caller_count in callers.items():
                 for destination, callee_count in callees.items():
                     if origin != destination:
-                        total[origin, destination][replicas] += edge.min_bandwidth_bps * caller_count * callee_count
+                        needed_bps = edge.min_bandwidth_bps * caller_count * callee_count
+                        numerators[origin, destination][replicas] += needed_bps
     return {
         pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in parts.items()), Fraction()))
-        for pair, parts in sorted(total.items())
+        for pair, parts in sorted(numerators.items())
     }
 
 
-def sum_by_regions(by_zone: Mapping[ZonePair, int], region_of: Mapping[str, str]) -> dict[ZonePair, int]:
-    """Directed pair of regions -> sum over their zone pairs."""
+def sum_by_region_pair(
+    bps_by_zone_pair: Mapping[ZonePair, int], region_by_zone: Mapping[str, str]
+) -> dict[ZonePair, int]:
+    """Sums over the zone pairs of each directed pair of different regions."""
     total: dict[ZonePair, int] = defaultdict(int)
-    for (origin, destination), rate_bps in by_zone.items():
-        regions = region_of.get(origin, ""), region_of.get(destination, "")
+    for (origin, destination), rate_bps in bps_by_zone_pair.items():
+        regions = region_by_zone.get(origin, ""), region_by_zone.get(destination, "")
         if all(regions) and regions[0] != regions[1]:
             total[regions] += rate_bps
     return dict(sorted(total.items()))
 
 
 def read_user_capacities(topology: NetworkTopology) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
-    """Capacities by zone pair and by region pair, as users wrote them into weights other than NetperfCosts.
+    """Capacities by directed pair of zones, and by directed pair of regions, as users wrote them into weights other than NetperfCosts.
 
     Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """

@@ -11,12 +11,12 @@ from netperf.policy import CostPolicy, parse_policy
 
 
 class TopologyConfig(Section, frozen=True):
-    """Measurements and costs.
+    """Probing and costs.
 
     Attributes:
         namespaces: namespaces whose NetworkTopologies are managed; empty for all.
         probing: the probe plan.
-        cost_policy: defaults of the cost policy's fields, see below; a NetworkTopology may override them.
+        cost_policy: the cost policy (see below), whose fields a NetworkTopology may override.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class TopologyConfig(Section, frozen=True):
         self.policy(field)
 
     def policy(self, field: str = "topology") -> CostPolicy:
-        """The controller's cost policy; ``field`` is the section's name for errors.
+        """The controller's cost policy. ``field`` is the name of the section in errors.
 
         Raises:
             ConfigError: a field is unknown or out of range.

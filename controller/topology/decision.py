@@ -1,4 +1,4 @@
-"""Decides a NetworkTopology: costs, latencies, bandwidths and faults, from samples. Pure."""
+"""Computes costs, latencies, bandwidths and faults of a NetworkTopology from samples. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from controller.cluster.crds import NETPERF_COSTS, NetworkTopology
 from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
-from controller.topology.weights import Bandwidths, zone_costs_in
+from controller.topology.weights import Bandwidths, zone_costs_of
 from kubekit.errors import ConfigError
 from netperf.configmap_size import measure_size
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
@@ -24,41 +24,41 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     """All inputs of a decision about a NetworkTopology.
 
     Attributes:
-        topology: the object.
+        topology: the NetworkTopology.
         zone_map: zones and nodes of the cluster.
-        results: data of its results ConfigMaps by ``namespace/name``; the last one wins if several have a key.
-        missing: its own results ConfigMap, if no results could be read.
-        allocated: bits per second by zone pair, from placed pods of AppGroups.
+        data_by_configmap: ``namespace/name`` of a results ConfigMap -> its data; of a key in several ConfigMaps the last counts.
+        missing_configmaps: the results ConfigMap that the NetworkTopology names, if no results could be read.
+        allocated_bps: zone pair -> bits per second that placed pods of AppGroups need.
         interval_s: length of a probing round.
-        expected: keys of planned results; None without a plan.
+        expected_keys: keys of planned results; None without a plan.
     """
 
     topology: NetworkTopology
     zone_map: ZoneMap
-    results: Mapping[str, Mapping[str, str]]
-    missing: tuple[str, ...]
-    allocated: Mapping[ZonePair, int]
+    data_by_configmap: Mapping[str, Mapping[str, str]]
+    missing_configmaps: tuple[str, ...]
+    allocated_bps: Mapping[ZonePair, int]
     interval_s: float
-    expected: Collection[str] | None = None
+    expected_keys: Collection[str] | None = None
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
     """Costs, bandwidths and status computed from a snapshot.
 
     Attributes:
-        latencies: of the costs, for the annotation.
-        table: costs between zones and between regions.
-        counts: zone pairs by the basis of their cost.
+        latencies: the latencies behind the costs, for the annotation.
+        costs: costs between zones and between regions.
+        pairs_by_basis: zone pairs by the basis of their cost.
         state: input of the next decision.
-        policy: the policy that was applied.
+        policy: the cost policy that was applied.
         results: decoded samples, failures and refused keys.
         bandwidths: capacities and allocations.
         faults: faults of the inputs, for the conditions.
     """
 
     latencies: Latencies
-    table: ZoneCosts
-    counts: status.PairsByBasis
+    costs: ZoneCosts
+    pairs_by_basis: status.PairsByBasis
     state: CostState
     policy: CostPolicy
     results: Results
@@ -66,89 +66,90 @@ class TopologyDecision(msgspec.Struct, frozen=True):
     faults: status.InputFaults
 
 
-def decide(
+def decide_topology(
     snapshot: TopologySnapshot,
     state: CostState | None,
     defaults: CostPolicy,
     *,
     now_s: float,
     wall_s: float,
-    earlier: CostState | None = None,
+    earlier_state: CostState | None = None,
 ) -> TopologyDecision:
-    """Compute costs, bandwidths and faults of a NetworkTopology. Pure.
+    """Compute costs, bandwidths and faults of a NetworkTopology.
 
     Args:
         snapshot: the inputs.
-        state: of the last decision; None for the first one of a leadership.
-        defaults: the controller's policy; fields of the object's costPolicy override it.
+        state: state of the last decision; None for the first decision of a leadership.
+        defaults: the controller's cost policy, whose fields the NetworkTopology's costPolicy overrides.
         now_s: monotonic clock.
         wall_s: wall clock, seconds since 1970.
-        earlier: the state of an earlier leadership of this process, by the same clock; used without ``state``.
+        earlier_state: state of an earlier leadership of this process, by the same clock; used if ``state`` is None.
     """
     topology, interval_s = snapshot.topology, snapshot.interval_s
-    policy, policy_fault = read_policy(topology, defaults)
-    data = {key: value for shard in snapshot.results.values() for key, value in shard.items()}
-    results = decode_results(data, snapshot.zone_map.locations, snapshot.expected, now_s=wall_s)
-    written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
+    policy, policy_error = resolve_policy(topology, defaults)
+    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
+    results = decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
+    written_latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
-        state = restore_state(zone_costs_in(topology.weight(NETPERF_COSTS)), policy, now_s, written)
-        state = resume_state(earlier, state) if earlier is not None else state
+        state = restore_state(zone_costs_of(topology.weight(NETPERF_COSTS)), policy, now_s, written_latencies)
+        if earlier_state is not None:
+            state = resume_state(earlier_state, state)
     samples, failures = results.samples.values(), results.failures.values()
     state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)
-    table, state = compute_costs(state, snapshot.zone_map.zones, policy, now_s, interval_s=interval_s)
+    costs, state = compute_costs(state, snapshot.zone_map.region_by_zone, policy, now_s, interval_s=interval_s)
     return TopologyDecision(
-        latencies=apply_hysteresis(written, table.latencies()),
-        table=table,
-        counts=status.group_pairs(table, policy, interval_s),
+        latencies=apply_hysteresis(written_latencies, costs.latencies()),
+        costs=costs,
+        pairs_by_basis=status.group_pairs_by_basis(costs, policy, interval_s),
         state=state,
         policy=policy,
         results=results,
         bandwidths=_bandwidths_of(snapshot),
-        faults=_faults_of(snapshot, results, policy_fault),
+        faults=_faults_of(snapshot, results, policy_error),
     )
 
 
 def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
-    zone_capacity, region_capacity = bandwidth.read_user_capacities(snapshot.topology)
+    zone_capacities, region_capacities = bandwidth.read_user_capacities(snapshot.topology)
     return Bandwidths(
-        zone_capacity=zone_capacity,
-        region_capacity=region_capacity,
-        zone_allocated=snapshot.allocated,
-        region_allocated=bandwidth.sum_by_regions(snapshot.allocated, snapshot.zone_map.zones),
+        zone_capacities=zone_capacities,
+        region_capacities=region_capacities,
+        zone_allocations_bps=snapshot.allocated_bps,
+        region_allocations_bps=bandwidth.sum_by_region_pair(snapshot.allocated_bps, snapshot.zone_map.region_by_zone),
     )
 
 
-def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) -> status.InputFaults:
+def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:
     samples = results.samples.values()
-    sizes = {name: measure_size(data) for name, data in snapshot.results.items()}
+    sizes = {name: measure_size(data) for name, data in snapshot.data_by_configmap.items()}
     return status.InputFaults(
-        policy=policy_fault,
-        missing=snapshot.missing,
-        large={name: size for name, size in sizes.items() if size > SIZE_WARNING_BYTES},
+        policy_error=policy_error,
+        missing_configmaps=snapshot.missing_configmaps,
+        large_configmaps={name: size for name, size in sizes.items() if size > SIZE_WARNING_BYTES},
         refusal_counts=results.refusal_counts,
-        writers=_writers(results),
-        failing={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
-        netperf_failing={s.zones: s.run_failure or "" for s in samples if s.has_persistent_failure},
-        disagreeing=tuple(sorted({s.zones for s in samples if s.has_disagreement})),
+        writers_by_reason=_writers_by_reason(results),
+        failures={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
+        netperf_failures={s.zones: s.run_failure or "" for s in samples if s.has_persistent_failure},
+        disagreeing_pairs=tuple(sorted({s.zones for s in samples if s.has_disagreement})),
         zone_map=snapshot.zone_map,
     )
 
 
-def read_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
-    """The object's policy over the defaults, and its error; if it is invalid, the defaults alone."""
+def resolve_policy(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
+    """The NetworkTopology's cost policy over the defaults, and why it is invalid; if so, the policy is the defaults."""
     fields = topology.spec.cost_policy
     if fields is None:
         return defaults, ""
     if not isinstance(fields, dict):
-        return defaults, "costPolicy is not an object"
+        return defaults, "costPolicy: is not an object; write fields such as unitUs"
     try:
         return parse_policy(fields, defaults), ""
     except ConfigError as error:
         return defaults, str(error)
 
 
-def _writers(results: Results) -> dict[str, tuple[str, ...]]:
-    """Reason -> nodes whose keys were refused for it, sorted."""
+def _writers_by_reason(results: Results) -> dict[str, tuple[str, ...]]:
+    """Names of the nodes that wrote refused keys, sorted, by the reason of the refusal."""
     writers: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
         if refusal.writer:

@@ -1,4 +1,4 @@
-"""Metrics of costs, computed from the last decision at each scrape.
+"""Metrics of NetworkTopologies, computed from the last decision at each scrape.
 
 Cardinality: about five series for each directed pair of zones of a NetworkTopology.
 """
@@ -13,94 +13,100 @@ from prometheus_client.registry import Collector
 
 from controller.topology.bandwidth import Quantity
 from controller.topology.decision import TopologyDecision
-from controller.topology.status import count_bases
+from controller.topology.status import count_pairs_by_basis
 from kubekit import quantity
 from netperf.latencies import ZonePair
 
-Values = Iterator[tuple[tuple[str, ...], float]]
+LabeledValues = Iterator[tuple[tuple[str, ...], float]]
 """Values of the labels after ``topology``, and the value of the metric."""
 
 
-def _costs(decision: TopologyDecision) -> Values:
-    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.table.by_zone_pair.items())
-    yield from ((("region", *pair), cost) for pair, cost in decision.table.cost_by_region_pair.items())
+def _cost_values(decision: TopologyDecision) -> LabeledValues:
+    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.costs.by_zone_pair.items())
+    yield from ((("region", *pair), cost) for pair, cost in decision.costs.cost_by_region_pair.items())
 
 
-def _latencies(decision: TopologyDecision) -> Values:
-    reached = ((pair, entry) for pair, entry in decision.table.by_zone_pair.items() if entry.basis != "unreachable")
+def _latency_values(decision: TopologyDecision) -> LabeledValues:
+    reached = ((pair, entry) for pair, entry in decision.costs.by_zone_pair.items() if entry.basis != "unreachable")
     return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
 
 
-def _ages(decision: TopologyDecision) -> Values:
-    return ((pair, entry.age_s) for pair, entry in decision.table.by_zone_pair.items() if entry.basis != "inferred")
+def _age_values(decision: TopologyDecision) -> LabeledValues:
+    return ((pair, entry.age_s) for pair, entry in decision.costs.by_zone_pair.items() if entry.basis != "inferred")
 
 
-def _pairs(decision: TopologyDecision) -> Values:
-    return (((basis,), count) for basis, count in count_bases(decision.counts, decision.table).items())
+def _pair_counts(decision: TopologyDecision) -> LabeledValues:
+    return (((basis,), count) for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items())
 
 
-def _refused(decision: TopologyDecision) -> Values:
+def _refusal_counts(decision: TopologyDecision) -> LabeledValues:
     return (((reason,), count) for reason, count in decision.results.refusal_counts.items())
 
 
-def _capacities(decision: TopologyDecision) -> Values:
-    yield from _bytes_per_s("zone", decision.bandwidths.zone_capacity)
-    yield from _bytes_per_s("region", decision.bandwidths.region_capacity)
+def _capacity_values(decision: TopologyDecision) -> LabeledValues:
+    yield from _to_bytes_per_s("zone", decision.bandwidths.zone_capacities)
+    yield from _to_bytes_per_s("region", decision.bandwidths.region_capacities)
 
 
-def _allocations(decision: TopologyDecision) -> Values:
-    yield from _bytes_per_s("zone", decision.bandwidths.zone_allocated)
-    yield from _bytes_per_s("region", decision.bandwidths.region_allocated)
+def _allocation_values(decision: TopologyDecision) -> LabeledValues:
+    yield from _to_bytes_per_s("zone", decision.bandwidths.zone_allocations_bps)
+    yield from _to_bytes_per_s("region", decision.bandwidths.region_allocations_bps)
 
 
-def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
+def _to_bytes_per_s(level: str, rates_bps: Mapping[ZonePair, Quantity]) -> LabeledValues:
     """Convert bits per second to bytes per second, the base unit of Prometheus."""
-    return (((level, *pair), float(quantity.parse(value)) / 8) for pair, value in rates.items())
+    return (((level, *pair), float(quantity.parse(value)) / 8) for pair, value in rates_bps.items())
 
 
-_ZONES = ("origin", "destination")
-_FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], Values]], ...] = (
-    ("netaware_network_cost", "Cost as written to NetperfCosts; level: zone, region.", ("level", *_ZONES), _costs),
+_PAIR_LABELS = ("origin", "destination")
+_FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], LabeledValues]], ...] = (
+    (
+        "netaware_network_cost",
+        "Cost as written to NetperfCosts; level: zone, region.",
+        ("level", *_PAIR_LABELS),
+        _cost_values,
+    ),
     (
         "netaware_zone_latency_seconds",
         "Smoothed latency behind a cost, with the effect of loss; basis as for netaware_zone_pairs.",
-        (*_ZONES, "basis"),
-        _latencies,
+        (*_PAIR_LABELS, "basis"),
+        _latency_values,
     ),
-    ("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", _ZONES, _ages),
+    ("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", _PAIR_LABELS, _age_values),
     (
         "netaware_zone_pairs",
         "Directed pairs of zones; basis of the cost: measured, mirrored, stale, inferred, unreachable, absent.",
         ("basis",),
-        _pairs,
+        _pair_counts,
     ),
     (
         "netaware_results_refused_keys",
         "Keys in results ConfigMaps that were refused; the condition InputValid explains them.",
         ("reason",),
-        _refused,
+        _refusal_counts,
     ),
     (
         "netaware_bandwidth_capacity_bytes_per_second",
         "Capacity of a path, from users' weights; level: zone, region.",
-        ("level", *_ZONES),
-        _capacities,
+        ("level", *_PAIR_LABELS),
+        _capacity_values,
     ),
     (
         "netaware_bandwidth_allocated_bytes_per_second",
         "minBandwidth of placed pods on a path; level: zone, region.",
-        ("level", *_ZONES),
-        _allocations,
+        ("level", *_PAIR_LABELS),
+        _allocation_values,
     ),
 )
+"""Name, help text, labels after ``topology``, and values of each gauge."""
 
 
 class TopologyMetrics(Collector):
     """Gauges from decisions about NetworkTopologies, and a counter of writes.
 
     Attributes:
-        decisions: ``namespace/name`` -> last decision; empty on replicas that do not lead.
-        writes: by ``field``: weights, status.
+        decisions: ``namespace/name`` of a NetworkTopology -> last decision; empty on replicas that do not lead.
+        writes: the counter; its label ``field`` is weights or status.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -111,7 +117,7 @@ class TopologyMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metric families of all topologies."""
+        """Metrics of all NetworkTopologies."""
         decisions = tuple(self.decisions.items())  # A copy, because metrics are collected in a thread.
         for name, help_text, label_names, values_of in _FAMILIES:
             family = GaugeMetricFamily(name, help_text, labels=["topology", *label_names])

@@ -1,4 +1,4 @@
-"""Writes the probe plan: one ConfigMap per origin zone, when the zone's part changes."""
+"""Writes the probe plan: one ConfigMap for each origin zone, whenever the plan of the zone changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import FIELD_MANAGER, NetworkTopology
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.zones import SHOWN_NODES, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from controller.topology.config import TopologyConfig
-from controller.topology.results import ObjectName, result_names
+from controller.topology.probe_nodes import agent_pods_by_node, is_probe_node_unchanged, to_probe_node
+from controller.topology.results_names import ObjectName, list_results_names
+from controller.topology.status import MAX_NAMES_SHOWN
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
@@ -27,15 +28,18 @@ from netperf.results import build_merge_patch, find_keys_to_remove, list_planned
 
 log = logs.get("controller.topology.planner")
 
-PLAN = "plan"
+PLAN_KEY = "plan"
 """The only key of the queue."""
-REPLAN_S = 60.0
+REPLAN_INTERVAL_S = 60.0
+"""Longest time between two plans."""
+EXPECTED_ROUNDS = 2
+"""Probing rounds for which results of an earlier plan are expected, because agents read a new plan late."""
 DEBOUNCE_S = 1.0
 """Delay of a plan after a change, because nodes change in bursts."""
 
 
 class ProbePlanner:
-    """Plans probes from the node store, writes the plan, and removes results of pairs that are no longer planned.
+    """Plans probes between the nodes, writes the plan, and removes results of pairs that are no longer planned.
 
     Attributes:
         interval_s: length of a probing round of the current plan.
@@ -59,11 +63,13 @@ class ProbePlanner:
         self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
         self._expected_until: dict[str, float] | None = None
-        self._zone_pairs = Gauge(
+        self._zone_pairs_gauge = Gauge(
             "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
-        self._interval = Gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.", registry=registry)
-        self._left_out = Gauge(
+        self._interval_gauge = Gauge(
+            "netaware_probe_plan_interval_seconds", "Length of a probing round.", registry=registry
+        )
+        self._left_out_gauge = Gauge(
             "netaware_probe_plan_left_out",
             "Nodes and zones that take no part in probing.",
             ["reason"],
@@ -75,55 +81,58 @@ class ProbePlanner:
             ["result"],
             registry=registry,
         )
-        cache.nodes.subscribe(self._node_changed)
-        for store in (cache.agent_pods, cache.plans):
-            store.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
+        cache.nodes.subscribe(self._on_node_change)
+        cache.agent_pods.subscribe(self._on_change)
+        cache.plans.subscribe(self._on_change)
 
-    def result_objects(self, *topologies: NetworkTopology) -> list[ObjectName]:
-        """Names of the ConfigMaps that agents write, then of those that these topologies name."""
-        return result_names(topologies, self._plans.values(), self._namespace, self.zone_count)
+    def list_results_names(self, *topologies: NetworkTopology) -> list[ObjectName]:
+        """Names of the ConfigMaps with results: first those that agents write, then those that the NetworkTopologies name."""
+        return list_results_names(topologies, self._plans.values(), self._namespace, self.zone_count)
 
-    def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
+    def _on_change(self, *_: object) -> None:
+        self._queue.add_after(PLAN_KEY, DEBOUNCE_S)
+
+    def _on_node_change(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not is_probe_node_unchanged(old, new):
-            self._queue.add_after(PLAN, DEBOUNCE_S)
+            self._on_change()
 
     async def run(self) -> None:
-        """Write the plan until cancelled."""
+        """Write plans until cancelled."""
         self._expected_until = None
-        self._queue.add(PLAN)
+        self._queue.add(PLAN_KEY)
         await self._queue.work(self._reconcile, name="planner")
 
     @property
     def expected_keys(self) -> Collection[str] | None:
-        """Keys of results of the current plan and, for two more rounds, of the previous one; None before the first plan."""
+        """Keys of results of the current plan and, for `EXPECTED_ROUNDS` more, of earlier plans; None before the first plan."""
         return self._expected_until.keys() if self._expected_until is not None else None
 
     async def _reconcile(self, _: str) -> float:
-        objects = {plan_object.metadata.name: plan_object for plan_object in self._cache.plans}
+        plan_objects = {plan_object.metadata.name: plan_object for plan_object in self._cache.plans}
         nodes, pods = list(self._cache.nodes), list(self._cache.agent_pods)
         # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
         previous, plan, keys, self.zone_count = await asyncio.to_thread(
-            self._evaluate, objects, nodes, pods, self._wall()
+            self._compute_plan, plan_objects, nodes, pods, self._wall()
         )
         self._expect_keys(keys)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
         plans = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
         for name, zone_plan in plans.items():
-            if name in objects and previous.get(zone_plan.zone) == zone_plan:
+            if name in plan_objects and previous.get(zone_plan.zone) == zone_plan:
                 continue
             try:
-                await self._write(name, zone_plan, objects.get(name))
+                await self._write_plan(name, zone_plan, plan_objects.get(name))
             except ConfigMapTooLargeError as error:  # Plans of other zones are still written.
                 self._writes.labels("plan-too-large").inc()
                 log.log_change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
-        for name in sorted(objects.keys() - plans.keys()):
+        for name in sorted(plan_objects.keys() - plans.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
         self._plans, self.interval_s = plan.zones, plan.interval_s
         self._report_plan(plan)
         await self._remove_obsolete_results()
-        return min(REPLAN_S, self.interval_s)
+        return min(REPLAN_INTERVAL_S, self.interval_s)
 
     async def _create_results(self, results: ObjectName) -> None:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
@@ -140,24 +149,26 @@ class ProbePlanner:
         self._writes.labels("results-created").inc()
         log.info("results ConfigMap created", object=results)
 
-    def _evaluate(
-        self, objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
+    def _compute_plan(
+        self, plan_objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
     ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
         """The previous plans by zone, the new plan, the keys of both, and the number of zones with nodes."""
-        previous, agents = _decode_plans(objects), agent_pods_by_node(pods)
-        probe_nodes = [to_probe_node(node, agents) for node in nodes]
+        previous, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
+        probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
         plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
         # Another leader may have made the previous plan, so its keys may not be expected yet.
         keys = list_planned_keys((*previous.values(), *plan.zones.values()))
         return previous, plan, keys, len({node.zone for node in probe_nodes} - {""})
 
     def _expect_keys(self, keys: Collection[str]) -> None:
-        """Expect these keys until two rounds after they are no longer planned, because agents read a new plan late."""
+        """Expect these keys until `EXPECTED_ROUNDS` after they are no longer planned."""
         now_s = self._clock()
         unexpired = {key: until for key, until in (self._expected_until or {}).items() if until > now_s}
-        self._expected_until = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
+        self._expected_until = unexpired | dict.fromkeys(
+            keys, now_s + EXPECTED_ROUNDS * max(self.interval_s, REPLAN_INTERVAL_S)
+        )
 
-    async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
+    async def _write_plan(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
         body = {
             **CONFIGMAPS.type_meta,
             "metadata": {
@@ -174,33 +185,33 @@ class ProbePlanner:
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 
     def _report_plan(self, plan: PairPlan) -> None:
-        self._zone_pairs.set(plan.link_count)
-        self._interval.set(plan.interval_s)
+        self._zone_pairs_gauge.set(plan.link_count)
+        self._interval_gauge.set(plan.interval_s)
         reasons = [refusal.reason for refusal in plan.refusals]
-        self._left_out.clear()
+        self._left_out_gauge.clear()
         for reason in sorted(set(reasons)):
-            self._left_out.labels(reason).set(reasons.count(reason))
-        shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:SHOWN_NODES])
+            self._left_out_gauge.labels(reason).set(reasons.count(reason))
+        shown = ", ".join(f"{refusal.key} ({refusal.reason})" for refusal in plan.refusals[:MAX_NAMES_SHOWN])
         log.log_change(
-            "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), some=shown
+            "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), first=shown
         )
 
     async def _remove_obsolete_results(self) -> None:
         """Remove unreadable keys and keys of pairs that are no longer planned, so that objects do not grow without limit."""
         plans = tuple(self._plans.values())
-        planned = await asyncio.to_thread(list_planned_keys, plans)
-        for name in self.result_objects():
+        planned_keys = await asyncio.to_thread(list_planned_keys, plans)
+        for name in self.list_results_names():
             results = self._cache.results.get(str(name))
             if results is None:
                 continue
-            obsolete = await asyncio.to_thread(find_keys_to_remove, results.data or {}, planned)
-            if not obsolete:
+            obsolete_keys = await asyncio.to_thread(find_keys_to_remove, results.data or {}, planned_keys)
+            if not obsolete_keys:
                 continue
             try:
                 await self._client.patch(
                     CONFIGMAPS,
                     name.name,
-                    build_merge_patch(dict.fromkeys(sorted(obsolete))),
+                    build_merge_patch(dict.fromkeys(sorted(obsolete_keys))),
                     Object,
                     patch_type=MERGE_PATCH,
                     namespace=name.namespace,
@@ -209,18 +220,20 @@ class ProbePlanner:
             except ApiError as error:
                 if not error.is_not_found:
                     raise
-            self._writes.labels("results-keys-removed").inc(len(obsolete))
-            log.info("results removed that are not planned or are unreadable", object=name, keys=len(obsolete))
+            self._writes.labels("results-keys-removed").inc(len(obsolete_keys))
+            log.info("removed results that are unreadable or not planned", object=name, keys=len(obsolete_keys))
 
 
-def _decode_plans(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
-    """Readable plans by zone; an unreadable one is omitted and therefore written again."""
+def _decode_plans(plan_objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
+    """Readable plans by zone. An unreadable plan is omitted, and so it is written again."""
     plans: dict[str, ZonePlan] = {}
-    for name, plan_object in objects.items():
+    for name, plan_object in plan_objects.items():
         try:
             plan = decode_plan(plan_object.data).plan
         except PlanRefusedError as error:
-            log.log_change(name, error.reason, "unreadable plan object, it is written again", object=name, error=error)
+            log.log_change(
+                name, error.reason, "the probe plan is unreadable and is written again", object=name, error=error
+            )
             continue
         if plan_object_name(plan.zone) == name:
             plans[plan.zone] = plan

@@ -1,7 +1,6 @@
 """Reconciles NetworkTopologies: reads samples, writes the weight NetperfCosts and the status.
 
-`decision.decide` is pure; `_execute` writes the differences. The state between decisions (smoothing, last good values) may be lost:
-it is rebuilt from samples and from the costs that were written last.
+The state between decisions (smoothing, last good values) may be lost: it is rebuilt from samples and from the costs written last.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from controller.cluster.status_writing import delay_after_failed_write, report_c
 from controller.cluster.zones import ZoneMap, build_zone_map, is_location_unchanged
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
-from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology
 from controller.topology.metrics import TopologyMetrics
 from controller.topology.planner import ProbePlanner
-from controller.topology.results import ObjectName
-from controller.topology.weights import build_weight, patch_topology
+from controller.topology.results_names import ObjectName
+from controller.topology.weights import build_weight, plan_topology_patch
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError
@@ -42,14 +41,14 @@ from netperf.sample import NodeLocation
 log = logs.get("controller.topology")
 
 PLAN_RETRY_S = 0.2
-"""Interval of checks for the first plan."""
-LEAST_DEBOUNCE_S = 0.1
+"""Interval of checks for the first probe plan."""
+MIN_DEBOUNCE_S = 0.1
 DEBOUNCES_PER_ROUND = 60
-"""Debounce as a part of a probing round, since each pair has one sample per round."""
+"""A decision waits this part of a probing round after a change, because each pair has one sample per round."""
 RESYNC_S = 15.0
 """Longest time between two decisions, because measurements age without events."""
 ALL = "*"
-"""Key of the queue for all topologies."""
+"""Key of the queue for all NetworkTopologies."""
 
 
 class TopologyController:
@@ -75,56 +74,56 @@ class TopologyController:
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._earlier_states: dict[str, CostState] = {}
-        self._unwritten_change: set[str] = set()
+        self._keys_with_new_weight: set[str] = set()
         self._status_written_at: dict[str, float] = {}
         self._cached_zone_map: ZoneMap | None = None
-        self._node_changes = self._placement_changes = 0
-        self._allocated: Mapping[ZonePair, int] | None = None
+        self._cached_allocations: Mapping[ZonePair, int] | None = None
+        self._node_change_count = self._placement_change_count = 0
         self._membership = membership
         cache.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
-        cache.nodes.subscribe(self._node_changed)
-        cache.results.subscribe(self._result_changed)
-        cache.app_groups.subscribe(self._group_changed)
-        cache.namespaces.subscribe(self._namespace_changed)
-        cache.group_pods.subscribe(self._pod_changed)
+        cache.nodes.subscribe(self._on_node_change)
+        cache.results.subscribe(self._on_results_change)
+        cache.app_groups.subscribe(self._on_group_change)
+        cache.namespaces.subscribe(self._on_namespace_change)
+        cache.group_pods.subscribe(self._on_pod_change)
 
     def _enqueue(self, key: str) -> None:
-        self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
+        self._queue.add_after(key, max(MIN_DEBOUNCE_S, self.planner.interval_s / DEBOUNCES_PER_ROUND))
 
-    def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
+    def _on_node_change(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not is_location_unchanged(old, new):
             self._cached_zone_map = None
-            self._node_changes += 1
-            self._placement_changed()
+            self._node_change_count += 1
+            self._on_placement_change()
 
-    def _pod_changed(self, _key: str, old: Pod | None, new: Pod | None) -> None:
-        if old is None or new is None or _placement_key(old) != _placement_key(new):
-            self._placement_changed()
+    def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
+        if old is None or new is None or _placement_of(old) != _placement_of(new):
+            self._on_placement_change()
 
-    def _group_changed(self, _key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+    def _on_group_change(self, _key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         if not is_spec_unchanged(old, new):
-            self._placement_changed()
+            self._on_placement_change()
 
-    def _namespace_changed(self, _key: str, old: Object | None, new: Object | None) -> None:
+    def _on_namespace_change(self, _key: str, old: Object | None, new: Object | None) -> None:
         if not is_consent_unchanged(old, new):
-            self._placement_changed()
+            self._on_placement_change()
 
-    def _placement_changed(self) -> None:
-        self._allocated = None
-        self._placement_changes += 1
+    def _on_placement_change(self) -> None:
+        self._cached_allocations = None
+        self._placement_change_count += 1
         self._enqueue(ALL)
 
-    def _result_changed(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
+    def _on_results_change(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
         for key, topology in self._cache.topologies.items.items():
-            if name in map(str, self.planner.result_objects(topology)):
+            if name in map(str, self.planner.list_results_names(topology)):
                 self._enqueue(key)
 
     async def run(self) -> None:
         """Reconcile topologies and the probe plan until cancelled."""
-        # Another replica may have led since then, so only the age of costs is taken from earlier states.
+        # Another replica may have led meanwhile, so only the age of costs is taken from the states of an earlier leadership.
         self._earlier_states |= self._states
         self._states.clear()
-        self._unwritten_change.clear()
+        self._keys_with_new_weight.clear()
         self._metrics.decisions.clear()
         self._queue.add(ALL)
         try:
@@ -143,53 +142,55 @@ class TopologyController:
                 self._queue.add(topology_key)
             return None
         topology = self._cache.topologies.get(key)
-        managed = self._config.namespaces
-        if topology is None or (managed and topology.metadata.namespace not in managed):
+        namespaces = self._config.namespaces
+        if topology is None or (namespaces and topology.metadata.namespace not in namespaces):
             self._forget(key)
             return None
-        # Wait for the plan, because without it results of unplanned pairs would be trusted.
+        # Without the probe plan, results of unplanned pairs would be trusted.
         if self.planner.expected_keys is None:
             return PLAN_RETRY_S
-        snapshot = await self._read(topology)
+        snapshot = await self._read_snapshot(topology)
         # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
         decision, operations = await asyncio.to_thread(
-            self._evaluate,
+            self._decide,
             snapshot,
             self._states.get(key),
-            earlier=self._earlier_states.get(key),
+            earlier_state=self._earlier_states.get(key),
             now_s=self._clock(),
             wall_s=self._wall(),
         )
         self._states[key] = decision.state
         try:
-            await self._execute(key, snapshot.topology, decision, operations)
+            await self._write_decision(key, snapshot.topology, decision, operations)
         except ApiError as error:
             return delay_after_failed_write(error, key, self._cache.topologies)
         return min(RESYNC_S, self.planner.interval_s / 4)
 
-    def _evaluate(
+    def _decide(
         self,
         snapshot: TopologySnapshot,
         state: CostState | None,
         *,
-        earlier: CostState | None,
+        earlier_state: CostState | None,
         now_s: float,
         wall_s: float,
     ) -> tuple[TopologyDecision, list[Operation] | None]:
-        """The decision, and the patch of the object if its weight or latencies change. Runs in a thread."""
-        decision = decide(snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier=earlier)
-        weight = build_weight(decision.table, decision.bandwidths)
-        return decision, patch_topology(snapshot.topology, weight, decision.latencies)
+        """The decision, and the patch of the NetworkTopology; None if its weight and latencies stay. Runs in a thread."""
+        decision = decide_topology(
+            snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier_state=earlier_state
+        )
+        weight = build_weight(decision.costs, decision.bandwidths)
+        return decision, plan_topology_patch(snapshot.topology, weight, decision.latencies)
 
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)
         self._earlier_states.pop(key, None)
         self._status_written_at.pop(key, None)
-        self._unwritten_change.discard(key)
+        self._keys_with_new_weight.discard(key)
         self._metrics.decisions.pop(key, None)
 
     async def _read_results(self, name: ObjectName) -> Mapping[str, str] | None:
-        """The data of a ConfigMap; None if it cannot be read. A store has only those of netaware's namespace."""
+        """The data of a results ConfigMap; None if it cannot be read. Those of other namespaces are in no store."""
         if name.namespace == self._cache.netaware_namespace:
             configmap = self._cache.results.get(str(name))
             return None if configmap is None else configmap.data or {}
@@ -198,48 +199,48 @@ class TopologyController:
         except ApiError:
             return None
 
-    async def _zone_map(self) -> ZoneMap:
-        """Zones and locations of nodes; computed in a thread after nodes changed."""
+    async def _read_zone_map(self) -> ZoneMap:
+        """Zones and locations of nodes; computed in a thread if nodes have changed."""
         if self._cached_zone_map is not None:
             return self._cached_zone_map
-        changes = self._node_changes
+        changes = self._node_change_count
         zone_map = await asyncio.to_thread(build_zone_map, tuple(self._cache.nodes))
-        if changes == self._node_changes:
+        if changes == self._node_change_count:
             self._cached_zone_map = zone_map
         return zone_map
 
-    async def _compute_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
-        """Allocated bits per second by zone pair; computed in a thread after pods or AppGroups changed."""
-        if self._allocated is not None:
-            return self._allocated
-        changes, maybe_yield = self._placement_changes, CooperativeYield()
+    async def _read_allocations(self, locations: Mapping[str, NodeLocation]) -> Mapping[ZonePair, int]:
+        """Allocated bits per second by zone pair; computed in a thread if pods, nodes or AppGroups have changed."""
+        if self._cached_allocations is not None:
+            return self._cached_allocations
+        changes, maybe_yield = self._placement_change_count, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
-                self._membership.graph(key)  # Fills the cache of graphs, which the copy shares.
+                self._membership.graph(key)  # Builds the graph, which the copy shares.
             await maybe_yield()
-        groups, pods = self._membership.copy(), tuple(self._cache.group_pods)
-        allocated = await asyncio.to_thread(bandwidth.compute_allocations, groups, pods, locations)
-        if changes == self._placement_changes:
-            self._allocated = allocated
-        return allocated
+        membership, pods = self._membership.copy(), tuple(self._cache.group_pods)
+        allocations = await asyncio.to_thread(bandwidth.compute_allocations, membership, pods, locations)
+        if changes == self._placement_change_count:
+            self._cached_allocations = allocations
+        return allocations
 
-    async def _read(self, topology: NetworkTopology) -> TopologySnapshot:
-        zone_map = await self._zone_map()
-        allocated = await self._compute_allocations(zone_map.locations)
-        names = self.planner.result_objects(topology)
-        results = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
-        named = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
+    async def _read_snapshot(self, topology: NetworkTopology) -> TopologySnapshot:
+        zone_map = await self._read_zone_map()
+        allocations = await self._read_allocations(zone_map.location_by_node)
+        names = self.planner.list_results_names(topology)
+        data_by_configmap = {str(name): data for name in names if (data := await self._read_results(name)) is not None}
+        named_configmap = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
             zone_map=zone_map,
-            results=results,
-            missing=() if results else (str(named),),
-            allocated=allocated,
+            data_by_configmap=data_by_configmap,
+            missing_configmaps=() if data_by_configmap else (str(named_configmap),),
+            allocated_bps=allocations,
             interval_s=self.planner.interval_s,
-            expected=self.planner.expected_keys,
+            expected_keys=self.planner.expected_keys,
         )
 
-    async def _execute(
+    async def _write_decision(
         self, key: str, topology: NetworkTopology, decision: TopologyDecision, operations: list[Operation] | None
     ) -> None:
         if operations is not None:
@@ -252,17 +253,17 @@ class TopologyController:
                 namespace=topology.metadata.namespace,
                 field_manager=FIELD_MANAGER,
             )
-            self._unwritten_change.add(key)
+            self._keys_with_new_weight.add(key)
             self._metrics.writes.labels("weights").inc()
             log.info(
                 "costs written",
                 topology=key,
-                pairs=len(decision.table.by_zone_pair),
-                absent=len(decision.table.absent_pairs),
+                pairs=len(decision.costs.by_zone_pair),
+                absent=len(decision.costs.absent_pairs),
             )
         self._metrics.decisions[key] = decision
-        conditions = status.conditions_of(
-            decision.counts, decision.table, decision.faults, topology.metadata.generation
+        conditions = status.build_conditions(
+            decision.pairs_by_basis, decision.costs, decision.faults, topology.metadata.generation
         )
         await self._write_status(key, topology, conditions)
 
@@ -274,23 +275,24 @@ class TopologyController:
             conditions,
             node_count=len(self._cache.nodes),
             generation=topology.metadata.generation,
-            weights_changed=key in self._unwritten_change,
+            is_weight_new=key in self._keys_with_new_weight,
             now=self._wall(),
         )
         since_last_write_s = self._clock() - self._status_written_at.get(key, float("-inf"))
         if not status.needs_write(before, desired, since_last_write_s=since_last_write_s):
-            self._unwritten_change.discard(key)
+            self._keys_with_new_weight.discard(key)
             return
         written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, desired, count_field="nodeCount")
         if written is not None:
             self._status_written_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
-        self._unwritten_change.discard(key)
-        about = reference_to(NETWORK_TOPOLOGIES, topology.metadata)
+        self._keys_with_new_weight.discard(key)
+        regarding = reference_to(NETWORK_TOPOLOGIES, topology.metadata)
         report_conditions(
-            self._recorder, about, before.conditions, desired.conditions, is_bad=status.is_bad, action="Measure"
+            self._recorder, regarding, before.conditions, desired.conditions, is_bad=status.is_bad, action="Measure"
         )
 
 
-def _placement_key(pod: Pod) -> tuple[object, ...]:
+def _placement_of(pod: Pod) -> tuple[object, ...]:
+    """The fields of a pod that allocations depend on."""
     return pod.is_bound, pod.spec.node_name, pod.metadata.labels

@@ -1,7 +1,7 @@
-"""Builds the weight NetperfCosts from a cost table, and its JSON patch.
+"""Builds the weight NetperfCosts, and the JSON patch that writes it.
 
 Under upstream's CRD `spec.weights` is an atomic list, so a server-side apply would delete the user's weights. A JSON patch replaces
-one weight only. It contains the resourceVersion, so it fails if the object has changed since it was read.
+one weight only.
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, encode_la
 
 
 class Bandwidths(msgspec.Struct, frozen=True):
-    """Capacity as a quantity and allocation in bits per second, by directed pair, between zones and between regions."""
+    """Capacities as users wrote them and allocations in bits per second, by directed pair of zones and of regions."""
 
-    zone_capacity: Mapping[ZonePair, Quantity] = {}
-    region_capacity: Mapping[ZonePair, Quantity] = {}
-    zone_allocated: Mapping[ZonePair, int] = {}
-    region_allocated: Mapping[ZonePair, int] = {}
+    zone_capacities: Mapping[ZonePair, Quantity] = {}
+    region_capacities: Mapping[ZonePair, Quantity] = {}
+    zone_allocations_bps: Mapping[ZonePair, int] = {}
+    region_allocations_bps: Mapping[ZonePair, int] = {}
 
 
-def build_weight(table: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
+def build_weight(costs: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
     """The weight NetperfCosts, sorted bytewise for upstream's binary search.
 
-    Pairs without a cost have no entry, because schedulers have a default for unknown costs and would read 0 as the best cost.
+    Pairs without a cost have no entry: schedulers have a default for unknown costs, and would read 0 as the best cost.
     """
-    zone_costs = {pair: entry.cost for pair, entry in table.by_zone_pair.items()}
+    zone_costs = {pair: entry.cost for pair, entry in costs.by_zone_pair.items()}
     return WeightInfo(
         name=NETPERF_COSTS,
         topology_list=[
-            _level(REGION_LABEL, table.cost_by_region_pair, bandwidths.region_capacity, bandwidths.region_allocated),
-            _level(ZONE_LABEL, zone_costs, bandwidths.zone_capacity, bandwidths.zone_allocated),
+            _build_topology_info(
+                REGION_LABEL, costs.cost_by_region_pair, bandwidths.region_capacities, bandwidths.region_allocations_bps
+            ),
+            _build_topology_info(ZONE_LABEL, zone_costs, bandwidths.zone_capacities, bandwidths.zone_allocations_bps),
         ],
     )
 
 
-def _level(
-    key: str, costs: Mapping[ZonePair, int], capacity: Mapping[ZonePair, Quantity], allocated: Mapping[ZonePair, int]
+def _build_topology_info(
+    topology_key: str,
+    costs: Mapping[ZonePair, int],
+    capacities: Mapping[ZonePair, Quantity],
+    allocations_bps: Mapping[ZonePair, int],
 ) -> TopologyInfo:
     origins: dict[str, list[CostInfo]] = defaultdict(list)
     # Python compares code points, which is the bytewise order of UTF-8.
@@ -57,30 +62,30 @@ def _level(
             CostInfo(
                 destination=destination,
                 network_cost=costs[pair],
-                bandwidth_capacity=capacity.get(pair),
+                bandwidth_capacity=capacities.get(pair),
                 # Omitted if 0, as for most pairs of a large cluster, to keep the object small.
-                bandwidth_allocated=str(allocated[pair]) if allocated.get(pair) else None,
+                bandwidth_allocated=str(allocations_bps[pair]) if allocations_bps.get(pair) else None,
             )
         )
-    return TopologyInfo(topology_key=key, origin_list=[OriginInfo(o, entries) for o, entries in origins.items()])
+    return TopologyInfo(topology_key, [OriginInfo(origin, entries) for origin, entries in origins.items()])
 
 
-def zone_costs_in(weight: WeightInfo | None) -> dict[ZonePair, int]:
+def zone_costs_of(weight: WeightInfo | None) -> dict[ZonePair, int]:
     """Costs between zones in a weight, by directed pair; empty without a weight."""
     return {pair: entry.network_cost for pair, entry in cost_entries_of(weight).items()}
 
 
-def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
-    """JSON patch that writes the weight and its latencies; None if both are up to date."""
-    changes = _change_weight(topology, weight) + _change_latencies(topology, latencies)
+def plan_topology_patch(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
+    """The JSON patch that writes a weight and its latencies; None if both are up to date."""
+    changes = _plan_weight_patch(topology, weight) + _plan_latency_patch(topology, latencies)
     if not changes:
         return None
-    # Writing the version that was read makes the API server reject the patch with a conflict if there is a newer one.
+    # The API server answers with a conflict if the object has changed since this version was read.
     version_check = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
     return [version_check, *changes]
 
 
-def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:
+def _plan_latency_patch(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:
     annotations = topology.metadata.annotations
     text = encode_latencies(latencies) if latencies else ""
     if text == (annotations or {}).get(LATENCY_ANNOTATION, ""):
@@ -93,8 +98,8 @@ def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[O
     return [patches.add(path, text)]
 
 
-def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
-    """Replace the weight of the same name if it differs, or add it if it has entries."""
+def _plan_weight_patch(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
+    """Replaces the weight of the same name if it differs, or adds the weight if it has entries."""
     weights = topology.spec.weights
     names = [w.name for w in weights or ()]
     if weight.name in names:
@@ -111,7 +116,7 @@ def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operat
 
 
 def _without_null(value: Any) -> Any:
-    """Plain data without None, because the CRD does not allow null."""
+    """The same data without None, because the CRD does not allow null."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value

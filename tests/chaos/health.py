@@ -16,7 +16,7 @@ from datetime import datetime
 import aiohttp
 
 from controller.cluster.crds import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
@@ -122,4 +122,4 @@ class HealthMonitor:
         network = await self._client.get(
             NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
         )
-        return zone_costs_in(network.weight(NETPERF_COSTS))
+        return zone_costs_of(network.weight(NETPERF_COSTS))

@@ -21,7 +21,7 @@ from controller.cluster.crds import (
     WORKLOAD_LABEL,
     NetworkTopology,
 )
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.controlplane import exists
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 async def cost(client: Client) -> int:
     topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NETAWARE_NAMESPACE)
-    return zone_costs_in(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
+    return zone_costs_of(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
 
 
 async def node_of(client: Client, app: str) -> str:

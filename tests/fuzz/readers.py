@@ -29,7 +29,7 @@ from controller.descheduler.policy import parse_policy as parse_descheduler_poli
 from controller.prometheus import PrometheusError
 from controller.scheduler.extender import handler as extender
 from controller.scheduler.extender.handler import decode_preemption
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from controller.traffic.weights import read_weights
 from controller.webhook import gate
 from kubekit import quantity, responses, selectors
@@ -199,7 +199,7 @@ def weights(text: str) -> object:
 
 
 def topology(text: str) -> object:
-    return zone_costs_in(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
+    return zone_costs_of(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
 
 
 def status(text: str) -> object:

@@ -14,7 +14,7 @@ from controller.cli.session import Session
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.convert.spellings import convert_documents
 from controller.diagnosis.events import EventReporter
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError
@@ -210,7 +210,7 @@ async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wa
     async def is_priced() -> bool:
         await agents.measure()
         found = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
-        return len(zone_costs_in(found.weight("NetperfCosts"))) == 2
+        return len(zone_costs_of(found.weight("NetperfCosts"))) == 2
 
     async def is_ordered() -> bool:
         return bool((await read(client, namespace)).status.topology_order)

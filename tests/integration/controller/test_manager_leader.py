@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest_asyncio
 
 from controller.cluster.crds import NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import Object
 from lab.controlplane import ControlPlane
@@ -177,4 +177,4 @@ async def test_both_killed_and_restarted_write_nothing_while_nothing_changed(are
 
 async def _costs(arena: Arena) -> dict[tuple[str, str], int]:
     found = await arena.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=arena.namespace)
-    return zone_costs_in(found.weight("NetperfCosts"))
+    return zone_costs_of(found.weight("NetperfCosts"))

@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 
 from controller.cluster.crds import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.weights import zone_costs_in
+from controller.topology.weights import zone_costs_of
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Resource
@@ -55,7 +55,7 @@ class World:
         return await self.client.get(NETWORK_TOPOLOGIES, name, dict, namespace=self.namespace)
 
     async def costs(self, name: str = "nt-default") -> dict[ZonePair, int]:
-        return zone_costs_in((await self.topology(name)).weight(NETPERF_COSTS))
+        return zone_costs_of((await self.topology(name)).weight(NETPERF_COSTS))
 
     async def has_costs(self, count: int) -> bool:
         return len(await self.costs()) == count
@@ -324,7 +324,7 @@ async def test_spoiled_plans_and_topologies_made_again_do_no_harm_and_others_num
 
     async def priced() -> bool:
         found = await world.client.get(NETWORK_TOPOLOGIES, foreign, NetworkTopology, namespace="default")
-        costs = zone_costs_in(found.weight(NETPERF_COSTS))
+        costs = zone_costs_of(found.weight(NETPERF_COSTS))
         return {("z7", "z8"): 33, ("z8", "z7"): 32}.items() <= costs.items()
 
     try:
@@ -376,7 +376,7 @@ async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced
     async def priced() -> bool:
         await world.agents.measure()
         found = await world.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
-        return len(zone_costs_in(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
+        return len(zone_costs_of(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
 
     try:
         await eventually(priced)

@@ -179,7 +179,7 @@ class Components:
         return client.status
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
-        locations = build_zone_map(self.decode("Node", Node)).locations
+        locations = build_zone_map(self.decode("Node", Node)).location_by_node
         return compute_allocations(self.account()._membership, self.decode("Pod", Pod), locations)
 
     def account(self) -> TopologyController:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
-from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_regions
-from controller.topology.weights import Bandwidths, build_weight, patch_topology
+from controller.topology.bandwidth import compute_allocations, read_user_capacities, sum_by_region_pair
+from controller.topology.weights import Bandwidths, build_weight, plan_topology_patch
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import NodeLocation
 from tests.unit.controller.objects import REGION, ZONE, AppGroup, NetworkTopology, Pod, WeightInfo, appgroup
@@ -39,7 +39,7 @@ def account(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
 
 def test_sums_by_regions_cover_their_zone_pairs() -> None:
     by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
-    assert sum_by_regions(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
+    assert sum_by_region_pair(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
 
 
 Demands = Mapping[tuple[str, str], int]
@@ -121,9 +121,9 @@ def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -
     table = ZoneCosts(by_zone_pair=costs, cost_by_region_pair={}, absent_pairs=())
     # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
     bandwidths = Bandwidths(
-        zone_capacity={pair: f"{rng.randint(10, 99)}G" for pair in pairs},
-        zone_allocated={pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
+        zone_capacities={pair: f"{rng.randint(10, 99)}G" for pair in pairs},
+        zone_allocations_bps={pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
     )
     empty = NetworkTopology()
-    patch = patch_topology(empty, build_weight(table, bandwidths), table.latencies())
+    patch = plan_topology_patch(empty, build_weight(table, bandwidths), table.latencies())
     assert len(msgspec.json.encode(patch)) < 1e6

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from controller.cluster.crds import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import ZoneMap
 from controller.topology import status
-from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, read_policy
-from controller.topology.weights import build_weight, patch_topology
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide_topology, resolve_policy
+from controller.topology.weights import build_weight, plan_topology_patch
 from kubekit.wire import Condition
 from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
@@ -36,8 +36,8 @@ START_S = 1_000_000.0
 def results(latency_ms: Mapping[ZonePair, float], sequence: int = 1) -> dict[str, str]:
     samples = [
         Sample(
-            origin=ZONE_MAP.locations[f"n-{a}"],
-            destination=ZONE_MAP.locations[f"n-{b}"],
+            origin=ZONE_MAP.location_by_node[f"n-{a}"],
+            destination=ZONE_MAP.location_by_node[f"n-{b}"],
             measurement=Measurement(
                 prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
             ),
@@ -69,23 +69,23 @@ def run(
     snapshot = TopologySnapshot(
         topology=found,
         zone_map=zone_map,
-        results={"shop/netperf-metrics": data},
-        missing=(),
-        allocated=allocated,
+        data_by_configmap={"shop/netperf-metrics": data},
+        missing_configmaps=(),
+        allocated_bps=allocated,
         interval_s=60.0,
     )
-    return decide(snapshot, state, POLICY, now_s=at_s, wall_s=at_s)
+    return decide_topology(snapshot, state, POLICY, now_s=at_s, wall_s=at_s)
 
 
 def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
     """By type."""
-    found = status.conditions_of(decision.counts, decision.table, decision.faults, generation)
+    found = status.build_conditions(decision.pairs_by_basis, decision.costs, decision.faults, generation)
     return {condition.type: condition for condition in found}
 
 
 def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The object after the patch, applied as the API server does; None when there is nothing to patch."""
-    operations = patch_topology(found, build_weight(decision.table, decision.bandwidths), decision.latencies)
+    operations = plan_topology_patch(found, build_weight(decision.costs, decision.bandwidths), decision.latencies)
     if operations is None:
         return None
     plain = json.loads(msgspec.json.encode(found))
@@ -139,7 +139,7 @@ def test_only_measurements_write_a_weight_and_the_same_ones_write_nothing_again(
 
 def test_the_objects_own_policy_wins_field_by_field() -> None:
     found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
-    policy, fault = read_policy(found, CostPolicy(hysteresis=0.7))
+    policy, fault = resolve_policy(found, CostPolicy(hysteresis=0.7))
     assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
 
 
@@ -153,7 +153,7 @@ def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None
 
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (2**53 - 1, True)])
 def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool) -> None:
-    origin, destination = (ZONE_MAP.locations[f"n-{zone}"] for zone in ("z1", "z2"))
+    origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
     told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
     assert bool(run(topology(), results(ALL, sequence) | told).results.failures) == stands
@@ -162,7 +162,7 @@ def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool
 def test_capacity_and_allocation_are_written_in_the_order_in_which_upstream_searches() -> None:
     allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
     decision = run(topology(USERS), results(ALL), allocated=allocated)
-    levels = build_weight(decision.table, decision.bandwidths).topology_list
+    levels = build_weight(decision.costs, decision.bandwidths).topology_list
     assert [level.topology_key for level in levels] == [f"topology.kubernetes.io/{name}" for name in ("region", "zone")]
     for level in levels:
         origins = [origin.origin for origin in level.origin_list]
@@ -182,21 +182,21 @@ def test_the_calculation_time_moves_only_with_the_weights_and_a_node_count_alone
     held = list(conditions(run(topology(), results(ALL)), 3).values())
 
     def plan(before: NetworkTopologyStatus, *, nodes: int = 3, generation: int = 3, **more: Any) -> Any:
-        known = {"weights_changed": False, "now": 5000.0, **more}
+        known = {"is_weight_new": False, "now": 5000.0, **more}
         return status.build_status(before, held, node_count=nodes, generation=generation, **known)
 
     empty = NetworkTopologyStatus(node_count=3)
-    first = plan(empty, weights_changed=True, now=1000.0)
+    first = plan(empty, is_weight_new=True, now=1000.0)
     assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
     assert plan(first) == first
-    assert plan(first, weights_changed=True).weight_calculation_time == "1970-01-01T01:23:20Z"
+    assert plan(first, is_weight_new=True).weight_calculation_time == "1970-01-01T01:23:20Z"
     assert status.needs_write(empty, first, since_last_write_s=5.0)
     for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
         wanted = plan(first), plan(first, nodes=4), plan(first, generation=8)
         assert [status.needs_write(first, one, since_last_write_s=last_s) for one in wanted] == worth
 
 
-ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.locations["n-z1"]})
+ONE_ZONE = ZoneMap({"z1": "west"}, {"n-z1": ZONE_MAP.location_by_node["n-z1"]})
 FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, text in results(ALL).items()}
 
 
@@ -224,8 +224,8 @@ def test_a_steady_outlier_writes_no_status_again() -> None:
         table = ZoneCosts(
             by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": offset_us}
         )
-        counts = status.group_pairs(table, POLICY, 60.0)
-        return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
+        counts = status.group_pairs_by_basis(table, POLICY, 60.0)
+        return [found.message for found in status.build_conditions(counts, table, status.InputFaults(), 1)]
 
     assert messages(8049.0) == messages(8051.0) == messages(9800.0) != messages(-8049.0)
     assert any("n2 (reads more)" in message for message in messages(8049.0))

@@ -7,14 +7,8 @@ import json
 import msgspec
 import pytest
 
-from controller.cluster.zones import (
-    AgentPods,
-    agent_pods_by_node,
-    build_zone_map,
-    is_location_unchanged,
-    is_probe_node_unchanged,
-    to_probe_node,
-)
+from controller.cluster.zones import build_zone_map, is_location_unchanged
+from controller.topology.probe_nodes import AgentPods, agent_pods_by_node, is_probe_node_unchanged, to_probe_node
 from kubekit.addresses import parse_address
 from kubekit.wire import Node, NodeAddress
 from netperf.pairs import select_probe_nodes
@@ -47,12 +41,14 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reporte
     found = build_zone_map(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )
-    assert found.zones == {"z1": "r2", "z2": ""}
+    assert found.region_by_zone == {"z1": "r2", "z2": ""}
     assert found.conflicting_regions == ("z1",)
-    assert found.unzoned == ("e",)
-    assert found.locations["b"] == NodeLocation("b", "z1", "r2")
+    assert found.unzoned_nodes == ("e",)
+    assert found.location_by_node["b"] == NodeLocation("b", "z1", "r2")
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
-    assert build_zone_map(nodes).zones == build_zone_map(nodes[::-1]).zones == {"z": "r1"}, "in any order"
+    assert build_zone_map(nodes).region_by_zone == build_zone_map(nodes[::-1]).region_by_zone == {"z": "r1"}, (
+        "in any order"
+    )
 
 
 @pytest.mark.parametrize(

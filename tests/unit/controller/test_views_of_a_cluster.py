@@ -7,10 +7,10 @@ import pytest
 
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
-from controller.cluster.zones import to_probe_node
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.topology.probe_nodes import to_probe_node
 from controller.views.overview import build_overview
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement

@@ -1,6 +1,6 @@
-"""Names of the results ConfigMaps, all shards.
+"""Names of the ConfigMaps with probe results.
 
-Agents write in netaware's own namespace. A NetworkTopology of another namespace may name one ConfigMap there.
+Agents write in netaware's own namespace, into one ConfigMap per shard. A NetworkTopology may also name one in its own namespace.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class ObjectName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-def result_names(
+def list_results_names(
     topologies: Iterable[NetworkTopology], plans: Iterable[ZonePlan], netaware_namespace: str, zone_count: int
 ) -> list[ObjectName]:
-    """The ConfigMaps with results for these topologies: first those that agents write, then those that topologies name.
+    """Names of the ConfigMaps with results: first those that agents write, then those that the NetworkTopologies name.
 
-    Agents write to the shards of `RESULTS_NAME` and to those of current plans, in ``netaware_namespace``.
+    Agents write into the shards of `RESULTS_NAME` and into the ConfigMaps that the current plans name.
     """
-    agent_results = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
-    names = [ObjectName(netaware_namespace, name) for name in agent_results]
+    written_by_agents = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
+    names = [ObjectName(netaware_namespace, name) for name in written_by_agents]
     for topology in topologies:
         configmap_name, namespace = topology.spec.configmap_name, topology.metadata.namespace
         shards = shard_names(configmap_name, zone_count) if namespace == netaware_namespace else [configmap_name]
