@@ -264,18 +264,17 @@ class GroupPlans:
         self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
     async def _plan_with_preemption(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
-        """A plan, and the priority below which it evicts pods; None if it evicts none."""
+        """A plan, and the priority below which it preempts pods; None if it preempts none. See `PlanInputs.plan_with_preemption`."""
         search_s = self._planner_time.search_limit_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
         began = self._clock()
         plan = await self._solve(snapshot, search_s)
-        preemption = self._inputs.without_preemptible(snapshot, plan)
+        preemption = self._inputs.preemption_for(snapshot, plan)
         if preemption is None:
             return plan, None
-        without_preemptible, preempts_below = preemption
         left_s = max(search_s - (self._clock() - began), MIN_SEARCH_S)
-        preempting_plan = await self._solve(without_preemptible, left_s)
+        preempting_plan = await self._solve(preemption.snapshot, left_s)
         places_more = len(preempting_plan.unplaced) < len(plan.unplaced)
-        return (preempting_plan, preempts_below) if places_more else (plan, None)
+        return (preempting_plan, preemption.below_priority) if places_more else (plan, None)
 
     async def simulate_replacement(self, group: str, key: str, seed_offset: int) -> Target | None:
         """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.

@@ -1,4 +1,4 @@
-"""Builds the snapshot that a group's plan is made from, for the controller, the descheduler and commands."""
+"""Builds the input of a group's plan from the cluster, for the controller, the descheduler and commands."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ from controller.traffic.prices import PriceTable
 from kubekit.owners import find_outdated_pod_keys
 
 
+class Preemption(NamedTuple):
+    """The input of a plan whose pods preempt others.
+
+    Attributes:
+        snapshot: the group's snapshot without the requests of pods that may be preempted.
+        below_priority: these pods have a lower priority.
+    """
+
+    snapshot: GroupSnapshot
+    below_priority: int
+
+
 class PlanInputs(NamedTuple):
     """The cluster that plans are made for, from watches, lists or a file.
 
@@ -32,7 +44,7 @@ class PlanInputs(NamedTuple):
         state: AppGroups, costs and Services.
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
-        prices: of bytes between zones; None if not configured.
+        prices: prices of bytes between zones; None if not configured.
         declared: declared replicas of workloads, and quotas of pods; None if they are not read.
     """
 
@@ -46,7 +58,7 @@ class PlanInputs(NamedTuple):
         """The inputs of a group's plan, without reservations of other groups.
 
         Args:
-            group: its key.
+            group: key of the AppGroup.
             pods: all its pods.
         """
         app_group, node_cache = self.state.groups[group], self.node_cache
@@ -75,7 +87,7 @@ class PlanInputs(NamedTuple):
     def cache_key(self, group: str, pods: Sequence[Pod]) -> tuple[object, ...]:
         """The key of a group's cached plan: a plan is outdated once its key has changed.
 
-        Pods with gates of others, and bound pods that a rollout is about to replace, do not change the key.
+        Pods that also wait for gates of other controllers, and bound pods that a rollout is about to replace, do not change the key.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
         outdated = find_outdated_pod_keys(pod.metadata for pod in pods if pod.is_active)
@@ -91,37 +103,37 @@ class PlanInputs(NamedTuple):
         )
 
     def plan_with_preemption(self, snapshot: GroupSnapshot) -> Plan:
-        """Plan in this process, with preemption as in `GroupPlans.make`."""
-        plan = plan_group(snapshot)
-        preemption = self.without_preemptible(snapshot, plan)
-        return plan if preemption is None else min(plan, plan_group(preemption[0]), key=lambda p: len(p.unplaced))
+        """Plan in this process; pods that do not fit preempt others if that places more pods.
 
-    def without_preemptible(self, snapshot: GroupSnapshot, plan: Plan) -> tuple[GroupSnapshot, int] | None:
-        """The snapshot without the pods that the plan's unplaced pods may preempt, and the priority that preempted pods are below.
-
-        None if the unplaced pods may preempt no pod.
+        `GroupPlans` follows the same steps by itself: it awaits another process, divides the search time, and keeps the priority.
         """
+        plan = plan_group(snapshot)
+        preemption = self.preemption_for(snapshot, plan)
+        return plan if preemption is None else min(plan, plan_group(preemption.snapshot), key=lambda p: len(p.unplaced))
+
+    def preemption_for(self, snapshot: GroupSnapshot, plan: Plan) -> Preemption | None:
+        """The input of a second plan in which the unplaced pods of a plan preempt others; None if they may preempt no pod."""
         unplaced = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         may_preempt = all(spec.preemption_policy != "Never" for spec in unplaced)
-        below = min((spec.priority for spec in unplaced), default=None) if may_preempt else None
-        preemptible = self.preemptible_requests(snapshot.pods, below)
-        if below is None or not preemptible:
+        below_priority = min((spec.priority for spec in unplaced), default=None) if may_preempt else None
+        preemptible = self.preemptible_requests(snapshot.pods, below_priority)
+        if below_priority is None or not preemptible:
             return None
         reserved = {node: dict(amounts) for node, amounts in snapshot.reserved.items()}
         for node, amounts in preemptible.items():
             add_amounts(reserved.setdefault(node, {}), amounts, -1)
-        return msgspec.structs.replace(snapshot, reserved=reserved), below
+        return Preemption(msgspec.structs.replace(snapshot, reserved=reserved), below_priority)
 
-    def preemptible_requests(self, pods: Sequence[Pod], below: int | None) -> dict[str, Amounts]:
-        """Node -> requests of other pods with a priority below this.
+    def preemptible_requests(self, pods: Sequence[Pod], below_priority: int | None) -> dict[str, Amounts]:
+        """Node -> requests of other pods with a lower priority than this; empty for None.
 
         Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
         """
         requests: dict[str, Amounts] = {}
-        if below is not None:
+        if below_priority is not None:
             keys = {pod.metadata.key for pod in pods}
             for info in self.node_cache.pods.values():
-                if info.priority < below and info.key not in keys:
+                if info.priority < below_priority and info.key not in keys:
                     add_amounts(requests.setdefault(info.occupied_node, {}), info.requests_with_ports)
         return requests
 
@@ -135,25 +147,27 @@ class PlanInputs(NamedTuple):
         return requests
 
     def ineligible_nodes(self, pod: Pod) -> dict[str, str]:
-        """Node -> why a pod may not run there: node constraints, resources, or other pods."""
+        """Node -> why a pod may not run there: node constraints, resources, or other pods. Without nodes where it may run."""
         original, requests = without_added_requirement(pod), requests_with_ports_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.requested
-        number_of = {host.name: number for number, host in enumerate(hosts)}
+        index_of = {host.name: index for index, host in enumerate(hosts)}
         foreign = find_foreign_pods(self.node_cache, [pod])
-        bound = [(number_of[node], f.pod) for f in foreign for node in f.pods_by_node.elements() if node in number_of]
-        by_other_pods = unschedulable_reasons(original, hosts, bound)
+        bound = [(index_of[node], f.pod) for f in foreign for node in f.pods_by_node.elements() if node in index_of]
+        other_pods_reasons = unschedulable_reasons(original, hosts, bound)
         constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
         reasons: dict[str, str] = {}
-        for number, host in enumerate(hosts):
+        for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
             reason = host.unschedulable_reason(constraints, volumes)
-            reason = reason or (insufficient_reason(insufficient) if insufficient else by_other_pods.get(number, ""))
+            reason = reason or (
+                insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
+            )
             if reason:
                 reasons[host.name] = reason
         return reasons
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
-        """Workload selector -> replicas to plan, and how many declared replicas numMembers leaves out; see `limit_replicas`."""
+        """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; see `limit_replicas`."""
         if self.declared is None:
             return {}, 0
         app_group = self.state.groups[group]
@@ -165,7 +179,7 @@ class PlanInputs(NamedTuple):
         return limit_replicas(declared, live, allowed)
 
     def volume_selectors(self, pods: Sequence[Pod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
-        """See `GroupSnapshot.volumes`."""
+        """The node selectors of volumes, see `GroupSnapshot.volumes`."""
         active = [pod for pod in pods if pod.is_active]
         with_volumes = [pod for pod in active if pod.spec.volumes]
         selectors = {pod.metadata.key: self.volumes.node_selectors_of_pod(pod) for pod in with_volumes}

@@ -1,4 +1,4 @@
-"""Turns topologySpreadConstraints, pod affinity and anti-affinity into rules of a `Problem`.
+"""Converts topologySpreadConstraints, pod affinity and anti-affinity to the domain rules of a `Problem`.
 
 Required terms must hold; preferred terms and ScheduleAnyway have a price. Anti-affinity of bound pods applies to new pods, too.
 """
@@ -18,31 +18,31 @@ from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Domain
 from kubekit.selectors import LabelSelector, selects
 
 decode_selector = msgspec.json.Decoder(LabelSelector).decode
-_decode_group_pod_spec = msgspec.json.Decoder(PodSpec).decode
+_decode_pod_spec = msgspec.json.Decoder(PodSpec).decode
 
-UNSCHEDULABLE_REASONS = {
+REASON_BY_KIND = {
     RuleKind.SPREAD: "topology spread",
     RuleKind.ANTI_AFFINITY: "pod anti-affinity",
     RuleKind.AFFINITY: "pod affinity",
 }
-_SYMMETRIC = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
-"""Kinds whose terms on bound pods apply to new pods, too. Terms of other kinds only restrict the pod that carries them."""
+_SYMMETRIC_KINDS = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
+"""Kinds whose terms on bound pods apply to new pods, too. Terms of other kinds restrict only the pod that carries them."""
 _PREFERENCE_PRICE = 1.0
-"""Price of a pair in one domain for a preferred anti-affinity term of weight 100: above any gain of the network."""
+"""`DomainRule.price` of a preferred anti-affinity term of weight 100: above any gain by shorter calls."""
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A topologySpreadConstraint or (anti-)affinity term of a pod. Equal terms of several pods are one rule.
+    """A topologySpreadConstraint or (anti-)affinity term of a pod. Equal terms of several pods become one rule.
 
     Attributes:
         kind: kind of the rule.
         topology_key: label whose values are the domains.
-        selector: of the counted pods, a LabelSelector as JSON.
-        namespaces: of the counted pods; empty for all.
-        max_skew: of a spread constraint.
-        min_domains: of a spread constraint; 0 for none.
-        price: of a preferred term, see `DomainRule.price`.
-        node_constraints: the part of the owner's spec that decides which nodes count, as JSON; empty for all nodes.
+        selector: LabelSelector of the counted pods, as JSON.
+        namespaces: namespaces of the counted pods; empty for all.
+        max_skew: maxSkew of a spread constraint.
+        min_domains: minDomains of a spread constraint; 0 without minDomains.
+        price: price of a preference, see `DomainRule.price`.
+        node_constraints: the part of the owner's spec that decides which nodes a spread constraint counts, as JSON; empty for all nodes.
     """
 
     kind: RuleKind
@@ -56,17 +56,17 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class PodTopologyConstraints:
-    """Builds the rules of a problem.
+    """Builds the domain rules of a problem.
 
     Args:
         pods: [class] one of its pods.
         hosts: all hosts, in the problem's order.
-        bound: host number and pod of each pod that stays.
+        bound: pairs of host index and pod, for each pod that stays.
     """
 
     def __init__(self, pods: Sequence[Pod], hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]]) -> None:
         self._pods, self._hosts, self._bound = pods, hosts, bound
-        self._domains: dict[str, tuple[Ints, list[str]]] = {}
+        self._domains_by_key: dict[str, tuple[Ints, list[str]]] = {}
 
     def rules(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
@@ -86,20 +86,20 @@ class PodTopologyConstraints:
     def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
         selector = decode_selector(term.selector)
         domain_of, names = self._domain_of(term.topology_key)
-        domain_of = np.where(self._is_counted(term), domain_of, -1)
+        domain_of = np.where(self._counted_hosts(term), domain_of, -1)
         roles: Counter[int] = Counter()
         for class_ in owners:
             roles[class_] |= OWNER
         for class_, pod in enumerate(self._pods):
-            if _counts(term, selector, pod):
+            if _is_counted(term, selector, pod):
                 roles[class_] |= COUNTED
         eligible: Bools = np.zeros(len(names), np.bool_)
         eligible[domain_of[domain_of >= 0]] = True
         bound_counted, bound_owners = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         for host, pod in self._bound:
-            if domain_of[host] >= 0 and _counts(term, selector, pod):
+            if domain_of[host] >= 0 and _is_counted(term, selector, pod):
                 bound_counted[domain_of[host]] += 1
-        for host, _ in bound if term.kind in _SYMMETRIC else ():
+        for host, _ in bound if term.kind in _SYMMETRIC_KINDS else ():
             if domain_of[host] >= 0:
                 bound_owners[domain_of[host]] += 1
         return DomainRule(
@@ -115,21 +115,21 @@ class PodTopologyConstraints:
         )
 
     def _domain_of(self, key: str) -> tuple[Ints, list[str]]:
-        """[host] number of its domain or -1, and the names of the domains."""
-        if key not in self._domains:
+        """[host] its domain or -1, and [domain] its name."""
+        if key not in self._domains_by_key:
             values = [host.labels.get(key) for host in self._hosts]
             names = sorted({value for value in values if value is not None})
-            index = {name: i for i, name in enumerate(names)}
-            domain_of = np.array([-1 if value is None else index[value] for value in values], np.int64)
-            self._domains[key] = domain_of, names
-        return self._domains[key]
+            index_of = {name: index for index, name in enumerate(names)}
+            domain_of = np.array([-1 if value is None else index_of[value] for value in values], np.int64)
+            self._domains_by_key[key] = domain_of, names
+        return self._domains_by_key[key]
 
-    def _is_counted(self, term: Term) -> Bools:
-        """[host] whether the term counts it. A spread constraint ignores nodes that its owner's affinity or tolerations exclude."""
+    def _counted_hosts(self, term: Term) -> Bools:
+        """[host] whether the term counts its pods. A spread constraint ignores nodes that its node policies exclude."""
         hosts = self._hosts
         if not term.node_constraints:
             return np.ones(len(hosts), np.bool_)
-        spec = _decode_group_pod_spec(term.node_constraints)
+        spec = _decode_pod_spec(term.node_constraints)
         constraints, honours_taints = Constraints(spec), spec.tolerations is not None
         reasons = (constraints.unmet_constraint(h.name, h.labels, h.taints if honours_taints else ()) for h in hosts)
         return np.array([not reason for reason in reasons], np.bool_)
@@ -139,45 +139,45 @@ def unschedulable_reasons(
     pod: Pod,
     hosts: Sequence[Host],
     bound: Sequence[tuple[int, Pod]],
-    kinds: Container[RuleKind] = UNSCHEDULABLE_REASONS,
+    kinds: Container[RuleKind] = REASON_BY_KIND,
 ) -> dict[int, str]:
-    """Host number -> the first rule about other pods that excludes a pod from it.
+    """Host index -> kind of the first rule about other pods that excludes a pod from the host; without the other hosts.
 
     Args:
         pod: the pod.
         hosts: all hosts.
-        bound: host number and pod of each other pod.
+        bound: pairs of host index and pod, for each other pod.
         kinds: kinds of the rules to check.
     """
     reasons: dict[int, str] = {}
     for rule in PodTopologyConstraints([pod], hosts, bound).rules():
         if rule.kind in kinds:
-            for number in np.flatnonzero(_refused_by(rule)).tolist():
-                reasons.setdefault(number, UNSCHEDULABLE_REASONS[rule.kind])
+            for host in np.flatnonzero(_refused_hosts(rule)).tolist():
+                reasons.setdefault(host, REASON_BY_KIND[rule.kind])
     return reasons
 
 
-def _refused_by(rule: DomainRule) -> Bools:
-    """[host] whether a required rule excludes the only pod, which is class 0, from it."""
+def _refused_hosts(rule: DomainRule) -> Bools:
+    """[host] whether a required rule excludes class 0, which is the only class, from the host."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
-    no_domain: Bools = domain_of < 0
-    none: Bools = np.zeros(len(domain_of), np.bool_)
+    is_owner, is_counted = bool(role & OWNER), bool(role & COUNTED)
+    has_no_domain: Bools = domain_of < 0
+    no_hosts: Bools = np.zeros(len(domain_of), np.bool_)
     if not len(rule.bound_counted):
-        return none if rule.kind is RuleKind.ANTI_AFFINITY else no_domain
+        return no_hosts if rule.kind is RuleKind.ANTI_AFFINITY else has_no_domain
     counted, owners = rule.bound_counted[domain_of], rule.bound_owners[domain_of]
     if rule.kind is RuleKind.ANTI_AFFINITY:
-        conflict = (counted > 0) & bool(role & OWNER) | (owners > 0) & bool(role & COUNTED)
-        refused: Bools = ~no_domain & conflict
-    elif not role & OWNER:
-        refused = none
+        refused: Bools = ~has_no_domain & ((counted > 0) & is_owner | (owners > 0) & is_counted)
+    elif not is_owner:
+        refused = no_hosts
     elif rule.kind is RuleKind.SPREAD:
         minimum = (
             0 if rule.lacks_domains or not rule.is_eligible.any() else int(rule.bound_counted[rule.is_eligible].min())
         )
-        refused = no_domain | (counted + bool(role & COUNTED) - minimum > rule.max_skew)
+        refused = has_no_domain | (counted + is_counted - minimum > rule.max_skew)
     else:
-        is_first_replica = not rule.bound_counted.any() and role & COUNTED
-        refused = no_domain | ((counted == 0) & (not is_first_replica))
+        is_first_replica = is_counted and not rule.bound_counted.any()
+        refused = has_no_domain | ((counted == 0) & (not is_first_replica))
     return refused
 
 
@@ -188,7 +188,7 @@ def terms_of(pod: Pod) -> Iterator[Term]:
     affinity = pod.spec.affinity
     anti_affinity = affinity.pod_anti_affinity if affinity else None
     pod_affinity = affinity.pod_affinity if affinity else None
-    # Attraction has a tenth of the price of repulsion, and the opposite sign.
+    # Preferred affinity has a tenth of the price of preferred anti-affinity, with the opposite sign.
     for terms, kind, divisor in (
         (anti_affinity, RuleKind.ANTI_AFFINITY, 100),
         (pod_affinity, RuleKind.AFFINITY, -1000),
@@ -202,7 +202,7 @@ def terms_of(pod: Pod) -> Iterator[Term]:
 
 
 def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
-    """The term of a spread constraint, a preference for ScheduleAnyway. matchLabelKeys add the pod's values to the selector."""
+    """The term of a spread constraint. matchLabelKeys add the pod's values to the selector."""
     labels = pod.metadata.labels or {}
     selector = constraint.label_selector
     pod_values = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
@@ -212,7 +212,7 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
     return Term(
         kind=RuleKind.SPREAD if is_required else RuleKind.PREFERENCE,
         topology_key=constraint.topology_key,
-        selector=_selector(selector),
+        selector=_encode_selector(selector),
         namespaces=(pod.metadata.namespace,),
         max_skew=max(constraint.max_skew, 1) if is_required else 1,
         min_domains=(constraint.min_domains or 0) if is_required else 0,
@@ -222,37 +222,38 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
 
 
 def _node_constraints(spec: PodSpec, constraint: SpreadConstraint) -> bytes:
-    """The part of a pod's spec that decides which nodes its constraint counts; empty for all nodes."""
+    """The part of a pod's spec that decides which nodes its constraint counts, as JSON; empty for all nodes."""
     constraints = PodSpec()
     if constraint.node_affinity_policy != "Ignore":
         affinity = spec.affinity
-        of_nodes = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
-        constraints = PodSpec(node_selector=spec.node_selector, affinity=of_nodes)
+        if affinity is not None:
+            affinity = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None)
+        constraints = PodSpec(node_selector=spec.node_selector, affinity=affinity)
     if constraint.node_taints_policy == "Honor":
         constraints = msgspec.structs.replace(constraints, tolerations=spec.tolerations or [])
     return b"" if constraints == PodSpec() else msgspec.json.encode(constraints)
 
 
 def _affinity_term(pod: Pod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
-    """The term of an (anti-)affinity term. A namespaceSelector selects all namespaces, because their labels are not read."""
+    """The `Term` of an (anti-)affinity term. A namespaceSelector selects all namespaces, because labels of namespaces are not read."""
     namespaces = tuple(sorted(term.namespaces or ()))
     if term.namespace_selector is not None:
         namespaces = ()
     elif not namespaces:
         namespaces = (pod.metadata.namespace,)
-    return Term(kind, term.topology_key, _selector(term.label_selector), namespaces, price=price)
+    return Term(kind, term.topology_key, _encode_selector(term.label_selector), namespaces, price=price)
 
 
 _MATCHES_NOTHING = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
 
 
-def _selector(selector: LabelSelector | None) -> bytes:
+def _encode_selector(selector: LabelSelector | None) -> bytes:
     """A selector as JSON; an absent selector matches nothing."""
     return _MATCHES_NOTHING if selector is None else msgspec.json.encode(selector)
 
 
-def _counts(term: Term, selector: LabelSelector, pod: Pod) -> bool:
-    """Whether a term with this decoded selector counts a pod."""
+def _is_counted(term: Term, selector: LabelSelector, pod: Pod) -> bool:
+    """Whether a term counts a pod; ``selector`` is the term's, decoded."""
     if term.namespaces and pod.metadata.namespace not in term.namespaces:
         return False
     if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:

@@ -1,8 +1,9 @@
-"""Plans in a separate process, so that the event loop and the Lease are never delayed.
+"""Plans in a separate process, so that plans do not delay the event loop, which renews the Lease.
 
-The process stores hosts and their used resources, so that a request contains only the group. Messages are pickled, after their length.
-Hosts and pods are sent in batches, because the event loop encodes them. If a plan misses its deadline, the process is killed, and the
-next request starts another.
+The process stores hosts and their used resources, so that a request contains only changes and the group. A message is its length and a
+pickled pair of kind and content: ``hosts``, ``costs``, ``pods`` and ``plan`` to the process, ``plan`` or ``failed`` back. Hosts and pods
+are sent in batches, because the event loop encodes them. If a plan misses its deadline, the process is killed, and the next request
+starts another.
 """
 
 from __future__ import annotations
@@ -33,42 +34,46 @@ from kubekit.wire import Node
 
 log = logs.get("controller.scheduler.placement.worker")
 
-BATCH = 200
+BATCH_SIZE = 200
 """Hosts or pods that are encoded before the event loop runs other tasks."""
-DEADLINE_S = 30.0
+PLAN_DEADLINE_S = 30.0
 START_S = 30.0
 """Time for the process to import its modules."""
 SEARCH_SHARE = 0.7
 """Share of the deadline after which the search ends with the best placement so far."""
-NICENESS, PR_SET_PDEATHSIG = 5, 1
+NICENESS = 5
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+_PIPE_BUFFER_BYTES = 1 << 24
 _HEADER = struct.Struct(">I")
+"""Length of a message."""
 
 
 class PlanningProcess:
     """The client of the planning process: starts it when needed, and sends one request at a time.
 
     Args:
-        node_cache: the hosts; changes since the last request are sent with the next one.
-        deadline_s: for one plan, with the time to send the request and the answer, seconds.
+        node_cache: the hosts; a request sends the changes since the last request.
+        deadline_s: seconds for one plan, with the time to send the request and the answer.
     """
 
-    def __init__(self, node_cache: NodeCache, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, node_cache: NodeCache, *, deadline_s: float = PLAN_DEADLINE_S) -> None:
         self._node_cache, self._deadline_s = node_cache, deadline_s
         self._process: asyncio.subprocess.Process | None = None
-        self._dirty: set[str] = set()
+        self._changed_nodes: set[str] = set()
         self._costs: CostTable | None = None
         self._lock = asyncio.Lock()
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
-        """Send later changes of these stores with the next request. The node cache must be subscribed before."""
-        nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
-        pods.subscribe(self._mark_changed)
+        """Send later changes of these stores with the next request. The node cache must have subscribed to them before."""
+        nodes.subscribe(lambda key, _old, _new: self._changed_nodes.add(key))
+        pods.subscribe(self._on_pod_change)
 
-    def _mark_changed(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
-        self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
+    def _on_pod_change(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
+        self._changed_nodes.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
-    async def plan(self, snapshot: GroupSnapshot, search_s: float = DEADLINE_S) -> Plan:
-        """Plan a group, see `plan_group`. The search ends after ``search_s`` with the best placement so far.
+    async def plan(self, snapshot: GroupSnapshot, search_s: float = PLAN_DEADLINE_S) -> Plan:
+        """Plan a group, see `plan_group`. The search ends after ``search_s`` seconds with the best placement so far.
 
         Raises:
             PlanningError: the deadline passed, or the process failed.
@@ -76,10 +81,10 @@ class PlanningProcess:
         async with self._lock:
             try:
                 start_s = 0.0 if self._is_running() else START_S
-                process = await self._start()
+                process = await self._ensure_started()
                 async with asyncio.timeout(start_s + self._deadline_s):
                     max_search_s = min(search_s, SEARCH_SHARE * self._deadline_s)
-                    kind, answer = await self._request(process, snapshot, max_search_s)
+                    kind, answer = await self._request_plan(process, snapshot, max_search_s)
             except TimeoutError:
                 await self.stop()
                 message = f"no plan was found within {self._deadline_s:g} s"
@@ -97,24 +102,25 @@ class PlanningProcess:
         plan: Plan = answer
         return plan
 
-    async def _request(
+    async def _request_plan(
         self, process: asyncio.subprocess.Process, snapshot: GroupSnapshot, search_s: float
     ) -> tuple[str, Any]:
-        stream, answers = process.stdin, process.stdout
-        assert stream is not None
+        """The kind and content of the process' answer."""
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
         assert answers is not None
-        names, self._dirty = sorted(self._dirty), set()
+        names, self._changed_nodes = sorted(self._changed_nodes), set()
         hosts, used = self._node_cache.hosts, self._node_cache.requested
-        for begin in range(0, len(names), BATCH):
-            batch = [(name, hosts.get(name), used.get(name, {})) for name in names[begin : begin + BATCH]]
-            await self._send(stream, "hosts", batch)
+        for begin in range(0, len(names), BATCH_SIZE):
+            batch = [(name, hosts.get(name), used.get(name, {})) for name in names[begin : begin + BATCH_SIZE]]
+            await self._send(requests, "hosts", batch)
         if snapshot.costs is not self._costs:
             self._costs = snapshot.costs
-            await self._send(stream, "costs", snapshot.costs)
-        for begin in range(0, len(snapshot.pods), BATCH):
-            await self._send(stream, "pods", snapshot.pods[begin : begin + BATCH])
-        rest = msgspec.structs.replace(snapshot, pods=(), hosts={}, used={}, costs=CostTable())
-        await self._send(stream, "plan", (rest, search_s))
+            await self._send(requests, "costs", snapshot.costs)
+        for begin in range(0, len(snapshot.pods), BATCH_SIZE):
+            await self._send(requests, "pods", snapshot.pods[begin : begin + BATCH_SIZE])
+        remaining = msgspec.structs.replace(snapshot, pods=(), hosts={}, used={}, costs=CostTable())
+        await self._send(requests, "plan", (remaining, search_s))
         (size,) = _HEADER.unpack(await answers.readexactly(_HEADER.size))
         answer: tuple[str, Any] = pickle.loads(await answers.readexactly(size))
         return answer
@@ -122,12 +128,14 @@ class PlanningProcess:
     def _is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
+    async def _ensure_started(self) -> asyncio.subprocess.Process:
+        if self._process is None or not self._is_running():
             command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
-            self._dirty, self._costs = set(self._node_cache.hosts), None
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, limit=_PIPE_BUFFER_BYTES
+            )
+            self._changed_nodes, self._costs = set(self._node_cache.hosts), None
         return self._process
 
     @staticmethod
@@ -156,7 +164,7 @@ class PlanningWorker:
         self._costs = CostTable()
         self._pods: list[Pod] = []
 
-    def update(self, kind: str, content: Any) -> None:
+    def store_part(self, kind: str, content: Any) -> None:
         """Store a part of the next snapshot: ``hosts``, ``costs`` or ``pods``."""
         match kind:
             case "hosts":
@@ -171,26 +179,26 @@ class PlanningWorker:
             case "pods":
                 self._pods += content
 
-    def plan(self, rest: GroupSnapshot, search_s: float) -> Plan:
-        """Plan the snapshot of the stored parts and the rest; the stored pods are dropped."""
+    def plan(self, remaining: GroupSnapshot, search_s: float) -> Plan:
+        """Plan the snapshot of the stored parts and the remaining parts; the stored pods are dropped."""
         pods, self._pods = self._pods, []
-        snapshot = msgspec.structs.replace(rest, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
+        snapshot = msgspec.structs.replace(remaining, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
         return plan_group(snapshot, deadline_s=search_s)
 
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    # The plan is useless without the parent: the kernel ends this process with it.
+    # The kernel ends this process when its parent ends, because its plan then has no reader.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     # Printed text must not mix with the answers.
     sys.stdout = sys.stderr
     worker = PlanningWorker()
-    while (message := _read(source)) is not None:
+    while (message := _read_message(source)) is not None:
         kind, content = message
         if kind != "plan":
-            worker.update(kind, content)
+            worker.store_part(kind, content)
             continue
         answer: tuple[str, Any]
         try:
@@ -201,13 +209,13 @@ def main() -> None:
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         sink.write(_HEADER.pack(len(data)) + data)
         sink.flush()
-        # Collect garbage between plans, because within a plan it takes as long as the plan. Hosts have no reference cycles and are left
-        # out, because the next request may already wait.
+        # Garbage is collected between plans, because a collection within a plan takes as long as the plan. Hosts have no reference
+        # cycles and are left out, because the next request may wait already.
         del answer, content, message
         compact_memory(everything=False)
 
 
-def _read(source: BinaryIO) -> tuple[str, Any] | None:
+def _read_message(source: BinaryIO) -> tuple[str, Any] | None:
     header = source.read(_HEADER.size)
     if len(header) < _HEADER.size:
         return None

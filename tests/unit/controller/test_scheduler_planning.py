@@ -18,7 +18,7 @@ from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import PlanningError
-from controller.scheduler.placement.worker import DEADLINE_S as WORKER_DEADLINE_S
+from controller.scheduler.placement.worker import PLAN_DEADLINE_S
 from tests.unit.controller.leader import World
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
@@ -432,7 +432,7 @@ async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were
 
 def test_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:
     metrics = GateMetrics(CollectorRegistry())
-    for histogram, longest_s in ((metrics.plan_duration, WORKER_DEADLINE_S), (metrics.gate_wait, 3600)):
+    for histogram, longest_s in ((metrics.plan_duration, PLAN_DEADLINE_S), (metrics.gate_wait, 3600)):
         (family,) = histogram.collect()
         bounds = sorted(float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels)
         assert bounds[-2] >= longest_s
