@@ -145,9 +145,8 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""
         is_member = make_group_filter(inputs.state, group)
         members = [pod.group_pod for pod in pods if pod.group_pod is not None and is_member(pod)]
-        group_snapshot = msgspec.structs.replace(
-            without_pod(inputs.snapshot(group, members), key), seed_offset=seed_offset
-        )
+        group_snapshot = without_pod(inputs.snapshot(group, members), key)
+        group_snapshot = msgspec.structs.replace(group_snapshot, seed_offset=seed_offset)
         return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
@@ -227,9 +226,8 @@ def _make_skip_table(skips: Iterable[Skip]) -> RenderableType:
 def _make_condition_table(conditions: Iterable[ConditionSkips]) -> RenderableType:
     table = make_table("CONDITION", "SKIPS", "REQUIRES")
     for condition in conditions:
-        table.add_row(
-            condition.name, str(condition.skipped_pods or "-"), Text(condition.requires.replace("`", ""), style=FAINT)
-        )
+        requires = Text(condition.requires.replace("`", ""), style=FAINT)
+        table.add_row(condition.name, str(condition.skipped_pods or "-"), requires)
     return table
 
 

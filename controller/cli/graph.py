@@ -11,16 +11,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import (
-    BAD,
-    DEPENDENCY_SIGNS,
-    FAINT,
-    GOOD,
-    STRONG,
-    format_counts,
-    format_milliseconds,
-    make_table,
-)
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, VERDICT_SIGNS, format_counts, format_milliseconds, make_table
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.group_views import EdgeView, GroupView, PodView, build_group_views
@@ -101,14 +92,10 @@ def _make_workload_table(group: GroupView) -> RenderableType:
 
 
 def _make_edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
-    sign, style = DEPENDENCY_SIGNS[edge.verdict]
+    sign, style = VERDICT_SIGNS[edge.verdict]
     cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
-    return (
-        cost,
-        str(edge.max_cost),
-        Text(sign, style=style),
-        format_milliseconds(edge.p50_us) if edge.p50_us is not None else "",
-    )
+    p50 = format_milliseconds(edge.p50_us) if edge.p50_us is not None else ""
+    return cost, str(edge.max_cost), Text(sign, style=style), p50
 
 
 def _format_placement(pods: Sequence[PodView]) -> Text:

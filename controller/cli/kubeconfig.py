@@ -29,8 +29,6 @@ def find_cluster_config(
 ) -> ClusterConfig:
     """The API server and log-in of ``--kubeconfig``, else ``$KUBECONFIG``, else of the pod itself, else ``~/.kube/config``.
 
-    May run a log-in plugin.
-
     Raises:
         ConfigError: there is no kubeconfig, or a field cannot be used; names the file or field.
         CredentialError: a log-in plugin gave no credential.
@@ -87,9 +85,7 @@ class KubeconfigLogin:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
         if value and kind != "Bearer":
-            raise ConfigError(
-                self._user_field("username"), "API servers accept no passwords", "use a token or a client certificate"
-            )
+            raise ConfigError(self._user_field("username"), "is not supported", "use a token or a client certificate")
         if messages:
             raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages)}")
         return Credential(token, self._ssl_context)
@@ -139,11 +135,7 @@ class KubeconfigLogin:
                 raise ConfigError(self._user_field(name), "is not supported", "remove it; log in as that user")
         provider = self._user.get("auth-provider")
         if provider and provider.get("name") not in _SUPPORTED_PROVIDERS:
-            raise ConfigError(
-                self._user_field("auth-provider"),
-                "is not supported",
-                "use your provider's plugin under users[].user.exec",
-            )
+            raise ConfigError(self._user_field("auth-provider"), "is not supported", "use your provider's exec plugin")
 
     def _find_proxy(self) -> str:
         """The URL of the HTTP proxy that kubectl would use; empty for none."""

@@ -96,9 +96,7 @@ async def _read_local_port(output: asyncio.StreamReader) -> int:
                     return int(match[1])
                 last_line = line or last_line
     except TimeoutError as error:
-        raise PageError(
-            f"kubectl port-forward: not ready within {READY_TIMEOUT_S:g} s; last line: {last_line}"
-        ) from error
+        raise PageError(f"kubectl port-forward: not ready within {READY_TIMEOUT_S:g} s: {last_line}") from error
     raise PageError(f"kubectl port-forward: {last_line}")
 
 

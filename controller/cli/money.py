@@ -52,10 +52,8 @@ class MoneyCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> MoneyView:
         traffic = await read_traffic(session, options.source, options.window)
         graph, snapshot = traffic.graph, traffic.snapshot
-        if options.namespace:
-            dependencies = (
-                d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace}
-            )
+        if namespace := options.namespace:
+            dependencies = (d for d in graph.dependencies if namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(tuple(dependencies), graph.omitted)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
         bill = compute_bill(graph, traffic.workloads, prices, map_workloads_to_groups(snapshot.build_membership()))

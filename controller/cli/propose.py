@@ -83,7 +83,8 @@ class ProposeCommand(Command):
         namespace = session.namespace
         traffic = await read_traffic(session, options.source, options.window)
         graph, groups = traffic.graph, traffic.snapshot.groups
-        proposals = propose(graph, traffic.workloads, groups, namespace, traffic.costs)
+        costs = traffic.snapshot.build_cost_index().for_namespace(namespace).table
+        proposals = propose(graph, traffic.workloads, groups, namespace, costs)
         comparisons = [await compare_placements(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
             await _apply_proposals(session, proposals)

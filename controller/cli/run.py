@@ -65,7 +65,7 @@ async def _run_command(command: Command, options: argparse.Namespace) -> ExitCod
             screen.print_note(note)
         sys.stdout.flush()
         await command.keep_open(session, answer, options)
-        # Only answers with findings have the flag --exit-code.
+        # Only commands whose answers have findings have --exit-code.
         has_findings = options.exit_code and any(finding.severity != "info" for finding in answer.findings)
         return ExitCode.FINDINGS if has_findings else ExitCode.SUCCESS
 

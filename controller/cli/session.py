@@ -16,14 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controller.cluster.crds import (
-    APPGROUP_LABEL,
-    APPGROUPS,
-    NETWORK_TOPOLOGIES,
-    SERVICES,
-    AppGroup,
-    NetworkTopology,
-)
+from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod, PodSpec
 from controller.cluster.services import Service
@@ -85,7 +78,7 @@ class WorkloadController(Object, frozen=True):
     """A Deployment or StatefulSet.
 
     Attributes:
-        kind: ``Deployment`` or ``StatefulSet``; set by `workload_controllers`, because items of a list lack it.
+        kind: ``Deployment`` or ``StatefulSet``; set by `Session.list_workload_controllers`, because items of a list lack it.
     """
 
     kind: str = ""
@@ -100,12 +93,6 @@ class WorkloadController(Object, frozen=True):
     def labels(self) -> dict[str, str]:
         """Labels of its pod template."""
         return self.spec.template.metadata.labels or {}
-
-
-class _Deployment(Object, frozen=True):
-    """The controller's own Deployment, whose volumes `PodSpec` leaves out."""
-
-    spec: dict[str, Any] = {}
 
 
 @dataclass
@@ -191,16 +178,17 @@ class Session:
         """Read the configuration that the controller's Deployment mounts; the defaults, with a note, if it cannot be read."""
         reason = f"no controller in {self.netaware_namespace} has one"
         try:
-            deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.netaware_namespace)
-            volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes", ())
-            maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
-            name = next((mounted["name"] for mounted in maps if "name" in mounted), "")
+            deployment = await self.client.get(
+                DEPLOYMENTS, CONTROLLER, dict[str, Any], namespace=self.netaware_namespace
+            )
+            volumes = deployment.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
+            config_maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
+            name = next((config_map["name"] for config_map in config_maps if "name" in config_map), "")
             if name:
-                data = (
-                    await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.netaware_namespace)
-                ).data or {}
-                if CONFIG_FILE in data:
-                    return parse_config(data[CONFIG_FILE], f"ConfigMap {self.netaware_namespace}/{name}")
+                config_map = await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.netaware_namespace)
+                text = (config_map.data or {}).get(CONFIG_FILE)
+                if text is not None:
+                    return parse_config(text, f"ConfigMap {self.netaware_namespace}/{name}")
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise

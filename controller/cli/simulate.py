@@ -147,16 +147,13 @@ class SimulateCommand(Command):
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, WorkloadController]) -> Simulation:
-    """Place a group with both schedulers, as if it had no pods yet; see `reset_group` for the arguments.
-
-    The default scheduler's random seeds are fixed.
-    """
+    """Place a group with both schedulers, as if it had no pods yet. For the arguments see `reset_group`."""
     snapshot = reset_group(inputs, group, controllers)
-    hosts, used = inputs.node_cache.hosts, inputs.node_cache.requested
+    hosts, requested = inputs.node_cache.hosts, inputs.node_cache.requested
     reader = PodReader()
     pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
     runs = [
-        evaluate_placement(snapshot, simulate_scheduling(pods, hosts, used, random.Random(seed), snapshot.volumes))
+        evaluate_placement(snapshot, simulate_scheduling(pods, hosts, requested, random.Random(seed), snapshot.volumes))
         for seed in range(DEFAULT_SCHEDULER_RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
@@ -259,13 +256,9 @@ def _format_zones(zones: Sequence[str]) -> str:
 
 def _make_placement_table(answer: Simulation) -> RenderableType:
     table = make_table("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", numeric=("PODS",))
-    for workload, zones in answer.default_scheduler.zones_by_workload.items():
-        table.add_row(
-            workload,
-            str(len(zones)),
-            _format_zones(zones),
-            _format_zones(answer.network_aware.zones_by_workload[workload]),
-        )
+    for workload, default_zones in answer.default_scheduler.zones_by_workload.items():
+        our_zones = answer.network_aware.zones_by_workload[workload]
+        table.add_row(workload, str(len(our_zones)), _format_zones(default_zones), _format_zones(our_zones))
     return table
 
 

@@ -16,7 +16,7 @@ from controller.appgroups.status import DependencyVerdict
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
 COLUMN_GAP = 2
 """Spaces between columns of a table."""
-DEPENDENCY_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
+VERDICT_SIGNS: Mapping[DependencyVerdict, tuple[str, str]] = {
     "met": ("✓", GOOD),
     "violated": ("✗", BAD),
     "unknown": ("?", ""),

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 
 from controller.cli.session import Session
-from controller.cluster.costs import CostTable, locations_of
+from controller.cluster.costs import locations_of
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.sources import SOURCES, Source, read_flows
@@ -21,14 +21,13 @@ MAX_UNKNOWN_SHOWN = 3
 
 @dataclass(frozen=True)
 class Traffic:
-    """Measured traffic, with the workloads, costs and other objects of its cluster.
+    """Measured traffic, with the objects of its cluster.
 
     Attributes:
         graph: observed dependencies between workloads.
         workloads: all workloads of the cluster.
         source: metrics from which the traffic was read.
         window_s: range of the traffic's rates; shorter than requested if Prometheus has less.
-        costs: those that the scheduler uses for the session's namespace.
         snapshot: the cluster.
     """
 
@@ -36,7 +35,6 @@ class Traffic:
     workloads: Workloads
     source: Source
     window_s: int
-    costs: CostTable
     snapshot: ClusterSnapshot
 
 
@@ -85,10 +83,7 @@ async def read_traffic(session: Session, source_name: str, requested_window_s: i
     session.notes += notes
     minutes = window_s // 60
     if window_s < requested_window_s:
-        session.notes.append(
-            f"Prometheus has this traffic only for the last {minutes} of {requested_window_s // 60} min"
-        )
+        session.notes.append(f"Prometheus has this traffic for {minutes} of the last {requested_window_s // 60} min")
     session.notes.append(f"traffic: {source.title}, the last {minutes} min; not visible in it: {source.limitations}")
-    costs = snapshot.build_cost_index().for_namespace(session.namespace or session.netaware_namespace).table
     graph = build_traffic_graph(resolved_flows, session.netaware_namespace)
-    return Traffic(graph, workloads, source, window_s, costs, snapshot)
+    return Traffic(graph, workloads, source, window_s, snapshot)

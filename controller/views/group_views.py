@@ -170,12 +170,9 @@ def _find_zone_losses(
     """
     placed_by_location = [count_by_location(counts, locations) for counts in placed_by_node]
     for location in sorted({location for counts in placed_by_location for location in counts if location.zone}):
-        stopped_workloads = tuple(
-            selector
-            for selector, counts in zip(selectors, placed_by_location, strict=True)
-            if counts and counts[location] == counts.total()
-        )
-        yield ZoneLoss(zone=location.zone, stopped_workloads=stopped_workloads)
+        workloads = zip(selectors, placed_by_location, strict=True)
+        stopped = (selector for selector, counts in workloads if 0 < counts[location] == counts.total())
+        yield ZoneLoss(zone=location.zone, stopped_workloads=tuple(stopped))
 
 
 def _build_workload_views(

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cli.session import Session
 from controller.cli.traffic import Traffic
-from controller.cluster.costs import CostTable, Location
+from controller.cluster.costs import Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import ObservedDependency, OmittedTraffic, TrafficGraph, WorkloadId
@@ -224,4 +224,4 @@ async def traffic_of(session: Session, *_: object) -> Traffic:
         labels_by_workload={end: {hostile_text("label", 1): hostile_text("value", 1)} for end in ends},
     )
     snapshot = await session.read_snapshot(groups=True)
-    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, CostTable(), snapshot)
+    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, snapshot)
