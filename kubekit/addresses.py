@@ -8,7 +8,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def parse_address(text: str) -> Address | None:
-    """The address in a text; None if it is not an address, such as a name. IPv4 inside IPv6 (``::ffff:10.0.0.1``) is IPv4."""
+    """Parse an IP address; None if the text is not an address. An IPv4-mapped IPv6 address (``::ffff:10.0.0.1``) becomes IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

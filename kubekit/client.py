@@ -1,7 +1,7 @@
 """A thin asyncio Kubernetes client: msgspec structs in and out, a deadline on every request.
 
-Watches, other reads, writes and the Lease use separate connections, so that no request waits for a watch, and leader election waits for no
-list. See `kubekit.transport`.
+Each watch and the Lease have their own connections, so that no request waits for a watch, and leader election waits for no other request.
+See `kubekit.transport`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
 MAX_WATCH_SILENCE_S = 85.0
-"""Bookmarks arrive once a minute. A watch that is silent for longer is broken, or nothing of the kind changed since the server started
-(1.36.3 then sends no bookmarks). Opening it again costs one request."""
+"""Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
+(1.36.3 then sends no bookmarks). A new watch costs one request."""
 MAX_THROTTLED_ATTEMPTS = 5
-"""Maximum number of attempts of a request that the server throttles (429)."""
+"""Maximum number of attempts for a request that the server throttles (429)."""
 
 
 class Scope(TypedDict, total=False):
-    """The objects of a resource to list or watch; all by default."""
+    """Limits a list or watch to some objects of a resource; by default it is of all."""
 
     namespace: str | None
     label_selector: str
@@ -89,11 +89,11 @@ class Client:
         await self._pools.close()
 
     def with_fence(self, fence: WriteFence) -> Self:
-        """A copy whose writes need the permission of ``fence``, and time out before it ends."""
+        """A copy of this client whose writes need the permission of ``fence``, and time out before that permission ends."""
         return self._copy(_fence=fence)
 
     def with_dedicated_connection(self) -> Self:
-        """The same client on a separate connection, for requests that must never wait, such as those for a Lease."""
+        """A copy of this client with a connection of its own, for requests that must never wait, such as those for a Lease."""
         return self._copy(_pool=ConnectionPool.LEASE)
 
     def _copy(self, **changes: WriteFence | ConnectionPool) -> Self:
@@ -108,9 +108,9 @@ class Client:
     async def list_pages(
         self, resource: Resource, *, limit: int = PAGE_SIZE, from_cache: bool = False, **scope: Unpack[Scope]
     ) -> AsyncIterator[RawPage]:
-        """List in pages. A watch that follows starts from the last page's resourceVersion.
+        """Yield the pages of a list. A watch that follows starts from the last page's resourceVersion.
 
-        ``from_cache`` reads from the API server's watch cache, which may be slightly old, in one page.
+        With ``from_cache`` all objects come from the API server's watch cache, which may be slightly old, in one page.
         """
         params = {"limit": str(limit), **_selector_params(scope)}
         if from_cache:
@@ -126,7 +126,7 @@ class Client:
             params.pop("resourceVersion", None)
 
     async def list(self, resource: Resource, type_: type[T], **scope: Unpack[Scope]) -> list[T]:
-        """Read all objects in the scope. One malformed object makes it fail; a Reflector tolerates those."""
+        """Read all objects in the scope. A malformed object makes the call fail; a Reflector tolerates malformed objects."""
         objects: list[T] = []
         maybe_yield = CooperativeYield()
         async for page in self.list_pages(resource, **scope):
@@ -149,7 +149,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> T:
-        """PUT an object; its resourceVersion must be the current one."""
+        """PUT an object, which must have the current resourceVersion."""
         return decode_response(await self.request("PUT", resource.path(namespace, name, subresource), body=body), type_)
 
     async def patch(
@@ -164,7 +164,7 @@ class Client:
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> T:
-        """PATCH an object; ``patch_type`` is one of the ``*_PATCH`` constants. `APPLY_PATCH` also overwrites fields of other managers."""
+        """PATCH an object; ``patch_type`` is one of the ``*_PATCH`` constants. `APPLY_PATCH` also takes over fields of other managers."""
         params = {"fieldManager": field_manager} if field_manager else {}
         if patch_type == APPLY_PATCH:
             params["force"] = "true"
@@ -184,7 +184,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> T:
-        """Server-side apply under ``field_manager``."""
+        """Server-side apply as ``field_manager``, which takes over fields of other managers."""
         target = {"namespace": namespace, "subresource": subresource, "field_manager": field_manager}
         return await self.patch(resource, name, body, type_, patch_type=APPLY_PATCH, **target)
 
@@ -213,10 +213,10 @@ class Client:
     ) -> None:
         """Delete one object; does nothing if it does not exist.
 
-        ``grace_period_s`` overrides the object's own. ``preconditions`` are metadata as they were read: if UID or resourceVersion have
-        changed since, the server answers with a conflict.
+        ``grace_period_s`` overrides the object's own grace period. ``preconditions`` are metadata as they were read: if UID or
+        resourceVersion have changed since, the call raises ApiError with a conflict.
         """
-        # Always send a body: the fence is checked while it is sent.
+        # Always send a body, because the fence is checked while a body is sent.
         body: dict[str, Any] = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
         if preconditions is not None:
             body["preconditions"] = {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version}
@@ -238,7 +238,7 @@ class Client:
     ) -> bytes:
         """Send one request; returns the body of its successful response.
 
-        If the server throttles the request (429, priority and fairness), it is sent again after the Retry-After, within the same
+        A request that the server throttles (429, priority and fairness) is sent again after the time in Retry-After, within the same
         deadline. An eviction that a PodDisruptionBudget refuses is not sent again.
         """
         loop = asyncio.get_running_loop()
@@ -273,13 +273,13 @@ class Client:
             ):
                 data = await response.read()
                 if response.status >= 500:
-                    # A proxy may have responded, which does not know the outcome of a write.
+                    # The response may be of a proxy, which does not know the outcome of a write.
                     raise decode_error(response, data)
         return response, data
 
     @contextmanager
     def _write_context(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Context in which a request is sent: for a write, checks the fence and ends ``timeout`` with its permission."""
+        """Context in which a request is sent. For a write it checks the fence, and ends ``timeout`` with the permission."""
         if self._fence is None or method == "GET":
             yield
             return
@@ -298,10 +298,10 @@ class Client:
         send_initial_events: bool = False,
         **scope: Unpack[Scope],
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
+        """Watch from ``resource_version`` until the server ends the request, after one to two `WATCH_LIFETIME_S`.
 
         Yields an iterator of events, which raises SilentWatchError after ``max_silence_s`` without an event or bookmark. With
-        ``send_initial_events`` (WatchList) all existing objects come first, followed by a bookmark with the annotation
+        ``send_initial_events`` (WatchList) the first events are all existing objects, and then a bookmark with the annotation
         ``k8s.io/initial-events-end``; the timeout is that of a list. A server without WatchList responds with 422.
         """
         lifetime_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
@@ -337,9 +337,9 @@ class Client:
         content_type: str = "application/json",
         sending_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send once; if the server refuses the credential of ``config.credential_provider`` (401), send again with a new one.
+        """Send a request; if the server refuses a provider's credential (401), send the request again with a new one.
 
-        ``sending_context`` is entered for each sending, when there is a credential and a free connection.
+        ``sending_context`` is entered for each sending, after the wait for a credential and a free connection.
         """
         config = self.config
         headers: CIMultiDict[str] = CIMultiDict()

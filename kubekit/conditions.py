@@ -1,4 +1,4 @@
-"""Conditions of a status: merged so that lastTransitionTime changes only with the status of a condition."""
+"""Builds, merges and compares status conditions; lastTransitionTime changes only with the status of a condition."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kubekit.text import cut_bytes, make_printable
 from kubekit.wire import Condition, format_time
 
 MAX_MESSAGE_BYTES = 8192
-"""Longest message in bytes; the API server accepts four times as many."""
+"""Longest message of a condition; the API server accepts four times as many bytes."""
 
 
 def make_condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
-    """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MAX_MESSAGE_BYTES`."""
+    """A condition without a time; its status is Unknown if ``holds`` is None. The message becomes one line of `MAX_MESSAGE_BYTES`."""
     status, message = "Unknown" if holds is None else str(holds), cut_bytes(make_printable(message), MAX_MESSAGE_BYTES)
     return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
 
 
 def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """The conditions of ``old``, replaced by or extended with those of ``new``; a time stays while the status is the same.
+    """Conditions of ``old``, with those of ``new`` added or in their place. A time stays while the status is the same.
 
     Args:
         old: current conditions of the object.
@@ -32,19 +32,19 @@ def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], 
     """
     by_type = {c.type: c for c in old or ()}
     for condition in new:
-        before, since = by_type.get(condition.type), format_time(now)
+        before, transition_time = by_type.get(condition.type), format_time(now)
         if before is not None and before.status == condition.status and before.last_transition_time:
-            since = before.last_transition_time
-        by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=since)
-    return [by_type[t] for t in sorted(by_type)]
+            transition_time = before.last_transition_time
+        by_type[condition.type] = msgspec.structs.replace(condition, last_transition_time=transition_time)
+    return [by_type[type_] for type_ in sorted(by_type)]
 
 
 def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
-    """The condition of that type; None if there is none."""
+    """The condition of a type; None if it is absent."""
     return next((c for c in conditions or () if c.type == type_), None)
 
 
 def find_changed_conditions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
-    """Conditions of ``after`` that are new, or whose status or reason changed, for events."""
+    """Conditions of ``after`` that are new, or have another status or reason than in ``before``."""
     old = {c.type: (c.status, c.reason) for c in before or ()}
     return [c for c in after or () if old.get(c.type) != (c.status, c.reason)]

@@ -1,4 +1,4 @@
-"""Reads the API server's address and our credentials from a directory, such as a pod's mounted ServiceAccount."""
+"""Reads the API server's address and the program's credentials from a directory, such as a pod's mounted ServiceAccount."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ClusterConfig:
     Attributes:
         server: ``https://host:port``, without a trailing slash.
         token: returns the bearer token; None without token authentication.
-        ssl_context: context for the connection, or ``None`` for plain http.
-        namespace: the default namespace of this identity.
+        ssl_context: context of connections; None for plain HTTP.
+        namespace: the namespace to use by default.
         context: name of the kubeconfig context, empty in a cluster.
         credential_provider: provides credentials, which have precedence over ``token`` and ``ssl_context``.
         proxy: URL of an HTTP proxy, empty for none.
-        server_name: the name that the server's certificate must carry, if that is not the server's host.
+        server_name: the name in the server's certificate, if that is not the host of ``server``; else empty.
     """
 
     server: str
@@ -45,11 +45,11 @@ def load_cluster_config(
 ) -> ClusterConfig:
     """Read ``ca.crt``, ``token`` and ``namespace`` of a directory, by default that of the pod's ServiceAccount.
 
-    The file ``server`` has the API server's URL; without it ``KUBERNETES_SERVICE_HOST`` and ``_PORT`` name the server. A pair
-    ``tls.crt`` and ``tls.key`` is presented as a client certificate.
+    The file ``server`` has the API server's URL; without this file ``KUBERNETES_SERVICE_HOST`` and ``_PORT`` name the server. A pair
+    ``tls.crt`` and ``tls.key`` is the client certificate.
 
     Raises:
-        ConfigError: a file is missing or cannot be used; the message names the file.
+        ConfigError: the directory or a file is missing or cannot be used; the message names it.
     """
     directory = Path(directory) if directory else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():
@@ -71,7 +71,7 @@ def _load_ssl_context(directory: Path) -> ssl.SSLContext:
         context = tls.create_client_context(file.read_bytes())
         file = directory / "tls.crt"
         if file.exists():
-            context.load_cert_chain(file, directory / "tls.key", password=_get_no_passphrase)
+            context.load_cert_chain(file, directory / "tls.key", password=_no_passphrase)
     except OSError as error:  # ssl.SSLError is a subclass
         raise ConfigError(str(file), f"cannot be used: {error}") from error
     return context
@@ -95,6 +95,6 @@ def _read_text(path: Path) -> str:
         raise ConfigError(str(path), f"cannot be read: {error}") from error
 
 
-def _get_no_passphrase() -> str:
+def _no_passphrase() -> str:
     """Makes OpenSSL refuse an encrypted key instead of prompting for its passphrase."""
     return ""

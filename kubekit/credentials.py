@@ -1,4 +1,4 @@
-"""Credentials that change while a program runs."""
+"""Credentials that change while a program runs: token files, and providers such as log-in plugins."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple, Protocol
 
 from kubekit.errors import ConfigError
 
-TOKEN_MAX_AGE_S = 60.0
-"""The file is read again after this time, because bound tokens rotate (hourly by default)."""
+MAX_TOKEN_AGE_S = 60.0
+"""Time after which a token file is read again, because bound tokens rotate (hourly by default)."""
 
 
 class TokenFile:
-    """A bearer token in a file that may change."""
+    """Reads a bearer token from a file that may change."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
-        self._token, self._read_at = "", -TOKEN_MAX_AGE_S
+        self._token, self._read_at = "", -MAX_TOKEN_AGE_S
 
     def __call__(self) -> str:
-        """The token, at most `TOKEN_MAX_AGE_S` old; older only if the file cannot be read any more."""
-        if self._clock() - self._read_at >= TOKEN_MAX_AGE_S or not self._token:
+        """The token, read at most `MAX_TOKEN_AGE_S` ago, unless the file cannot be read any more."""
+        if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()
             except OSError as error:
@@ -34,7 +34,7 @@ class TokenFile:
 
 
 class Credential(NamedTuple):
-    """Credentials of a request: a bearer token, a SSL context with a client certificate, or both."""
+    """Credentials of a request: a bearer token, an SSL context with a client certificate, or both."""
 
     token: str = ""
     ssl_context: ssl.SSLContext | None = None

@@ -6,13 +6,13 @@ import re
 
 from kubekit.errors import ConfigError
 
-_UNITS_S = {"us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SECONDS_BY_UNIT = {"us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART_PATTERN = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
 _DURATION_PATTERN = re.compile(rf"(?:{_PART_PATTERN.pattern})+")
 
 
 def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
-    """Parse a duration; a number is in seconds.
+    """Parse a duration to seconds; a number is in seconds already.
 
     Args:
         value: the text or number that the user wrote.
@@ -27,7 +27,7 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
     if not isinstance(value, str):
         duration_s = float(value)
     elif _DURATION_PATTERN.fullmatch(value.strip()):
-        duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART_PATTERN.findall(value))
+        duration_s = sum(float(number) * _SECONDS_BY_UNIT[unit] for number, unit in _PART_PATTERN.findall(value))
     if duration_s is None:
         raise ConfigError(
             field, f"{value!r} is not a duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d"
@@ -40,6 +40,6 @@ def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, ma
 
 
 def _format_duration(time_s: float) -> str:
-    """The duration in the largest unit of which it is a multiple."""
-    units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
+    """The duration in the largest unit that divides it."""
+    units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_SECONDS_BY_UNIT.items()) if not time_s % size_s)
     return next(units) if time_s else "0s"

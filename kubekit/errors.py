@@ -4,22 +4,22 @@ from __future__ import annotations
 
 
 class KubekitError(Exception):
-    """Base of every error that kubekit raises on purpose.
+    """Base of the errors that kubekit defines; other exceptions are defects.
 
     Attributes:
-        retry_after_s: seconds that the server asks us to wait; None if it does not.
+        retry_after_s: seconds after which the server allows a retry; None if it does not say.
     """
 
     retry_after_s: float | None = None
 
 
 class ConfigError(KubekitError):
-    """A setting of a user is wrong; the message names the field and the fix.
+    """A setting is wrong; the message names the field and the fix.
 
     Args:
-        field: the flag, environment variable or dotted path in a file, as the user wrote it.
-        problem: what is wrong; completes "FIELD: ".
-        fix: what to write instead; may be empty.
+        field: the flag, environment variable or dotted path in a file, as users write it.
+        problem: the fault; completes "FIELD: ".
+        fix: the valid values or the remedy; may be empty.
     """
 
     def __init__(self, field: str, problem: str, fix: str = "") -> None:
@@ -48,7 +48,7 @@ class CredentialError(UnreachableError):
 
 
 class SilentWatchError(UnreachableError):
-    """Neither an event nor a bookmark arrived for longer than the interval of bookmarks."""
+    """A watch received neither an event nor a bookmark for longer than the interval of bookmarks."""
 
 
 class NotLeaderError(KubekitError):
@@ -62,7 +62,7 @@ class ApiError(KubekitError):
         status: the HTTP status.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
         message: the text of the Status object.
-        retry_after_s: seconds of the Retry-After header or of the Status details; None without either.
+        retry_after_s: seconds of the Retry-After header or of the Status details; None if both are missing.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 
@@ -86,7 +86,7 @@ class ApiError(KubekitError):
 
     @property
     def is_already_exists(self) -> bool:
-        """Whether a create failed because the object exists."""
+        """Whether a create failed because the object exists already."""
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
@@ -96,7 +96,7 @@ class ApiError(KubekitError):
 
     @property
     def is_expired(self) -> bool:
-        """Whether the resourceVersion is too old: list again."""
+        """Whether the resourceVersion is too old, so that a new list is needed."""
         return self.status == 410
 
     @property
@@ -106,5 +106,5 @@ class ApiError(KubekitError):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the server was too busy and did nothing; a PodDisruptionBudget's refusal has the same status."""
+        """Whether the server was too busy to do anything. A refusal by a PodDisruptionBudget has the same status, but is not throttling."""
         return self.status == 429 and "DisruptionBudget" not in self.causes

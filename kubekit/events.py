@@ -1,7 +1,7 @@
 """Writes Kubernetes events, deduplicated, from a bounded queue.
 
-A repeated event increases the count of the first one (events.k8s.io series) at most once a minute. A full queue drops the oldest event
-and counts it.
+Repeated events increase the count of the first event (events.k8s.io series), at most once a minute. A full queue drops and counts its
+oldest event.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logs.get("kubekit.events")
 
 MAX_NOTE_BYTES = 1024
 """Longest note in bytes, by the API server's validation."""
-_FIELD_LIMIT = 128
-"""The same for action, reason and reporting instance, in characters."""
+_MAX_FIELD_LENGTH = 128
+"""Longest action, reason and reporting instance in characters, by the same validation."""
 LOSS_CAUSES = ("queue-full", "refused", "unreachable")
-"""Causes of lost events, a label of the metric."""
+"""Values of the metric's label ``cause``."""
 _SERIES_INTERVAL_S = 60.0
-_MAX_WRITTEN = 2000
+_MAX_REMEMBERED_EVENTS = 2000
 
 
 class ObjectReference(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ObjectReference(msgspec.Struct, frozen=True):
 
 
 def reference_to(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
-    """A reference to an object, from its metadata."""
+    """The reference to an object with this metadata."""
     return ObjectReference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
 
 
@@ -79,7 +79,7 @@ class EventRecorder:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
         self._pending: asyncio.Queue[_PendingEvent] = asyncio.Queue(max_pending)
         self._written: OrderedDict[tuple[ObjectReference, str, str], _WrittenEvent] = OrderedDict()
-        self._lost = Counter(
+        self._lost_counter = Counter(
             "netaware_events_lost",
             "Events that were not written: queue-full, refused, unreachable.",
             ["cause"],
@@ -87,14 +87,14 @@ class EventRecorder:
         )
         # Export the counter from 0, because rate() misses a first increment.
         for cause in LOSS_CAUSES:
-            self._lost.labels(cause)
+            self._lost_counter.labels(cause)
 
     def record_normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Report a Normal event."""
+        """Queue a Normal event."""
         self._enqueue("Normal", about, reason, note, action)
 
     def record_warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
-        """Report a Warning event."""
+        """Queue a Warning event."""
         self._enqueue("Warning", about, reason, note, action)
 
     def _enqueue(self, type_: str, about: ObjectReference, reason: str, note: str, action: str) -> None:
@@ -102,7 +102,7 @@ class EventRecorder:
         event = _PendingEvent(about, type_, reason, action or reason, note, self._clock())
         if self._pending.full():
             self._pending.get_nowait()
-            self._lost.labels("queue-full").inc()
+            self._lost_counter.labels("queue-full").inc()
         self._pending.put_nowait(event)
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class EventRecorder:
             try:
                 await self._send(event)
             except KubekitError as error:
-                self._lost.labels("refused" if isinstance(error, ApiError) else "unreachable").inc()
+                self._lost_counter.labels("refused" if isinstance(error, ApiError) else "unreachable").inc()
                 log.log_change("send", type(error).__name__, "event not sent", reason=event.reason, error=error)
             else:
                 log.log_change("send", "", "events are sent again")
@@ -130,13 +130,13 @@ class EventRecorder:
                 return
         name = f"{event.about.name[:200].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
-        await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
+        await self._client.create(EVENTS, self._build_body(event, name, namespace), Object, namespace=namespace)
         self._written[key] = _WrittenEvent(name, namespace, 1, event.at)
-        if len(self._written) > _MAX_WRITTEN:
+        if len(self._written) > _MAX_REMEMBERED_EVENTS:
             self._written.popitem(last=False)
 
     async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
-        """Increase the count of the event; returns False if the event has expired."""
+        """Increase the count of a written event; returns False if the API server has it no longer."""
         series = {"count": written.count, "lastObservedTime": format_time(event.at, with_microseconds=True)}
         try:
             await self._client.patch(
@@ -148,16 +148,16 @@ class EventRecorder:
             raise
         return True
 
-    def _body(self, event: _PendingEvent, name: str, namespace: str) -> dict[str, object]:
+    def _build_body(self, event: _PendingEvent, name: str, namespace: str) -> dict[str, object]:
         about = event.about
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
             "eventTime": format_time(event.at, with_microseconds=True),
             "reportingController": self._component,
-            "reportingInstance": self._instance[:_FIELD_LIMIT],
-            "action": event.action[:_FIELD_LIMIT],
-            "reason": event.reason[:_FIELD_LIMIT],
+            "reportingInstance": self._instance[:_MAX_FIELD_LENGTH],
+            "action": event.action[:_MAX_FIELD_LENGTH],
+            "reason": event.reason[:_MAX_FIELD_LENGTH],
             "regarding": {
                 "apiVersion": about.api_version,
                 "kind": about.kind,

@@ -1,4 +1,4 @@
-"""The leader's permission to write, which ends by a clock."""
+"""The leader's permission to write, which expires by a local clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def boot_clock() -> float:
 
 
 class WriteFence:
-    """A permission to write that expires, for ``Client.with_fence``.
+    """A permission to write that expires, for `kubekit.client.Client.with_fence`.
 
     Args:
         clock: a monotonic clock, seconds.
@@ -41,7 +41,7 @@ class WriteFence:
         return self._until - self._clock()
 
     def extend(self, until: float) -> None:
-        """Allow writing until this time of the clock."""
+        """Extend the permission until this time of the clock."""
         self._until = until
 
     def revoke(self) -> None:
@@ -49,7 +49,7 @@ class WriteFence:
         self._until = float("-inf")
 
     def check(self) -> float:
-        """Check that a write may start now; returns the seconds that remain for it.
+        """Check that a write may start now; returns the seconds until the permission ends.
 
         Raises:
             NotLeaderError: not more than ``reserve_s`` remain.
@@ -61,7 +61,7 @@ class WriteFence:
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Context of each write. A write without a response may still take effect."""
+        """Context that counts a write. If it raises, the write has no response, and may still take effect."""
         self._writes_in_flight += 1
         self._no_writes.clear()
         try:

@@ -1,7 +1,7 @@
-"""Metrics and health checks of a program's event loop and stores.
+"""Metrics of a program's event loop and stores, and the health check of stores.
 
-Lease renewals, watches and health checks all wait for the event loop. So work on thousands of objects runs in a thread, or yields
-(`kubekit.waiting.CooperativeYield`). `EventLoopMonitor` shows work that does neither.
+Lease renewals, watches and health checks wait while a callback blocks the event loop. So work on thousands of objects runs in a thread, or
+yields (`kubekit.waiting.CooperativeYield`). `EventLoopMonitor` shows work that does neither.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 class EventLoopMonitor:
     """Measures the CPU time of the event loop's thread between two checks, `CHECK_INTERVAL_S` apart.
 
-    This time is an upper bound for each callback that ran between the checks. Load of other processes does not increase it.
+    Each callback between the checks took at most this time. Load of other processes does not increase it.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._busy = Histogram(
+        self._busy_time = Histogram(
             "netaware_loop_busy_seconds",
             "CPU time of the event loop's thread between two checks, 20 ms apart.",
             registry=registry,
@@ -41,12 +41,12 @@ class EventLoopMonitor:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             after_s = time.thread_time()
-            self._busy.observe(after_s - before_s)
+            self._busy_time.observe(after_s - before_s)
             before_s = after_s
 
 
 def describe_stale_stores(stores: Iterable[object]) -> str:
-    """Names the stale reflectors among the stores, with reasons; empty if there are none."""
+    """Text with the `Reflector.staleness` of each stale store; empty if no store is stale."""
     return ", ".join(text for store in stores if isinstance(store, Reflector) and (text := store.staleness))
 
 

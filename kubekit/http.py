@@ -1,4 +1,4 @@
-"""The HTTP server of a program: /metrics, /healthz, /readyz, and further routes.
+"""The HTTP server of a program: /metrics, /healthz, /readyz, and further routes; and a check of host names against DNS rebinding.
 
 /healthz fails if a restart would help; /readyz fails if the program cannot work. Both name the failed check.
 """
@@ -25,22 +25,23 @@ from kubekit.http_limits import (
     MAX_HANDSHAKES_PER_PEER,
     BoundSite,
     ConnectionLimiter,
-    allow_hosts,
+    Handler,
     read_body_in_time,
 )
 
 log = logs.get("kubekit.http")
 
 HealthCheck = Callable[[], str]
-"""Returns a problem, or an empty text if there is none."""
+"""Returns the problem, or an empty text if everything works."""
 
-REQUEST_LIMIT_BYTES = 64 << 10
+MAX_REQUEST_BYTES = 64 << 10
 MAX_PORT = 65535
+_CLUSTER_SUFFIXES = (".svc", ".cluster.local", ".localhost")
 ALL_ADDRESSES = "::"
 
 
 class HealthChecks:
-    """Named checks: ``live`` for /healthz, ``ready`` for /readyz, and ``warnings``, which /readyz shows but does not fail for."""
+    """Checks by name: ``live`` for /healthz, ``ready`` for /readyz, and ``warnings``, which /readyz shows without failing."""
 
     def __init__(self) -> None:
         self.live: dict[str, HealthCheck] = {}
@@ -64,7 +65,7 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
 
 
 def _open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket on an address, or on all IPv6 and IPv4 addresses; on all IPv4 addresses if there is no IPv6."""
+    """Listen on an address. `ALL_ADDRESSES` are all IPv6 and IPv4 addresses, or all IPv4 addresses without IPv6."""
     if host != ALL_ADDRESSES:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():
@@ -78,7 +79,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """An HTTP server with health checks and metrics; add further routes to ``app`` before ``running``."""
+    """An HTTP server with health checks and metrics. Further routes are added to ``app`` before `running`."""
 
     def __init__(
         self,
@@ -96,13 +97,13 @@ class Server:
             checks: for /healthz and /readyz.
             registry: metrics for /metrics.
             ssl_context: None for plain HTTP.
-            public_hosts: public DNS names of this server, see `allow_hosts`; None accepts every Host, for servers that browsers do not use.
+            public_hosts: public DNS names of this server, see `allow_hosts`; None, for servers without browsers, accepts every Host.
         """
         self.checks = checks or HealthChecks()
         middlewares: list[Middleware] = (
             [read_body_in_time] if public_hosts is None else [allow_hosts(public_hosts), read_body_in_time]
         )
-        self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
+        self.app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         self.connection_limiter = ConnectionLimiter()
         self.handshake_limiter = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._host, self._port = parse_listen(listen)
@@ -143,7 +144,7 @@ class Server:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         names = request.query.getall("name[]", [])
         registry = self._registry.restricted_registry(names) if names else self._registry
-        # A controller of 100 zones has 50,000 series. Collectors copy what the event loop may change meanwhile.
+        # A controller of 100 zones has 50,000 series. Collectors copy the data that the event loop may change meanwhile.
         body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -162,3 +163,27 @@ def _make_health_handler(
 def _run_checks(checks: dict[str, HealthCheck]) -> str:
     """One line for each check that finds a problem."""
     return "".join(f"{name}: {problem}\n" for name, check in checks.items() if (problem := check()))
+
+
+def allow_hosts(hosts: Collection[str]) -> Middleware:
+    """Middleware against DNS rebinding: it refuses requests whose Host is a public DNS name that is not in ``hosts``.
+
+    Addresses, names without a dot, and names inside a cluster are always allowed.
+    """
+    allowed = {host.lower() for host in hosts}
+
+    @web.middleware
+    async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        name = _host_name(request.host)
+        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or parse_address(name) is not None:
+            return await handler(request)
+        return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
+
+    return check_host
+
+
+def _host_name(host: str) -> str:
+    """``Host`` without its port, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")

@@ -1,6 +1,6 @@
 """Limits the connections of an HTTP server, in total and per peer, and the time of requests and responses.
 
-A connection takes ten kilobytes and a file descriptor. A TLS handshake takes more, so there are lower limits for handshakes. At a limit a
+A connection takes ten kilobytes and a file descriptor. A TLS handshake takes more, so the limits for handshakes are lower. At a limit a
 new connection replaces another one, first an idle one of the peer with the most connections. So the kubelet's probes get a response,
 however many connections other peers have.
 """
@@ -13,21 +13,17 @@ import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from aiohttp.web_protocol import RequestHandler
-
-from kubekit.addresses import parse_address
 
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
-"""The connection is closed if the peer does not read a response for this long."""
+"""A connection is closed if the peer does not read a response for this long."""
 MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
 """High enough for an API server, which opens a connection for each request of a burst."""
-_CLUSTER_SUFFIXES = (".svc", ".cluster.local", ".localhost")
 
 _TLS_RECORD_BYTES = 16 << 10
 
@@ -60,8 +56,8 @@ class ConnectionLimiter:
     def acquire(self, connection: Connection) -> None:
         """Count a new connection; at a limit, close another one, or the new one if its peer has the most connections.
 
-        The first to be closed is a connection that is not responding to a request; among those, one of the peer with the most
-        connections; among those, one without any request yet.
+        Connections are closed in this order: idle before responding ones; of the peer with the most connections first; without any
+        request yet before others.
         """
         self._open[connection] = None
         counts = Counter(c.peer for c in self._open)
@@ -92,9 +88,9 @@ class _TlsProtocol(SSLProtocol):
 
 
 class Connection(RequestHandler):
-    """A connection that limiters count from its acceptance on, with timeouts for its TLS handshake and its first request."""
+    """A connection that limiters count from its start, with timeouts for its TLS handshake and its first request."""
 
-    __slots__ = ("_deadline", "_limiter", "_site", "_socket_transport", "peer")
+    __slots__ = ("_first_request_timer", "_limiter", "_site", "_socket_transport", "peer")
 
     def __init__(self, server: web.Server, site: BoundSite) -> None:
         super().__init__(
@@ -107,7 +103,7 @@ class Connection(RequestHandler):
         self._site, self.peer = site, ""
         self._limiter: ConnectionLimiter | None = None
         self._socket_transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._first_request_timer: asyncio.TimerHandle | None = None
 
     @property
     def has_request(self) -> bool:
@@ -120,7 +116,7 @@ class Connection(RequestHandler):
         return self._current_request is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection. With TLS the handshake comes first, and its protocol calls this method a second time."""
+        """Count the connection. With TLS, the handshake calls this method a second time after its end."""
         assert isinstance(transport, asyncio.Transport)
         if self._socket_transport is None:
             address = transport.get_extra_info("peername")
@@ -131,7 +127,7 @@ class Connection(RequestHandler):
                 return
         self._move_to(self._site.connection_limiter)
         super().connection_made(transport)
-        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
+        self._first_request_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
     def _start_handshake(self, transport: asyncio.Transport, ssl_context: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
@@ -150,13 +146,13 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._first_request_timer is not None:
+            self._first_request_timer.cancel()
         self._move_to(None)
         super().connection_lost(exc)
 
     def _move_to(self, limiter: ConnectionLimiter | None) -> None:
-        """Count this connection by another limiter, or by none."""
+        """Count this connection in another limiter, or in none."""
         if self._limiter is not None:
             self._limiter.release(self)
         self._limiter = limiter
@@ -193,7 +189,7 @@ class BoundSite(web.SockSite):
         await web.BaseSite.start(self)
         server = self._runner.server
         assert server is not None
-        # Accepted sockets inherit this option. It also ends closed connections with unsent data, and those of peers with a window of 0.
+        # Accepted sockets inherit this option. It also ends closed connections with unsent data, and peers with a window of 0.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, self), sock=self._listener
@@ -206,7 +202,7 @@ class BoundSite(web.SockSite):
 
 
 class BodyTooLargeError(Exception):
-    """The body of a request is larger than allowed."""
+    """The body of a request is too large."""
 
 
 async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -232,7 +228,7 @@ async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> b
 
 @web.middleware
 async def read_body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware that reads a body before the handler runs, or responds with 408. Handlers of POST use `read_body` instead."""
+    """Middleware that reads the body before the handler runs, or responds with 408. Handlers of POST call `read_body` instead."""
     if request.body_exists and request.method != "POST":
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -242,27 +238,3 @@ async def read_body_in_time(request: web.Request, handler: Handler) -> web.Strea
             response.force_close()
             return response
     return await handler(request)
-
-
-def allow_hosts(hosts: Collection[str]) -> Middleware:
-    """Middleware against DNS rebinding: refuses requests whose Host is a public DNS name that is not in ``hosts``.
-
-    Addresses, names without a dot, and names inside a cluster are always allowed.
-    """
-    allowed = {host.lower() for host in hosts}
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        name = _host_name(request.host)
-        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or parse_address(name) is not None:
-            return await handler(request)
-        return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
-
-    return check
-
-
-def _host_name(host: str) -> str:
-    """``Host`` without its port, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower().rstrip(".")

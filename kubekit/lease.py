@@ -2,14 +2,14 @@
 
 The holder renews the lease every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal;
 others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock (CLOCK_BOOTTIME if
-available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.with_fence`` checks the
-permission when a write is sent, and limits the timeout of the write to it.
+available, which includes suspended time), so a process that was suspended has no permission when it resumes. ``Client.with_fence``
+checks the permission when a write is sent, and ends the write's timeout with the permission.
 
 A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission: a late write
 has ``duration_s - renew_deadline_s + retry_s`` to take effect before another process may lead. A lease is released early only if all
 writes have responses.
 
-The age of a lease is the time since this process last saw it change. The times in it are not used, so clocks may differ.
+The age of a lease is the time since this process saw its last change. The times in the lease are not used, so clocks may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 log = logs.get("kubekit.lease")
 
 WRITES_TIMEOUT_S = 2.0
-"""Time that a stopping leader waits for responses to its writes before it releases the lease."""
+"""Time for which a stopping leader waits for responses to its writes before it releases the lease."""
 RELEASE_TIMEOUT_S = 2.0
 
 
@@ -54,7 +54,7 @@ class Lease(Object, frozen=True):
 class LeaderElectionConfig:
     """Times of leader election, with ``2 retry_s < renew_deadline_s < duration_s``.
 
-    If the leader ends without releasing the lease, failover takes about ``duration_s`` plus up to 2.4 ``retry_s`` and the time of a request.
+    If a leader ends without a release, failover takes about ``duration_s`` plus up to 2.4 ``retry_s`` and the time of a request.
 
     Attributes:
         duration_s: others may take over after this time without a renewal; client-go's default is 15 s.
@@ -100,23 +100,26 @@ class LeaderElector:
         self._observed_at = float("-inf")
         self._may_release = False
 
-    async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
-        """Wait for leadership, run ``lead``, cancel it when leadership ends, and start again.
+    async def run(self, on_started_leading: Callable[[WriteFence], Awaitable[None]]) -> None:
+        """Wait for leadership, run ``on_started_leading``, cancel it when leadership ends, and wait again.
 
-        Raises if ``lead`` ends by itself, or after an unexpected error of a renewal. At the end the lease is released if all writes have responses.
+        At the end the lease is released if all writes have responses.
+
+        Raises:
+            RuntimeError: ``on_started_leading`` returned. Its exceptions, and unexpected ones of a renewal, are raised unchanged.
         """
         self._may_release = False
         try:
             while True:
                 await self._acquire()
                 log.info("leading", lease=self._name, identity=self._identity)
-                await self._lead(lead)
+                await self._run_while_leading(on_started_leading)
                 log.warning("leadership lost", lease=self._name, identity=self._identity)
         finally:
             await self._release()
 
-    async def _lead(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
-        work = asyncio.ensure_future(lead(self.fence))
+    async def _run_while_leading(self, on_started_leading: Callable[[WriteFence], Awaitable[None]]) -> None:
+        work = asyncio.ensure_future(on_started_leading(self.fence))
         renewal = asyncio.create_task(self._renew_until_lost())
         try:
             await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +138,7 @@ class LeaderElector:
     async def _end_writing(self) -> bool:
         """Stop new writes, and wait for responses to those in flight, before their tasks are cancelled.
 
-        Returns whether the lease may be released: after a write without a response the next leader must wait.
+        Returns whether the lease may be released. After a write without a response the next leader must wait.
         """
         if not self.fence.is_held:
             return False
@@ -153,16 +156,16 @@ class LeaderElector:
         while (remaining_s := self.fence.remaining_s) > 0:
             await asyncio.sleep(min(self._config.retry_s, remaining_s))
             # A server that does not respond must not prolong the permission.
-            await self._try_acquire_or_renew(limit_s=self.fence.remaining_s)
+            await self._try_acquire_or_renew(timeout_s=self.fence.remaining_s)
         self.fence.revoke()
 
-    async def _try_acquire_or_renew(self, limit_s: float = float("inf")) -> bool:
-        """Acquire or renew the lease once, within ``limit_s``; returns whether this process holds it."""
-        if limit_s <= 0:
+    async def _try_acquire_or_renew(self, timeout_s: float = float("inf")) -> bool:
+        """Acquire or renew the lease once, within ``timeout_s``; returns whether this process holds it."""
+        if timeout_s <= 0:
             return False
         started = self._clock()
         try:
-            async with asyncio.timeout(min(self._config.retry_s * 2, limit_s)):
+            async with asyncio.timeout(min(self._config.retry_s * 2, timeout_s)):
                 is_holder = await self._acquire_or_renew()
         except (KubekitError, TimeoutError) as error:
             log.log_change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
@@ -180,25 +183,25 @@ class LeaderElector:
         except ApiError as error:
             if not error.is_not_found:
                 raise
-            return await self._write(None)
+            return await self._write_lease(None)
         holder = lease.spec.holder_identity or ""
         self._observe(holder, lease.metadata.resource_version)
         duration_s = lease.spec.lease_duration_seconds or self._config.duration_s
         if holder not in {"", self._identity} and self._clock() < self._observed_at + duration_s:
             return False
-        return await self._write(lease)
+        return await self._write_lease(lease)
 
-    async def _write(self, old: Lease | None) -> bool:
+    async def _write_lease(self, old: Lease | None) -> bool:
         now = format_time(time.time(), with_microseconds=True)
-        before = old.spec if old else LeaseSpec()
-        is_renewal = before.holder_identity == self._identity
+        old_spec = old.spec if old else LeaseSpec()
+        is_renewal = old_spec.holder_identity == self._identity
         spec = LeaseSpec(
             holder_identity=self._identity,
             # Rounded up: others must wait at least as long as the permission lasts.
             lease_duration_seconds=math.ceil(self._config.duration_s),
-            acquire_time=before.acquire_time if is_renewal else now,
+            acquire_time=old_spec.acquire_time if is_renewal else now,
             renew_time=now,
-            lease_transitions=(before.lease_transitions or 0) + (0 if is_renewal or old is None else 1),
+            lease_transitions=(old_spec.lease_transitions or 0) + (0 if is_renewal or old is None else 1),
         )
         version = old.metadata.resource_version if old else ""
         meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
@@ -216,7 +219,7 @@ class LeaderElector:
         return True
 
     def _observe(self, holder: str, version: str) -> None:
-        """Remember when the lease changed; expiry counts from then."""
+        """Remember when this process saw the lease change, which starts the time of its expiry."""
         if (holder, version) != (self._observed_holder, self._observed_version):
             self._observed_holder, self._observed_version, self._observed_at = holder, version, self._clock()
 

@@ -1,7 +1,7 @@
 """Structured logs, as key=value lines or JSON.
 
-``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.log_change(...)`` logs a
-state that lasts for hours only when it starts and when it ends.
+``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.log_change(...)``
+logs a lasting state only when it starts, changes and ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _QUOTED_CHARACTERS = frozenset('\\"= \n\t')
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_STATES = 10_000
+"""The oldest of more states is forgotten, so its end is not logged."""
 
 
 class Log:
-    """Structured logging under one name. Keyword arguments become fields."""
+    """Writes structured logs under one name. Keyword arguments become fields."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -36,11 +37,11 @@ class Log:
         self._emit(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Log that something is wrong, but the program continues."""
+        """Log a fault that the program handles."""
         self._emit(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Log that something is wrong that a user must fix."""
+        """Log a fault that a user must fix."""
         self._emit(logging.ERROR, message, fields)
 
     def log_exception(self, message: str, error: BaseException, **fields: object) -> None:
@@ -52,7 +53,7 @@ class Log:
 
         Args:
             topic: subject of the state, for example ``plan/zone-a``.
-            state: any text; empty means normal, which is logged only after another state.
+            state: any text; empty is the normal state, which is logged only after another state.
             message: text of the line.
             level: level of the line; a change to normal has level info.
             fields: as for the other methods.

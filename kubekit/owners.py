@@ -1,4 +1,4 @@
-"""Finds a pod's top-level owner: the Deployment rather than its ReplicaSet."""
+"""Finds the workload that owns a pod (the Deployment rather than its ReplicaSet), and pods of outdated templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kubekit.wire import ObjectMeta, OwnerReference
 
 TEMPLATE_HASH_LABEL = "pod-template-hash"
-"""Label of a Deployment's pods: the hash of their template, which is also the suffix of the ReplicaSet's name."""
+"""Label of a Deployment's pods: the hash of their template, which is the suffix of the ReplicaSet's name."""
 _REVISION_LABEL = "controller-revision-hash"
 """Label of the pods of a StatefulSet (the name of their revision) or DaemonSet (its hash)."""
 _OWNER_NAME = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?")
@@ -16,7 +16,7 @@ _OWNER_KIND = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
 def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
-    """The owner that controls a pod and would replace it; None if there is none."""
+    """The owner that replaces the pod after its deletion; None for a pod without a controller."""
     return next((o for o in metadata.owner_references or () if o.controller), None)
 
 
@@ -37,9 +37,9 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod.
 
-    So pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
+    Pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
     """
-    by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
+    pods_by_revision_by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
         revision, controller = revision_of(pod), controller_of(pod)
@@ -49,18 +49,18 @@ def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
             owners[controller.uid] = owner_of(pod)
         owner = owners[controller.uid]
         if owner is not None:
-            by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
+            pods_by_revision_by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
     outdated: set[str] = set()
-    for revisions in by_owner.values():
-        if len(revisions) > 1:
-            newest_pod_at = {r: max(p.creation_timestamp or "" for p in same) for r, same in revisions.items()}
-            # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is the current one.
+    for pods_by_revision in pods_by_revision_by_owner.values():
+        if len(pods_by_revision) > 1:
+            newest_pod_at = {r: max(p.creation_timestamp or "" for p in same) for r, same in pods_by_revision.items()}
+            # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is current.
             current = max(reversed(newest_pod_at), key=newest_pod_at.__getitem__)
-            del revisions[current]
-            outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
+            del pods_by_revision[current]
+            outdated.update(pod.key for siblings in pods_by_revision.values() for pod in siblings)
     return outdated
 
 
 def revision_of(pod: ObjectMeta) -> str:
-    """Hash or revision of the template of a Deployment's, StatefulSet's or DaemonSet's pod; empty for other pods."""
+    """Revision of the pod's template, from the labels of a Deployment, StatefulSet or DaemonSet; empty for other pods."""
     return pod.label(TEMPLATE_HASH_LABEL) or pod.label(_REVISION_LABEL)

@@ -1,4 +1,4 @@
-"""Helpers for JSON patches (RFC 6902)."""
+"""Builds the operations of JSON patches (RFC 6902)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 
 class Operation(TypedDict, total=False):
-    """One step of a JSON patch."""
+    """One operation of a JSON patch."""
 
     op: str
     path: str
@@ -19,12 +19,12 @@ def pointer(*parts: str | int) -> str:
 
 
 def add(path: str, value: object) -> Operation:
-    """Add or overwrite a member; the parent must exist."""
+    """Add or overwrite a member, whose parent must exist."""
     return Operation(op="add", path=path, value=value)
 
 
 def remove(path: str) -> Operation:
-    """Remove a member; the API server refuses the patch if it is missing."""
+    """Remove a member; the API server refuses the patch if the member is missing."""
     return Operation(op="remove", path=path)
 
 

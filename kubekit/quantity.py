@@ -1,4 +1,4 @@
-"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3`` by the grammar of apimachinery's resource.Quantity."""
+"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3``, by the grammar of apimachinery's resource.Quantity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, 
 
 
 def parse(text: str | int) -> Decimal:
-    """Parse a quantity, to 28 significant digits.
+    """Parse a quantity to 28 significant digits.
 
     Args:
         text: for example ``"10Gi"``, ``"500m"``, ``"1e3"``, or an integer, which JSON allows too.

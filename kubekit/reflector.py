@@ -1,11 +1,11 @@
 """Lists and watches one kind of objects into a store.
 
-Failures back off with jitter. An expired resourceVersion causes a relist, which reports deletions by comparison. A malformed object
-keeps its last good state, and is counted and logged.
+Requests are repeated after failures, with back-off and jitter. An expired resourceVersion causes a relist, which finds deleted objects by
+comparison. A malformed object keeps its last good state, and is counted and logged.
 
 Servers that stream lists (WatchList) send objects and changes in response to one request, from their watch cache. From other servers the
-reflector requests a list first. If the list is limited to one name or node, it comes from the watch cache, so that ten thousand agents
-that start at once cause no reads in etcd. Other lists come in pages, which older servers read from etcd.
+reflector requests a list first. A list that is limited to one name or node comes from the watch cache, so that ten thousand agents that
+start at once cause no reads in etcd. Other lists come in pages, which older servers read from etcd.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logs.get("kubekit.reflector")
 _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
-"""A watch that ends sooner counts as a failure, so that the next one waits."""
+"""A watch that ends sooner counts as a failure, so that the next watch waits."""
 STREAMING_UNSUPPORTED_STATUSES = (400, 422)
-"""Statuses of servers that do not support streamed lists, or have them disabled."""
+"""Responses of servers without streamed lists."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
 STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
-"""A store is stale after this long without a message from the server: if the last request failed, and if it did not."""
+"""A store is stale after this time without a message from the server, if the last request failed and if it did not."""
 
 
 class HasMetadata(Protocol):
@@ -55,12 +55,11 @@ ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 class Reflector(Store[T]):
     """A store of the objects of one resource, optionally of one namespace and selector.
 
-    A ``transform`` replaces each object by its result, and leaves the object out if the result is None. Handlers are then called only
-    if the result changed.
+    A ``transform`` converts each object; None leaves the object out. Handlers are then called only if the converted object changed.
 
     Attributes:
         resource: the kind of the objects.
-        failure: why the last request failed: an HTTP status as text, or the name of an error; empty if it succeeded.
+        failure: HTTP status, as text, or name of the error of the last request; empty if the request succeeded.
         contact_at: monotonic time of the last message from the server, or of the start.
     """
 
@@ -110,7 +109,7 @@ class Reflector(Store[T]):
                 wait_s = backoff.next_delay_s()
             except _WatchEndedError as ended:
                 if isinstance(ended.cause, SilentWatchError):
-                    # The server may have nothing to send; if it is down, the next request fails.
+                    # The server may have nothing to send. If it is down, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
                     resource_version = ended.resource_version
                     continue
@@ -127,7 +126,7 @@ class Reflector(Store[T]):
 
     @property
     def staleness(self) -> str:
-        """Age of the store and the last failure, as text; empty if the store is not stale."""
+        """Text with the age of the store and the last failure; empty if the store is not stale."""
         age_s = time.monotonic() - self.contact_at
         if age_s < (STALE_IF_FAILING_S if self.failure else STALE_IF_SILENT_S):
             return ""
@@ -139,7 +138,10 @@ class Reflector(Store[T]):
         return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
     def _record_failure(self, error: KubekitError, backoff: Backoff) -> float:
-        """Set `failure` and log it, unless a relist is enough; returns the delay before the next request in seconds."""
+        """Set and log `failure`, unless a relist is enough; returns the seconds to wait before the next request.
+
+        After a 404 the store is `ready`, because a resource that is not served has no objects.
+        """
         if _is_not_found(error):
             self.ready.set()
         if not _is_expired(error):
@@ -150,7 +152,7 @@ class Reflector(Store[T]):
         return max(error.retry_after_s or 0.0, backoff.next_delay_s())
 
     async def _list_or_stream(self, backoff: Backoff) -> str:
-        """List, and also watch if the server streams lists, until the watch ends. Returns the last resourceVersion."""
+        """List the objects. If the server streams lists, also watch until the watch ends. Returns the last resourceVersion."""
         if self._server_streams:
             try:
                 return await self._stream(backoff)
@@ -161,31 +163,31 @@ class Reflector(Store[T]):
         return await self._list()
 
     async def _list(self) -> str:
-        fresh: dict[str, T] = {}
+        listed: dict[str, T] = {}
         malformed: dict[str, str] = {}
         resource_version = ""
         from_cache = _selects_one_name_or_node(self._scope.get("field_selector", ""))
         async for page in self._client.list_pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
-                self._add_listed(raw, fresh, malformed)
+                self._add_listed(raw, listed, malformed)
             resource_version = page.metadata.resource_version
-        await self._replace(fresh, malformed)
+        await self._replace(listed, malformed)
         return resource_version
 
-    def _add_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+    def _add_listed(self, raw: msgspec.Raw, listed: dict[str, T], malformed: dict[str, str]) -> None:
         try:
             decoded = self._decoder.decode(raw)
         except DECODE_ERRORS as error:
             key = self._report_malformed(raw, error, malformed)
             if key in self._items:  # keep its last good state
-                fresh[key] = self._items[key]
+                listed[key] = self._items[key]
             return
         self._forget_malformed(decoded.metadata.key, malformed)
         item = self._apply_transform(decoded)
         if item is not None:
-            fresh[decoded.metadata.key] = item
+            listed[decoded.metadata.key] = item
         else:
-            fresh.pop(decoded.metadata.key, None)
+            listed.pop(decoded.metadata.key, None)
 
     def _apply_transform(self, decoded: Any) -> T | None:
         item: T | None = decoded if self._transform is None else self._transform(decoded)
@@ -196,43 +198,43 @@ class Reflector(Store[T]):
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
-    async def _replace(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+    async def _replace(self, listed: dict[str, T], malformed: dict[str, str]) -> None:
         """Replace the store's objects by the listed ones, and call handlers for differences.
 
-        Yields to the event loop between objects. After a cancellation, handlers have seen every change of the store.
+        Yields to the event loop between objects. If it is cancelled then, handlers have been called for every change of the store.
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed
         maybe_yield = CooperativeYield()
-        for key in [*(self._items.keys() - fresh.keys()), *fresh]:
-            self._set(key, fresh.get(key))
+        for key in [*(self._items.keys() - listed.keys()), *listed]:
+            self._set(key, listed.get(key))
             await maybe_yield()
         self.synced.set()
         self.ready.set()
 
     async def _stream(self, backoff: Backoff) -> str:
-        """List and watch in one request, until the watch ends.
+        """List and watch in one request, until the watch ends; returns the last resourceVersion.
 
         Raises:
             ApiError: the server responded with an error; with a status in `STREAMING_UNSUPPORTED_STATUSES` if it does not stream lists.
         """
-        fresh: dict[str, T] = {}
+        listed: dict[str, T] = {}
         malformed: dict[str, str] = {}
         async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:
             self.contact_at = time.monotonic()
             async for event in events:
                 self.contact_at = time.monotonic()
                 if event.type in {"ADDED", "MODIFIED"}:
-                    self._add_listed(event.object, fresh, malformed)
+                    self._add_listed(event.object, listed, malformed)
                 elif event.type == "DELETED":
-                    fresh.pop(key := self._metadata_of(event.object).key, None)
+                    listed.pop(key := self._metadata_of(event.object).key, None)
                     self._forget_malformed(key, malformed)
                 elif event.type == "ERROR":
                     raise event.to_error()
                 elif event.type == "BOOKMARK":
                     bookmark = self._metadata_of(event.object)
                     if bookmark.annotation(INITIAL_EVENTS_END) == "true":
-                        await self._replace(fresh, malformed)
+                        await self._replace(listed, malformed)
                         return await self._apply_events(events, bookmark.resource_version, backoff)
         raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
 
@@ -267,7 +269,7 @@ class Reflector(Store[T]):
         return resource_version
 
     def _apply_event(self, event: WatchEvent) -> str:
-        """Apply one event; returns its resourceVersion, or an empty text if that cannot be decoded.
+        """Apply one event; returns its resourceVersion, empty if that cannot be decoded.
 
         An object that cannot be decoded keeps its last good state until it is deleted.
         """

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class WatchEvent(msgspec.Struct, gc=False, frozen=True):
-    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with the object undecoded."""
+    """One line of a watch: the type (ADDED, MODIFIED, DELETED, BOOKMARK or ERROR) and the undecoded object."""
 
     type: str
     object: msgspec.Raw
@@ -47,7 +47,12 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception; ``retry_after`` is the HTTP header, seconds as text."""
+        """Convert to an exception.
+
+        Args:
+            fallback_code: the HTTP status, used if the body has none.
+            retry_after: the HTTP header Retry-After, seconds as text.
+        """
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         return ApiError(
@@ -63,21 +68,21 @@ _decode_status = msgspec.json.Decoder(Status).decode
 
 
 class RawPage(msgspec.Struct, gc=False, frozen=True):
-    """One page of a list, with undecoded items, because one malformed object must not make the page fail."""
+    """One page of a list. Its items are undecoded, so that a malformed object does not make the whole page fail."""
 
     items: list[msgspec.Raw] = []
     metadata: ListMeta = ListMeta()
 
 
 async def read_events(response: aiohttp.ClientResponse, max_silence_s: float) -> AsyncIterator[WatchEvent]:
-    """Yields the events of a watch as they arrive.
+    """Yield the events of a watch as they arrive.
 
     Raises:
         SilentWatchError: nothing arrived for ``max_silence_s``.
     """
     decoder, maybe_yield = msgspec.json.Decoder(WatchEvent), CooperativeYield()
     while True:
-        # readline() does not yield if the line is buffered, and there may be thousands.
+        # readline() does not yield while lines are buffered, and thousands may be buffered.
         await maybe_yield()
         try:
             async with asyncio.timeout(max_silence_s):
@@ -91,7 +96,7 @@ async def read_events(response: aiohttp.ClientResponse, max_silence_s: float) ->
 
 
 def decode_response(data: bytes | msgspec.Raw, type_: type[T]) -> T:
-    """Decode an object.
+    """Decode a response or an object of a list.
 
     Raises:
         MalformedObjectError: ``data`` is not an object of this type.
@@ -116,7 +121,7 @@ def decode_error(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
 
 @contextmanager
 def translate_errors(method: str, path: str) -> Iterator[None]:
-    """Raise errors of aiohttp and asyncio as UnreachableError, with method and path in the message."""
+    """Raise errors of aiohttp and asyncio as UnreachableError, and of msgspec as MalformedObjectError, with method and path."""
     request = f"{method} {path}"
     try:
         yield

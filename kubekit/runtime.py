@@ -1,4 +1,4 @@
-"""Starts and stops a program: one event loop, cancellation by SIGTERM and SIGINT, exit codes.
+"""Runs a program: one event loop, cancellation by SIGTERM and SIGINT, supervised tasks, exit codes, and memory.
 
 Exit codes: 0 stopped or finished, 1 failed, 2 wrong configuration, 130 interrupted.
 """
@@ -22,11 +22,12 @@ log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 MEMORY_GROWTH_FACTOR, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
+"""See `run_memory_compaction`."""
 _NO_FULL_COLLECTIONS = 2**31 - 1
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run ``main`` until it returns or fails, or a signal cancels it; returns the exit code."""
+    """Run ``main`` until it returns or fails, or until a signal cancels it; returns the exit code."""
     try:
         with asyncio.Runner() as runner:
             return runner.run(_run_until_signal(main))
@@ -101,11 +102,11 @@ async def run_best_effort(
     """Await ``work`` and log an exception instead of raising it; returns whether it succeeded.
 
     Args:
-        work: what to await.
-        log: where to write a line if the error changes, and after recovery.
-        topic: topic of `kubekit.logs.Log.log_change`.
-        failure_message: message of the line for a failure.
-        recovery_message: message of the line after recovery.
+        work: the awaitable.
+        log: log of the failures and of recovery.
+        topic: see `kubekit.logs.Log.log_change`; the error is the state.
+        failure_message: message of a failure.
+        recovery_message: message of the first success after a failure.
     """
     try:
         await work
@@ -119,8 +120,9 @@ async def run_best_effort(
 def compact_memory(*, everything: bool = True) -> None:
     """Collect garbage, exclude the remaining objects from later collections, and disable automatic full collections.
 
-    An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without it, reference cycles are
-    freed only by the next call of this function. With ``everything`` the call also frees cycles of objects that an earlier call excluded.
+    An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without such collections,
+    reference cycles are freed only by the next call of this function. With ``everything`` it also frees cycles of objects that an earlier
+    call excluded.
     """
     if everything:
         gc.unfreeze()
@@ -143,7 +145,7 @@ async def run_memory_compaction() -> None:
 
 
 def _resident_pages() -> int:
-    """Resident memory in pages; on systems without /proc, the maximum so far, in another unit."""
+    """Resident memory in pages. On systems without /proc it is the maximum so far, in another unit."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(Path("/proc/self/statm").read_text().split()[1])

@@ -21,7 +21,7 @@ Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
 def operator_matches(operator: str, values: Container[str | None], value: str | None) -> bool:
-    """Whether a label with this value satisfies an operator; ``value`` is None without the label. False for unknown operators."""
+    """Whether a label's value, None without the label, satisfies an operator. False for unknown operators."""
     match operator:
         case "In":
             return value in values
@@ -36,7 +36,7 @@ def operator_matches(operator: str, values: Container[str | None], value: str | 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One condition on one label."""
+    """A compiled condition on one label."""
 
     key: str
     operator: Operator
@@ -52,7 +52,7 @@ class MatchExpression(Wire, frozen=True):
 
 
 class LabelSelector(Wire, frozen=True):
-    """metav1.LabelSelector as it is in objects."""
+    """metav1.LabelSelector."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: list[MatchExpression] | None = None
@@ -60,12 +60,12 @@ class LabelSelector(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A compiled label selector: all requirements must hold; without requirements it matches everything."""
+    """A compiled label selector. It matches labels that satisfy all requirements, so without requirements it matches everything."""
 
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str] | None) -> bool:
-        """Whether an object with these labels is selected."""
+        """Whether the selector matches these labels."""
         labels = labels or {}
         return all(operator_matches(r.operator, r.values, labels.get(r.key)) for r in self.requirements)
 

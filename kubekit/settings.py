@@ -1,8 +1,8 @@
 """Reads settings from YAML files into structs, strictly, with errors that name the field.
 
-A section derives from `Section`. A number's type has its limits, such as ``Annotated[float, Range(0, 60)]``: `Section.validate` checks them
-in a section and its subsections, and docs/generate.py prints them. `Section.check` checks rules over several fields. Every error is a
-`ConfigError` with the field as it is spelled in the file.
+A section derives from `Section`. A number's type has limits, such as ``Annotated[float, Range(0, 60)]``, which `Section.validate` checks in
+a section and its subsections, and docs/generate.py prints. `Section.check` checks rules over several fields. Every error is a `ConfigError`
+with the field as the file spells it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ YEAR_S = 31_536_000
 
 
 class Range(NamedTuple):
-    """The limits of a number, both included. NaN is in no range."""
+    """The limits of a number, which it may equal. NaN is in no range."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ Percent = Annotated[float, Range(0, 100)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of every section: fields are in camelCase in the file, and an unknown field is an error."""
+    """Base of all sections. Fields are in camelCase in the file, and an unknown field is an error."""
 
     def validate(self, field: str = "") -> None:
         """Check this section and its subsections.
@@ -78,13 +78,13 @@ class SelectorRequirement(Section, frozen=True):
 
 
 class SelectorSpec(Section, frozen=True):
-    """metav1.LabelSelector, in which a misspelt field is an error. If it were ignored, the selector would select everything."""
+    """metav1.LabelSelector, in which an unknown field is an error, because a selector without its misspelt field selects everything."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: list[SelectorRequirement] | None = None
 
     def compile(self, field: str) -> Selector:
-        """Compile for matching.
+        """The compiled selector.
 
         Raises:
             ConfigError: the selector is invalid; the message names ``field``.
@@ -150,18 +150,18 @@ def convert_object(document: Mapping[str, Any], type_: type[T], field: str = "")
 
 
 def join_path(*parts: str) -> str:
-    """The dotted path of the parts that are not empty."""
+    """Join the parts that are not empty to a dotted path."""
     return ".".join(part for part in parts if part)
 
 
 def to_camel_case(name: str) -> str:
-    """A field in camelCase: ``interval_s`` is ``intervalS``."""
+    """The name in camelCase: ``interval_s`` becomes ``intervalS``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
 
 
 def range_of(type_: object) -> Range | None:
-    """The `Range` of an annotated type, or of an annotated type that may be None; None if there is no range."""
+    """The `Range` of an annotated type, also inside a union with None; None if the type has no range."""
     arguments = typing.get_args(type_)
     if typing.get_origin(type_) is Annotated:
         return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)
@@ -177,11 +177,11 @@ def _fields_of(type_: type[Section]) -> tuple[tuple[str, str, Range | None], ...
 
 
 def _to_config_error(error: msgspec.ValidationError, field: str) -> ConfigError:
-    """The error with the path of the field and a message for users."""
+    """A ConfigError with the path of the field and a message for users."""
     message, _, tail = str(error).partition(" - at `$")
     path = tail.rstrip("`").removeprefix(".").replace("[...]", "")
     for pattern, problem, fix in (
-        (r"Object contains unknown field `(.*)`", "is no field of this section", "remove it, or check its spelling"),
+        (r"Object contains unknown field `(.*)`", "is not a field of this section", "remove it, or check its spelling"),
         (r"Object missing required field `(.*)`", "is missing", ""),
     ):
         if match := re.match(pattern, message):

@@ -18,7 +18,7 @@ class Store(Generic[T_co]):
     Attributes:
         synced: set after the first complete list.
         ready: set when the store is synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
-        malformed: key -> reason, of objects that could not be decoded.
+        malformed: the error of each object that cannot be decoded, by key.
     """
 
     def __init__(self, synced: asyncio.Event, ready: asyncio.Event) -> None:
@@ -29,11 +29,11 @@ class Store(Generic[T_co]):
 
     @property
     def items(self) -> Mapping[str, T_co]:
-        """The objects by key (``namespace/name`` or ``name``). The mapping may change while the caller awaits."""
+        """The objects by key (``namespace/name`` or ``name``). The mapping may change whenever the caller awaits."""
         return self._items
 
     def get(self, key: str) -> T_co | None:
-        """One object; None if it is not in the store."""
+        """The object with this key; None if it is not in the store."""
         return self._items.get(key)
 
     def __iter__(self) -> Iterator[T_co]:
@@ -63,14 +63,14 @@ class Store(Generic[T_co]):
 
 
 def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
-    """`Store.subscribe`, then call ``handler(key, None, new)`` for each object of the store."""
+    """Call ``handler`` for each object of the store as for an addition, and after each change, as `Store.subscribe` does."""
     store.subscribe(handler)
     for key, item in store.items.items():
         handler(key, None, item)
 
 
 class FilteredStore(Store[T]):
-    """A store that is derived from another store, without a watch. ``malformed`` is empty: the source has the malformed objects.
+    """A store with some objects of another store, and without a watch of its own. ``malformed`` is empty; the source has these errors.
 
     Args:
         source: the store to filter.

@@ -1,4 +1,4 @@
-"""Formats text: names and JSON in command lines, foreign text for terminals and logs, lists and counts."""
+"""Formats text: command lines with foreign names, foreign text for terminals and logs, lists and counts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?")
 NAME_PLACEHOLDER = "NAME"
-"""Placeholder in a command line for a text that is not a valid name."""
+"""Replaces a text that is not a valid name in a command line."""
 
 
 def format_command(template: str, *values: object, **named: object) -> str:
-    """A command line that is safe to paste: ``template`` with values that may come from users.
+    """Insert values, which may come from users, into ``template``, so that the command line is safe to paste.
 
-    Values are integers, names of Kubernetes objects (other texts become `NAME_PLACEHOLDER`), sequences of names, and mappings or sequences of
-    mappings, which become one quoted word of JSON.
+    Values are integers, names of Kubernetes objects (other texts become `NAME_PLACEHOLDER`), sequences of names, and mappings or
+    sequences of mappings, which become one quoted word of JSON.
     """
     return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named.items()})
 
@@ -32,23 +32,23 @@ def _quote(value: object) -> str:
 
 
 def make_printable(text: str) -> str:
-    """The text in one line, with replacements for control characters, which a terminal would execute."""
+    """The text in one line, with blanks or ``?`` for control characters, which a terminal would execute."""
     return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 
 def cut_bytes(text: str, limit: int) -> str:
-    """The text, cut to ``limit`` bytes of UTF-8."""
+    """Cut a text to ``limit`` bytes of UTF-8."""
     return text.encode()[:limit].decode(errors="ignore")
 
 
 def mask_control_characters(text: str) -> str:
-    """The text with control characters replaced, except line breaks and tabs."""
+    """The text with U+FFFD for control characters, except line breaks and tabs."""
     return _replace_unprintable(text, "\n\t", lambda _: "\ufffd")
 
 
-def escape_control_characters(data: str) -> str:
+def escape_control_characters(json_text: str) -> str:
     """JSON text with all control and format characters escaped, also those that JSON allows."""
-    return _replace_unprintable(data, "\n", _escape)
+    return _replace_unprintable(json_text, "\n", _escape)
 
 
 def _escape(character: str) -> str:
@@ -56,16 +56,16 @@ def _escape(character: str) -> str:
 
 
 def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) -> str:
-    """The text with replacements for unprintable characters that are not in ``keep``. Calls ``replace`` once per different character."""
+    """Replace each unprintable character that is not in ``keep`` by the result of ``replace`` for it."""
     if text.isprintable():
         return text
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
-def join_first(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
-    """The first ``shown`` texts, and the number of the others: ``a, b, and 3 more``."""
-    others = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
-    return separator.join(texts[:shown]) + others
+def join_first(texts: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """The first ``limit`` texts, and the number of the others: ``a, b, and 3 more``."""
+    others = f"{separator}and {len(texts) - limit} more" if len(texts) > limit else ""
+    return separator.join(texts[:limit]) + others
 
 
 def pluralize(count: int, noun: str) -> str:

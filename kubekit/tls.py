@@ -1,4 +1,4 @@
-"""TLS contexts for clients: certificates and host names are verified, as in every Kubernetes client.
+"""SSL contexts for clients, which verify certificates and host names as every Kubernetes client does.
 
 Python 3.13 also sets ``VERIFY_X509_STRICT``, which requires key identifiers and other fields of RFC 5280. The authorities of many clusters
 lack them, and neither Go nor OpenSSL requires them by default, so this flag is cleared. This module imports only the standard library, so

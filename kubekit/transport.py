@@ -1,7 +1,7 @@
 """Connection pools to the API server.
 
-Each watch has its own connection, and so has the Lease. Reads and writes share five connections: at most 2 reads and 4 writes at a time. So
-a program opens at most one connection per watched kind and six more. Leader election never waits for a list, and writes cannot block reads.
+Each watch has its own connection, and so has the Lease. Reads and writes share five connections: at most 2 reads and 4 writes at a time.
+So a program has at most one connection per watched kind and six more. Leader election never waits for a list, and writes never block reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kubekit.config import ClusterConfig
 from kubekit.fence import WriteFence
 
 READ_BUFFER_BYTES = 2**21
-"""aiohttp's default rejects lines of a watch over 128 KB."""
+"""With aiohttp's default, lines of a watch over 128 KB are errors."""
 CONNECT_TIMEOUT_S, IDLE_TIMEOUT_S = 10.0, 60.0
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT, TCP_USER_TIMEOUT_MS = 15, 10, 3, 30_000
 """A dead peer is detected within 45 s: keepalive probes start after 15 s without traffic, and the connection ends if nothing is
@@ -30,9 +30,10 @@ acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 mi
 
 
 class FencedBody(BytesPayload):
-    """The body of a write, which checks the permission when it is sent, together with the headers.
+    """The body of a write. It checks the permission when body and headers are sent.
 
-    After the first check a connection is opened and other tasks run; a leader that was suspended meanwhile must not send the write.
+    Between an earlier check and the sending, a connection is opened and other tasks run. A leader that was suspended meanwhile must not
+    send the write.
     """
 
     def __init__(self, body: bytes, fence: WriteFence) -> None:
@@ -45,7 +46,7 @@ class FencedBody(BytesPayload):
 
 
 class ConnectionPool(enum.Enum):
-    """Pools by purpose; each value is the maximum number of concurrent requests, None for no limit."""
+    """Pools by purpose. Each value is the maximum number of concurrent requests; None is no limit."""
 
     WATCH = None
     READ = 2
@@ -54,11 +55,11 @@ class ConnectionPool(enum.Enum):
 
 
 MAX_SHARED_REQUESTS = 5
-"""Maximum of concurrent reads and writes together: one connection always remains for reads, and three for writes."""
+"""Maximum number of concurrent reads and writes together, so that at least one is for reads and three are for writes."""
 
 
 class ConnectionPools:
-    """The sessions of all pools."""
+    """Opens, uses and closes the connections of all pools."""
 
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
@@ -74,7 +75,7 @@ class ConnectionPools:
             ConnectionPool.WRITE: shared,
             ConnectionPool.LEASE: self._create_session(1),
         }
-        # Requests wait at these semaphores, not in aiohttp's pool, so that the write fence is checked after the wait.
+        # Requests wait at these semaphores instead of in aiohttp's pool, so that the write fence is checked after the wait.
         shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
         self._semaphores = {
             ConnectionPool.READ: (asyncio.Semaphore(ConnectionPool.READ.value), shared_limit),
@@ -137,12 +138,12 @@ class ConnectionPools:
 
 
 def _create_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    """A socket with keepalive, for an entry of ``getaddrinfo``."""
+    """Create a socket with keepalive for an entry of ``getaddrinfo``."""
     family, kind, protocol, _, _ = address
     created = socket.socket(family, kind, protocol)
     created.settimeout(0)
     created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Not every operating system that the CLI supports has all options.
+    # Some operating systems that the CLI supports lack some options.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),

@@ -1,4 +1,4 @@
-"""Waiting: back-off, cooperative yielding, and a timeout."""
+"""Back-off between retries, cooperative yielding, and waiting with a timeout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 TIME_SLICE_S = 0.005
+"""Time after which long work yields to the event loop."""
 
 
 def backoff_delay_s(failures: int, base_s: float, cap_s: float) -> float:
-    """The delay after a number of failures in a row: ``base_s`` after the first, doubled after each further one, at most ``cap_s``."""
+    """Delay after a number of failures in a row: ``base_s`` after the first, twice as long after each further one, at most ``cap_s``."""
     # The exponent is bounded, because 2.0 ** 1024 overflows.
     return min(cap_s, base_s * 2.0 ** min(max(failures - 1, 0), 64))
 
@@ -24,8 +25,8 @@ class Backoff:
     Jitter spreads the retries of many agents after a restart of the API server.
 
     Attributes:
-        base_s: the first delay before jitter, seconds.
-        cap_s: the longest delay, seconds.
+        base_s: the first delay, without jitter.
+        cap_s: the longest delay.
         rng: source of the jitter.
         failures: number of failures in a row.
     """
@@ -36,17 +37,17 @@ class Backoff:
     failures: int = 0
 
     def next_delay_s(self) -> float:
-        """Count one failure and return how long to wait, in seconds."""
+        """Count a failure; returns the seconds to wait."""
         self.failures += 1
         return backoff_delay_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Set the failures to 0, after a success."""
+        """Forget the failures, after a success."""
         self.failures = 0
 
 
 class CooperativeYield:
-    """Yields to the event loop when a time slice is over: await an instance (``await maybe_yield()``) in long loops.
+    """Yields to the event loop when a time slice is over. Long loops await an instance: ``await maybe_yield()``.
 
     Args:
         slice_s: length of a time slice.

@@ -1,7 +1,7 @@
-"""Wire types: the fields of Kubernetes objects that we use.
+"""Wire types: Kubernetes objects with the fields that several packages use.
 
 Frozen msgspec structs decode ten times faster than the official client's models and take a tenth of the memory. Packages that need fewer
-or other fields define their own structs.
+or other fields define structs of their own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OwnerReference(Wire, frozen=True):
 
 
 class ObjectMeta(Wire, frozen=True):
-    """The fields of metadata that we use."""
+    """The part of metadata that we use."""
 
     name: str = ""
     namespace: str = ""
@@ -235,7 +235,7 @@ class Resource(msgspec.Struct, frozen=True):
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """URL path of one object or its subresource; without a name, of the collection.
 
-        The path is across all namespaces if the resource is namespaced and ``namespace`` is absent.
+        Without a namespace, the path of a namespaced resource is that of all namespaces.
         """
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if self.is_namespaced and namespace:

@@ -1,4 +1,4 @@
-"""A queue of keys to reconcile: each key is at most once in the queue, and at most one worker has it.
+"""A queue of keys to reconcile: the queue contains each key at most once, and at most one worker reconciles a key.
 
 As in controller-runtime, a reconcile function takes a key, returns a requeue time or raises an error, and is idempotent.
 """
@@ -20,10 +20,10 @@ Reconcile = Callable[[str], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """A work queue; its length is bounded, because it contains each key at most once.
+    """A work queue, as in client-go. Its length is bounded by the number of different keys.
 
     Args:
-        order: sort key of a key; equal keys, and by default all keys, are in the order in which they were added.
+        order: returns the sort key of a key. Keys with equal sort keys, and by default all keys, leave in the order of addition.
     """
 
     def __init__(self, order: Callable[[str], Any] | None = None) -> None:
@@ -39,7 +39,7 @@ class WorkQueue:
         return len(self._queue)
 
     def add(self, key: str) -> None:
-        """Queue a key now, or when the worker that is reconciling it is done."""
+        """Queue a key now; if a worker is reconciling it, when that worker is done."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -50,7 +50,7 @@ class WorkQueue:
             self._wakeup.set()
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Queue a key later, unless it is queued already or due earlier."""
+        """Queue a key after a delay, unless it is queued already or due earlier."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if key in self._queue or (timer is not None and timer.when() <= loop.time() + delay_s):
@@ -64,7 +64,7 @@ class WorkQueue:
         self.add(key)
 
     async def get(self) -> str:
-        """Wait for a key; other workers do not get it until ``done``."""
+        """Wait for a key and take it; no other worker gets the key before `done`."""
         while not self._queue:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -83,9 +83,8 @@ class WorkQueue:
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
         """Reconcile keys until cancelled.
 
-        ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError the key is queued again with
-        capped, jittered back-off, at least Retry-After; ``add`` retries at once, as in client-go. Any other error is a defect and ends
-        the worker, and so the process.
+        ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError the key is queued again after a
+        back-off, at least Retry-After; `add` queues it at once, as in client-go. Any other error is a defect, and ends the process.
         """
         while True:
             key = await self.get()
@@ -94,14 +93,8 @@ class WorkQueue:
             except KubekitError as error:
                 backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
                 wait_s = max(error.retry_after_s or 0.0, backoff.next_delay_s())
-                log.log_change(
-                    f"{name}/{key}",
-                    type(error).__name__,
-                    "reconcile failed, retrying",
-                    worker=name,
-                    key=key,
-                    error=error,
-                )
+                state, message = type(error).__name__, "reconcile failed, retrying"
+                log.log_change(f"{name}/{key}", state, message, worker=name, key=key, error=error)
                 self.add_after(key, wait_s)
             else:
                 self._backoffs.pop(key, None)

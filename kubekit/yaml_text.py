@@ -1,4 +1,4 @@
-"""A strict YAML parser. Import it lazily: PyYAML takes a megabyte, and most agents do not need it."""
+"""A strict YAML parser. Import this module lazily: PyYAML takes a megabyte, and most agents do not need it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Outer(Section, frozen=True):
         ({"inner": {"waitS": 61}}, "inner.waitS: 61.0 is out of range (0 to 60)"),
         ({"inner": {"waitS": float("nan")}}, "inner.waitS: nan is out of range (0 to 60)"),
         ({"parts": [{}, {"most": 0}]}, "parts[1].most: 0 is out of range (1 to 5)"),
-        ({"inner": {"wait_s": 1}}, "inner.wait_s: is no field of this section (remove it, or check its spelling)"),
+        ({"inner": {"wait_s": 1}}, "inner.wait_s: is not a field of this section (remove it, or check its spelling)"),
         ({"inner": {"waitS": "soon"}}, "inner.waitS: expected `float`, got `str`"),
         ({"inner": {"most": 2}, "least": 3}, "least: is above inner.most"),
         ([], "the document: expected `object`, got `array`"),

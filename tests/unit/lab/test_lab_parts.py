@@ -96,7 +96,7 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
     file.write_text("name: x\nregions: []\nfoo: 1\n")
     assert main(["up", "--topology", str(file)]) == 2
     said = capsys.readouterr()
-    assert said.err == f"error: {file}: foo: is no field of this section (remove it, or check its spelling)\n"
+    assert said.err == f"error: {file}: foo: is not a field of this section (remove it, or check its spelling)\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == [file]
 
