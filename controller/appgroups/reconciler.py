@@ -27,11 +27,11 @@ from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
 from controller.cluster.pods import Pod
 from controller.cluster.services import ServiceIndex, is_routing_unchanged
-from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
+from controller.cluster.statuses import StatusWriter, delay_after_failed_write
 from controller.cluster.zones import is_location_unchanged
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, reference_to
+from kubekit.events import EventRecorder
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
@@ -78,9 +78,12 @@ class AppGroupController:
         pods_of: Callable[[str], Iterable[Pod]],
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
     ) -> None:
-        self._client, self._cache, self._config, self._recorder = client, cache, config, recorder
+        self._cache, self._config = cache, config
         self._membership, self._cost_index, self._services = indexes
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
+        self._status_writer = StatusWriter(
+            client, recorder, APPGROUPS, count_field="runningWorkloads", action="Order", is_bad=_is_bad
+        )
         self._queue = WorkQueue()
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
@@ -162,13 +165,8 @@ class AppGroupController:
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
         desired = plan_status(group, state, time.time(), extra_conditions=extra_conditions)
-        written = await write_status(self._client, APPGROUPS, group, desired, count_field="runningWorkloads")
-        if written is not None:
+        if await self._status_writer.write(group, desired):
             self._metrics.writes.inc()
-        regarding = reference_to(APPGROUPS, group.metadata)
-        report_conditions(
-            self._recorder, regarding, group.status.conditions, desired.conditions, is_bad=_is_bad, action="Order"
-        )
 
 
 def _is_bad(condition: Condition) -> bool:

@@ -19,7 +19,7 @@ from controller.cluster.dependency_graph import DependencyEdge, DependencyGraph,
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import Pod
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
-from controller.cluster.status_writing import ConditionState, make_conditions
+from controller.cluster.statuses import ConditionState, make_conditions
 from kubekit.conditions import find_condition, make_condition, merge_conditions
 from kubekit.text import format_command, join_first
 from kubekit.wire import Condition, format_time, parse_time

@@ -15,7 +15,7 @@ from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.membership import Membership, is_consent_unchanged, is_spec_unchanged
 from controller.cluster.pods import Pod
-from controller.cluster.status_writing import delay_after_failed_write, report_conditions, write_status
+from controller.cluster.statuses import StatusWriter, delay_after_failed_write
 from controller.cluster.zones import ZoneMap, build_zone_map, is_location_unchanged
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
@@ -27,7 +27,7 @@ from controller.topology.weights import build_weight, plan_topology_patch
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, reference_to
+from kubekit.events import EventRecorder
 from kubekit.fence import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
@@ -66,9 +66,12 @@ class TopologyController:
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._cache, self._config, self._recorder = client, cache, config, recorder
+        self._client, self._cache, self._config = client, cache, config
         self._clock, self._wall = clock, wall
         self._defaults = config.policy()
+        self._status_writer = StatusWriter(
+            client, recorder, NETWORK_TOPOLOGIES, count_field="nodeCount", action="Measure", is_bad=status.is_bad
+        )
         self._queue = WorkQueue()
         self.planner = ProbePlanner(client, cache, config, registry, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
@@ -269,9 +272,8 @@ class TopologyController:
 
     async def _write_status(self, key: str, topology: NetworkTopology, conditions: list[Condition]) -> None:
         """Write the status if it changed; a change of nodeCount alone may wait."""
-        before = topology.status
         desired = status.build_status(
-            before,
+            topology.status,
             conditions,
             node_count=len(self._cache.nodes),
             generation=topology.metadata.generation,
@@ -279,18 +281,11 @@ class TopologyController:
             now=self._wall(),
         )
         since_last_write_s = self._clock() - self._status_written_at.get(key, float("-inf"))
-        if not status.needs_write(before, desired, since_last_write_s=since_last_write_s):
-            self._keys_with_new_weight.discard(key)
-            return
-        written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, desired, count_field="nodeCount")
-        if written is not None:
+        needs_write = status.needs_write(topology.status, desired, since_last_write_s=since_last_write_s)
+        if needs_write and await self._status_writer.write(topology, desired):
             self._status_written_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._keys_with_new_weight.discard(key)
-        regarding = reference_to(NETWORK_TOPOLOGIES, topology.metadata)
-        report_conditions(
-            self._recorder, regarding, before.conditions, desired.conditions, is_bad=status.is_bad, action="Measure"
-        )
 
 
 def _placement_of(pod: Pod) -> tuple[object, ...]:

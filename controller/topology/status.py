@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.crds import NetworkTopologyStatus
-from controller.cluster.status_writing import ConditionState, make_conditions
+from controller.cluster.statuses import ConditionState, make_conditions
 from controller.cluster.zones import ZoneMap
 from kubekit.conditions import merge_conditions
 from kubekit.text import join_first
@@ -113,7 +113,7 @@ def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: Inpu
     highest = ", ".join(
         f"{_format_pair(p)} {costs.by_zone_pair[p].cost}" for p in pairs_by_basis["measured"][:MAX_PAIRS_SHOWN]
     )
-    state = _join_problems(problems, "AllPairsMeasured", f"highest costs: {highest}", is_true_if_bad=False)
+    state = _join_problems(problems, ConditionState("AllPairsMeasured", f"highest costs: {highest}", holds=True))
     return state._replace(message=f"{summary}; {state.message}")
 
 
@@ -150,7 +150,7 @@ def _outlier_nodes_state(costs: ZoneCosts, faults: InputFaults) -> ConditionStat
         problems.append(
             ("PairsDisputed", f"two reporters contradict each other: {_join_pairs(sorted(costs.disputed_links))}")
         )
-    return _join_problems(problems, "AllAgree", "all latencies agree", is_true_if_bad=True)
+    return _join_problems(problems, ConditionState("AllAgree", "all latencies agree", holds=False))
 
 
 def _input_valid_state(faults: InputFaults) -> ConditionState:
@@ -185,23 +185,14 @@ def _input_valid_state(faults: InputFaults) -> ConditionState:
     if faults.zone_map.conflicting_regions:
         zones = _join_names(faults.zone_map.conflicting_regions)
         problems.append(("ConflictingRegions", f"nodes disagree about the region of zone {zones}"))
-    return _join_problems(problems, "AllRead", "policy, results and zone labels are valid", is_true_if_bad=False)
+    return _join_problems(problems, ConditionState("AllRead", "policy, results and zone labels are valid", holds=True))
 
 
-def _join_problems(
-    problems: Sequence[tuple[str, str]], good_reason: str, good_message: str, *, is_true_if_bad: bool
-) -> ConditionState:
-    """The state of a condition from reasons and messages of problems, the gravest first.
-
-    Args:
-        problems: reasons and messages.
-        good_reason: the reason without problems.
-        good_message: the message without problems.
-        is_true_if_bad: whether the condition is True if there are problems, and False otherwise; if not, the reverse.
-    """
+def _join_problems(problems: Sequence[tuple[str, str]], good_state: ConditionState) -> ConditionState:
+    """The opposite of ``good_state``, with the reason of the first problem and all messages; ``good_state`` without problems."""
     if not problems:
-        return ConditionState(good_reason, good_message, holds=not is_true_if_bad)
-    return ConditionState(problems[0][0], "; ".join(message for _, message in problems), holds=is_true_if_bad)
+        return good_state
+    return ConditionState(problems[0][0], "; ".join(text for _, text in problems), holds=not good_state.holds)
 
 
 def build_status(

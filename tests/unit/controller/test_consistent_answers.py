@@ -18,7 +18,7 @@ from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, Pod
 from controller.cluster.services import Service
-from controller.cluster.status_writing import delay_after_failed_write
+from controller.cluster.statuses import delay_after_failed_write
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.diagnose import diagnose
