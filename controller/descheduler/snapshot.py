@@ -62,7 +62,7 @@ class DeschedulerSnapshot:
     def group_key_of(self, pod: PodInfo) -> str:
         """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""
         name = pod.labels.get(APPGROUP_LABEL, "")
-        return self.network.key_of(pod.namespace, name) if name else ""
+        return self.network.expected_group_key(pod.namespace, name) if name else ""
 
     def score_table_of(self, pod: PodInfo) -> ScoreTable:
         """The pod's scores on all nodes by the scheduler's rules."""

@@ -113,14 +113,14 @@ class PlacedGroup(msgspec.Struct, frozen=True, dict=True):
 
 def placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group now; later changes of the state do not change the result."""
-    group, graph, members = state.groups[key], state.graph(key), state.members(key)
+    group, graph, members = state.groups[key], state.graph(key), state.pod_counts(key)
     placed = [
         {node: count for node, count in members.get(w.selector, {}).items() if node in state.location_index}
         for w in graph.workloads
     ]
     costs = state.costs(group.metadata.namespace)
     default = spread_of(group.metadata.annotations, "soft", [])
-    examples = [state.examples(key, selector) for selector in graph.selectors]
+    examples = [state.example_pods(key, selector) for selector in graph.selectors]
     return PlacedGroup(
         group=group,
         graph=graph,
@@ -131,7 +131,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         spreads=[spread_of(pods[0].annotations, default, []) if pods else default for pods in examples],
         costs=costs.table,
         has_topology=bool(costs.topology_key),
-        zones=len({state.locations[index] for index in state.node_counts if state.locations[index].zone}),
+        zones=len({state.locations[index] for index in state.node_count_by_location if state.locations[index].zone}),
     )
 
 

@@ -128,7 +128,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
     key = state.group_key_of(namespace, pod.group) if pod.group else ""
     score_table = state.score(namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else Costs(CostTable())
-    dependencies, dependents = state.peers(key, pod.workload, state.members(key)) if key else ((), ())
+    dependencies, dependents = state.find_peers(key, pod.workload, state.pod_counts(key)) if key else ((), ())
     lines: Sequence[CandidateLine] = ()
     if not score_table.neutral_reason:
         table, locations, location_index = costs.table, state.locations, state.location_index
@@ -159,7 +159,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
 
 def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
     places: Counter[str] = Counter()
-    for node, count in peer.pods.items():
+    for node, count in peer.pods_by_node.items():
         places[state.locations[state.location_index[node]].zone or node] += count
     return PeerLine(peer.selector, direction, peer.max_cost, dict(sorted(places.items())))
 

@@ -1,7 +1,7 @@
-"""Filter and score: NetworkOverhead by placed pods, NodeResourcesAllocatable by nodes' allocatable.
+"""The rules of upstream's plugins: NetworkOverhead's filter and score by placed pods, and NodeResourcesAllocatable's score.
 
-Upstream computes NetworkOverhead (docs/contracts.md, section 4) for every pair of node and placed pod. All nodes of a location get the
-same score, except nodes that have a peer's pod. So it is computed here once per location and once per such node.
+Upstream computes NetworkOverhead (docs/contracts.md, section 4) for every pair of node and placed pod. All nodes of a location have the
+same score, except nodes with a peer's pod. So scores are computed here once per location, and once per node with a peer's pod.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MAX_SCORE = 100
 
 
 class PeerWorkload(NamedTuple):
-    """The placed pods of one workload that the pod depends on, or that depends on it.
+    """The placed pods of a workload that the scored pod depends on, or that depends on the scored pod.
 
     Attributes:
         selector: the workload's selector.
         max_cost: maxNetworkCost of the dependency.
-        pods: node -> number of the workload's placed pods; only existing nodes.
+        pods_by_node: node -> number of the workload's placed pods; only existing nodes.
         routing: routing of calls to the workload.
     """
 
     selector: str
     max_cost: int
-    pods: Mapping[str, int]
+    pods_by_node: Mapping[str, int]
     routing: Routing = Routing.ANY
 
 
@@ -40,10 +40,10 @@ class NodeScore(NamedTuple):
     """A node's score over all placed pods of all peers.
 
     Attributes:
-        satisfied: number of placed pods of dependencies within their maxNetworkCost.
-        violated: number of placed pods of dependencies beyond it.
-        cost: accumulated network cost.
-        unknown: number of placed pods of peers to which no cost is known; each costs `controller.cluster.costs.UNKNOWN_COST`.
+        satisfied: number of placed pods of dependencies within maxNetworkCost.
+        violated: number of placed pods of dependencies beyond maxNetworkCost.
+        cost: network cost, summed over the placed pods of all peers.
+        unknown: number of placed pods of peers without a known cost; each costs `controller.cluster.costs.UNKNOWN_COST`.
     """
 
     satisfied: int = 0
@@ -53,7 +53,7 @@ class NodeScore(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the node passes the filter; a tie passes."""
+        """Whether the filter passes the node: not more dependencies' pods violate their limit than satisfy it."""
         return self.violated <= self.satisfied
 
 
@@ -61,18 +61,18 @@ class ScoreTable(msgspec.Struct, frozen=True):
     """The scores of all nodes for one pod.
 
     Attributes:
-        neutral_reason: why all nodes are equal; empty if they are not.
-        by_location: score of each location, in the order of the given locations.
-        by_node: node -> score, for nodes that have pods of peers.
+        neutral_reason: why all nodes are equal, in which case there are no scores; else empty.
+        by_location: score of each location, in the order of `State.locations`.
+        by_node: node -> score, for nodes with pods of peers.
     """
 
     neutral_reason: str
     by_location: Sequence[NodeScore] = ()
     by_node: Mapping[str, NodeScore] = {}
 
-    def node_score(self, node: str, index: int) -> NodeScore:
-        """The score of a node, by its name and the index of its location; in a neutral table every node passes."""
-        return NodeScore() if self.neutral_reason else self.by_node.get(node) or self.by_location[index]
+    def node_score(self, node: str, location_index: int) -> NodeScore:
+        """The score of a node; in a neutral table every node passes."""
+        return NodeScore() if self.neutral_reason else self.by_node.get(node) or self.by_location[location_index]
 
 
 def score_locations(
@@ -85,16 +85,16 @@ def score_locations(
     """Score every location for one pod.
 
     Args:
-        dependencies: workloads that the pod depends on; for filter and score.
-        dependents: workloads that depend on the pod; for the score alone. Empty in upstream parity.
+        dependencies: workloads that the pod depends on; they count in the filter and in the score.
+        dependents: workloads that depend on the pod; they count only in the score. Empty in upstream parity.
         locations: all locations, `controller.cluster.costs.NO_LOCATION` included if a node may be there.
         location_index: node name -> index in ``locations``.
         costs: costs between locations.
     """
-    tables = [_dependency_table(peer, locations, location_index, costs.check_limit) for peer in dependencies]
-    tables += [_dependent_table(peer, locations, location_index, costs) for peer in dependents]
-    by_peer = zip(*(table.by_location for table in tables), strict=True)
-    by_location = [NodeScore(*map(sum, zip(*scores, strict=True))) for scores in by_peer]
+    tables = [_score_by_dependency(peer, locations, location_index, costs.check_limit) for peer in dependencies]
+    tables += [_score_by_dependent(peer, locations, location_index, costs) for peer in dependents]
+    peer_scores_by_location = zip(*(table.by_location for table in tables), strict=True)
+    by_location = [NodeScore(*map(sum, zip(*scores, strict=True))) for scores in peer_scores_by_location]
     by_node: dict[str, NodeScore] = {}
     for table in tables:
         for node, score in table.by_node.items():
@@ -111,49 +111,50 @@ def score_locations(
 
 
 _LimitRule = Callable[[Location, Location, int], tuple[LimitCheck, int]]
-"""(candidate, location of a peer's pod, maxNetworkCost) -> result and cost, see `CostTable.check_limit`."""
+"""(candidate, location of a peer's pod, maxNetworkCost) -> (result, cost), see `CostTable.check_limit`."""
 
 
-def _dependency_table(
+def _score_by_dependency(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], check_limit: _LimitRule
 ) -> ScoreTable:
-    """The scores by one dependency, from the replicas that answer the pod's calls."""
-    index_of = {node: location_index[node] for node in peer.pods}
+    """The scores by one dependency, by the replicas that answer the pod's calls."""
+    index_of = {node: location_index[node] for node in peer.pods_by_node}
     endpoints = Endpoints(peer.routing, index_of, lambda index: locations[index].zone)
     replicas_at: Counter[int] = Counter()
-    for node, count in peer.pods.items():
+    for node, count in peer.pods_by_node.items():
         replicas_at[index_of[node]] += count
     total = replicas_at.total()
     replicas = [(locations[index], count) for index, count in replicas_at.items()]
-    by_all = [_score_by_all(candidate, replicas, peer.max_cost, check_limit) for candidate in locations]
+    by_all_replicas = [_score_by_replicas(candidate, replicas, peer.max_cost, check_limit) for candidate in locations]
 
     @cache
-    def score(routing: Routing, index: int, on_node: int) -> NodeScore:
+    def score_node(routing: Routing, index: int, on_node: int) -> NodeScore:
         match routing:
             case Routing.NODE:
                 return NodeScore(on_node, 0, total * SAME_HOST_COST)
             case Routing.ZONE:
-                # Costs count all replicas, so that routing does not make dependencies with many replicas seem cheap.
+                # Costs count all replicas as if they answered; else dependencies with many replicas would seem cheap.
                 saved = round(total * on_node / replicas_at[index] * (SAME_ZONE_COST - SAME_HOST_COST))
                 return NodeScore(replicas_at[index], 0, total * SAME_ZONE_COST - saved)
-        satisfied, violated, cost, unknown = by_all[index]
-        # These counted the replicas on the node as if they were on another node of the location.
+        satisfied, violated, cost, unknown = by_all_replicas[index]
+        # `by_all_replicas` counts the node's own replicas as if they were on another node of its location.
         result, other_node_cost = check_limit(locations[index], locations[index], peer.max_cost)
         satisfied += on_node * (result != "satisfied")
         violated -= on_node * (result == "violated")
         return NodeScore(satisfied, violated, cost - on_node * (other_node_cost - SAME_HOST_COST), unknown)
 
-    by_location = [score(endpoints.routing_from("", index), index, 0) for index in range(len(locations))]
+    by_location = [score_node(endpoints.routing_from("", index), index, 0) for index in range(len(locations))]
     by_node = {
-        node: score(endpoints.routing_from(node, index), index, peer.pods[node]) for node, index in index_of.items()
+        node: score_node(endpoints.routing_from(node, index), index, peer.pods_by_node[node])
+        for node, index in index_of.items()
     }
     return ScoreTable("", by_location, by_node)
 
 
-def _score_by_all(
+def _score_by_replicas(
     candidate: Location, replicas: Iterable[tuple[Location, int]], max_cost: int, check_limit: _LimitRule
 ) -> NodeScore:
-    """The score of a node without replicas if any replica may answer."""
+    """The score of a node without replicas if any replica may answer, by locations and numbers of replicas."""
     satisfied = violated = total_cost = unknown = 0
     for location, count in replicas:
         result, cost = check_limit(candidate, location, max_cost)
@@ -167,11 +168,11 @@ def _score_by_all(
     return NodeScore(satisfied, violated, total_cost, unknown)
 
 
-def _dependent_table(
+def _score_by_dependent(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable
 ) -> ScoreTable:
-    """The scores by one dependent: only costs, from each of its pods."""
-    table = _dependency_table(
+    """The scores by one dependent: only the costs of calls from its pods."""
+    table = _score_by_dependency(
         peer._replace(routing=Routing.ANY),
         locations,
         location_index,
@@ -183,7 +184,7 @@ def _dependent_table(
 
 
 def normalise_cost(cost: int, low: int, high: int) -> int:
-    """The score of a cost, 0 to 100: 100 for the lowest cost of the scored nodes, 0 for the highest."""
+    """The score of a cost: 100 for the lowest cost of the scored nodes, 0 for the highest."""
     if low == high:
         return 0 if high == 0 else MAX_SCORE
     return MAX_SCORE - MAX_SCORE * (cost - low) // (high - low)
@@ -198,7 +199,7 @@ def failed_filter_message(node: str, node_score: NodeScore) -> str:
 
 
 def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
-    """NodeResourcesAllocatable (docs/contracts, section 5): weighted mean of a node's allocatable, negative in mode ``Least``.
+    """NodeResourcesAllocatable's score (docs/contracts.md, section 5): weighted mean of allocatable, negative in mode ``Least``.
 
     The score depends on the size of a node, not on its free resources. An absent resource counts as 0.
     """
@@ -212,5 +213,5 @@ def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs)
 
 
 def normalise_allocatable_score(value: int, low: int, high: int) -> int:
-    """The score of a raw score, 0 to 100: 0 for the lowest raw score of the scored nodes, 100 for the highest."""
+    """The score of a raw score: 0 for the lowest raw score of the scored nodes, 100 for the highest."""
     return (value - low) * MAX_SCORE // (high - low) if high > low else 0

@@ -1,6 +1,6 @@
-"""The cluster state that the scoring rules read, updated by watch events.
+"""The cluster state that the scoring rules read: locations of nodes, and counts of placed pods by group, workload and node.
 
-It keeps the location of each node, and counts placed pods per group, workload and node. Scores are computed on first use after a change.
+Watch events update the state. Scores are computed on first use after a change.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from controller.scheduler.rules import PeerWorkload, ScoreTable, score_locations
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Object, ObjectMeta
 
+# Values of `ScoreTable.neutral_reason`.
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
 NO_GROUP = "its AppGroup does not exist"
-NO_TOPOLOGY = "there is no NetworkTopology with these costs"
+NO_TOPOLOGY = "no NetworkTopology has costs for its AppGroup"
 NO_DEPENDENCY = "its workload has no dependency"
-NOTHING_PLACED = "no pod that matters to it is placed yet"
+NOTHING_PLACED = "no pod of its dependencies, or that depends on it, is placed yet"
 
 NO_LOCATION_INDEX = 0
 """Index of `NO_LOCATION` in `State.locations`."""
-Members = Mapping[str, Counter[str]]
-"""Workload selector -> node -> number of placed pods."""
+PodCounts = Mapping[str, Counter[str]]
+"""Workload selector -> node -> number of placed pods of a group."""
 
 
 class PlacedPod(NamedTuple):
@@ -59,15 +60,15 @@ class State(Index):
     """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
-        version: counts changes that may change a score.
-        version_without_pods: counts the same changes without those of pods.
-        locations: every (region, zone) that a node ever had, `NO_LOCATION` included.
+        version: number of changes that may change a score.
+        version_without_pods: number of such changes, except those of pods.
+        node_version: number of changes of nodes.
+        locations: every (region, zone) that a node ever had, and `NO_LOCATION`.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
-        node_counts: index in `locations` -> number of nodes; no zeros.
-        node_version: counts changes of nodes alone.
-        placed_pods: UID -> pod of an AppGroup.
+        node_count_by_location: index in `locations` -> number of nodes, above 0.
         membership, cost_index, services: indexes of the AppGroup of each pod, of costs between locations, and of routing of calls.
+        placed_pods: UID -> pod of an AppGroup.
         allocatable: arguments of NodeResourcesAllocatable.
     """
 
@@ -77,18 +78,18 @@ class State(Index):
         self.locations: list[Location] = [NO_LOCATION]
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
-        self.node_counts: Counter[int] = Counter()
+        self.node_count_by_location: Counter[int] = Counter()
         self._location_ids: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
         self.membership = Membership(self._network_overhead)
         self._placement_labels: dict[str, str] = {}
         self.cost_index = CostIndex(self._network_overhead, namespace)
-        self._members_by_name: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
-        """AppGroup label -> namespace of the pods -> `Members`."""
+        self._pod_counts_by_label: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
+        """AppGroup label -> namespace of the pods -> `PodCounts`."""
         self.placed_pods: dict[str, PlacedPod] = {}
         self._score_tables: dict[tuple[str, str], ScoreTable] = {}
         self._score_tables_version = -1
         self.services = ServiceIndex()
-        self._examples: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
+        self._example_pods: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         """Labels for AppGroup and workload -> namespace -> metadata of the pod placed last."""
         self._is_parity = config.is_parity
 
@@ -115,7 +116,7 @@ class State(Index):
         if new is None:
             if self.nodes.pop(key, None) is not None:
                 self._leave_location(key)
-                self._on_nodes_changed()
+                self._record_node_change()
             return
         location = location_of(new)
         index = self._location_ids.setdefault(location, len(self.locations))
@@ -125,24 +126,24 @@ class State(Index):
         if self.nodes.get(key) != facts:
             self._leave_location(key)
             self.nodes[key], self.location_index[key] = facts, index
-            self.node_counts[index] += 1
-            self._on_nodes_changed()
+            self.node_count_by_location[index] += 1
+            self._record_node_change()
 
     def _leave_location(self, node: str) -> None:
         index = self.location_index.pop(node, None)
         if index is not None:
-            self.node_counts[index] -= 1
-            if not self.node_counts[index]:
-                del self.node_counts[index]
+            self.node_count_by_location[index] -= 1
+            if not self.node_count_by_location[index]:
+                del self.node_count_by_location[index]
 
-    def _count_change(self) -> None:
+    def _increment_versions(self) -> None:
         self.version += 1
         self.version_without_pods += 1
 
-    def _on_nodes_changed(self) -> None:
+    def _record_node_change(self) -> None:
         if not self._is_parity:  # Upstream keeps its own table.
-            self.cost_index.on_nodes_change(self.locations[index] for index in self.node_counts)
-        self._count_change()
+            self.cost_index.on_nodes_change(self.locations[index] for index in self.node_count_by_location)
+        self._increment_versions()
         self.node_version += 1
 
     def on_namespace_change(self, key: str, _: Object | None, new: Object | None) -> None:
@@ -151,14 +152,14 @@ class State(Index):
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
         if changed or placement != self._placement_labels.get(key, ""):
             self._placement_labels[key] = placement
-            self._count_change()
+            self._increment_versions()
 
     def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: Placement) -> Placement:
-        """By which means a pod receives its placement: by its own label, else its namespace's, else the default."""
+        """The placement mode of a pod: from its own label, else its namespace's label, else the default."""
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placement_labels.get(namespace, "")}, default))
 
     def on_pod_change(self, _: str, old: Pod | None, new: Pod | None) -> None:
-        """Update a pod of a group; it counts while it is placed."""
+        """Update a pod of a group; the pod counts while it is placed."""
         before, after = self._placed_pod_of(old), self._placed_pod_of(new)
         if before == after:
             return
@@ -167,11 +168,11 @@ class State(Index):
             self.placed_pods.pop(old.metadata.uid, None)
         if new is not None and after is not None:
             self.placed_pods[new.metadata.uid] = after
-            self._examples[new.group, new.workload][new.metadata.namespace] = new.metadata
+            self._example_pods[new.group, new.workload][new.metadata.namespace] = new.metadata
         for placed, step in ((before, -1), (after, 1)):
             if placed is not None:
                 namespace, group, workload, node = placed
-                counts = self._members_by_name[group].setdefault(namespace, {}).setdefault(workload, Counter())
+                counts = self._pod_counts_by_label[group].setdefault(namespace, {}).setdefault(workload, Counter())
                 counts[node] += step
                 if counts[node] <= 0:
                     del counts[node]
@@ -188,38 +189,38 @@ class State(Index):
     def on_service_change(self, key: str, old: Service | None, new: Service | None) -> None:
         """Update a Service."""
         if self.services.on_change(key, old, new):
-            self._count_change()
+            self._increment_versions()
 
     def routing_to(self, group: str, workload: str) -> Routing:
         """Routing of calls to a group's workload."""
-        return self.services.routing_to(self.examples(group, workload))
+        return self.services.routing_to(self.example_pods(group, workload))
 
     def routings_of(self, pods: Iterable[Pod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it; empty in upstream parity."""
         return {} if self._is_parity else self.services.routings_of(pods)
 
-    def examples(self, group: str, workload: str) -> list[ObjectMeta]:
-        """Metadata of one placed pod of the workload in each namespace that has or had any."""
+    def example_pods(self, group: str, workload: str) -> list[ObjectMeta]:
+        """Metadata of the pod of the workload that was placed last, in each namespace."""
         name = self.groups[group].metadata.name
-        examples, admitted = self._examples.get((name, workload), {}), self.membership.pod_namespaces(group)
+        example_pods, admitted = self._example_pods.get((name, workload), {}), self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
-        namespaces = sorted(examples if admitted is None else examples.keys() & admitted)
-        return [examples[namespace] for namespace in namespaces if self.group_key_of(namespace, name) == group]
+        namespaces = sorted(example_pods if admitted is None else example_pods.keys() & admitted)
+        return [example_pods[namespace] for namespace in namespaces if self.group_key_of(namespace, name) == group]
 
     def services_of(self, group: str, workload: str) -> list[Service]:
         """The Services that select a group's workload."""
-        examples = self.examples(group, workload)
-        return [s for e in examples for s in self.services.services_selecting(e.namespace, e.labels or {})]
+        pods = self.example_pods(group, workload)
+        return [s for pod in pods for s in self.services.services_selecting(pod.namespace, pod.labels or {})]
 
     def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """Update an AppGroup. A change of annotations alone, which the controller writes too, applies from the next plan on."""
         if self.membership.on_change(key, old, new):
-            self._count_change()
+            self._increment_versions()
 
     def on_topology_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """Update a NetworkTopology; its status changes nothing."""
         if self.cost_index.on_change(key, old, new):
-            self._count_change()
+            self._increment_versions()
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:
@@ -234,21 +235,23 @@ class State(Index):
         """Key of the AppGroup to which pods of a namespace with this AppGroup label belong; empty if there is none."""
         return self.membership.group_key_of(namespace, name)
 
-    def key_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup from `group_of`; if there is none, the key that it would have in the pods' namespace."""
+    def expected_group_key(self, namespace: str, name: str) -> str:
+        """Key of the AppGroup of pods with this label; if it does not exist, the key that it would have in the pods' namespace."""
         return self.group_key_of(namespace, name) or f"{namespace}/{name}"
 
-    def members(self, key: str) -> Members:
-        """Placed pods of a group."""
+    def pod_counts(self, key: str) -> PodCounts:
+        """Numbers of a group's placed pods."""
         name = self.groups[key].metadata.name
-        by_namespace = [m for n, m in self._members_by_name.get(name, {}).items() if self.group_key_of(n, name) == key]
-        if len(by_namespace) == 1:
-            return by_namespace[0]
-        total: dict[str, Counter[str]] = defaultdict(Counter)
-        for members in by_namespace:
-            for workload, counts in members.items():
-                total[workload].update(counts)
-        return total
+        all_counts = [
+            c for n, c in self._pod_counts_by_label.get(name, {}).items() if self.group_key_of(n, name) == key
+        ]
+        if len(all_counts) == 1:
+            return all_counts[0]
+        totals: dict[str, Counter[str]] = defaultdict(Counter)
+        for pod_counts in all_counts:
+            for workload, pods_by_node in pod_counts.items():
+                totals[workload].update(pods_by_node)
+        return totals
 
     def costs(self, group_namespace: str) -> Costs:
         """The costs for groups of a namespace."""
@@ -269,45 +272,49 @@ class State(Index):
             self._score_tables.clear()
             self._score_tables_version = self.version
         if (key, workload) not in self._score_tables:
-            self._score_tables[key, workload] = self._score(key, workload)
+            self._score_tables[key, workload] = self._compute_scores(key, workload, self.pod_counts(key))
         return self._score_tables[key, workload]
 
     def score_table_of(self, pod: Pod) -> ScoreTable:
-        """Score every location for a pod; a neutral table instead of DeletedNodeError."""
+        """Score every location for a pod, see `score`; a neutral table instead of DeletedNodeError."""
         try:
             return self.score(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
             return ScoreTable(str(error))
 
-    def score_without(self, namespace: str, group_name: str, workload: str, evicted: Iterable[PlacedPod]) -> ScoreTable:
-        """Score every location as if these placed pods were evicted; pods of other groups make no difference.
+    def score_after_eviction(
+        self, namespace: str, group_name: str, workload: str, evicted: Iterable[PlacedPod]
+    ) -> ScoreTable:
+        """Score every location for a pod with these labels, as if placed pods were evicted; pods of other groups make no difference.
 
         Raises:
             DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
         """
         key = self.group_key_of(namespace, group_name) if group_name else ""
-        members = [pod for pod in evicted if key and self.group_key_of(pod.namespace, pod.group) == key]
-        if not members:
+        evicted_members = [pod for pod in evicted if key and self.group_key_of(pod.namespace, pod.group) == key]
+        if not evicted_members:
             return self.score(namespace, group_name, workload)
-        left = {selector: Counter(nodes) for selector, nodes in self.members(key).items()}
-        for pod in members:
-            left[pod.workload][pod.node] -= 1
-        return self._score(key, workload, {selector: +nodes for selector, nodes in left.items()})
+        pod_counts = {selector: Counter(pods_by_node) for selector, pods_by_node in self.pod_counts(key).items()}
+        for pod in evicted_members:
+            pod_counts[pod.workload][pod.node] -= 1
+        return self._compute_scores(key, workload, {selector: +counts for selector, counts in pod_counts.items()})
 
-    def _score(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
+    def _compute_scores(self, key: str, workload: str, pod_counts: PodCounts) -> ScoreTable:
         costs = self.costs(self.groups[key].metadata.namespace)
         if not costs.topology_key:
             return ScoreTable(NO_TOPOLOGY)
-        dependencies, dependents = self.peers(key, workload, self.members(key) if members is None else members)
+        dependencies, dependents = self.find_peers(key, workload, pod_counts)
         if not dependencies and not dependents:
             return ScoreTable(NO_DEPENDENCY)
-        dependencies = [peer for peer in dependencies if peer.pods]
-        dependents = [peer for peer in dependents if peer.pods]
+        dependencies = [peer for peer in dependencies if peer.pods_by_node]
+        dependents = [peer for peer in dependents if peer.pods_by_node]
         if not dependencies and not dependents:
             return ScoreTable(NOTHING_PLACED)
         return score_locations(dependencies, dependents, self.locations, self.location_index, costs.table)
 
-    def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
+    def find_peers(
+        self, key: str, workload: str, pod_counts: PodCounts
+    ) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """The workloads that a workload depends on, and those that depend on it, with their placed pods.
 
         Raises:
@@ -319,18 +326,18 @@ class State(Index):
         for edge in graph.edges:
             dependent, dependency = graph.workloads[edge.caller], graph.workloads[edge.callee]
             if dependent.selector == workload:
-                pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
+                pods_by_node = self._without_deleted_nodes(pod_counts.get(dependency.selector, {}), may_raise=True)
                 routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
-                dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
+                dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods_by_node, routing))
             elif dependency.selector == workload and self._network_overhead.score_dependents:
-                pods = self._on_existing_nodes(members.get(dependent.selector, {}), may_block=False)
-                dependents.append(PeerWorkload(dependent.selector, edge.max_network_cost, pods))
+                pods_by_node = self._without_deleted_nodes(pod_counts.get(dependent.selector, {}), may_raise=False)
+                dependents.append(PeerWorkload(dependent.selector, edge.max_network_cost, pods_by_node))
         return dependencies, dependents
 
-    def _on_existing_nodes(self, pods: Mapping[str, int], *, may_block: bool) -> Mapping[str, int]:
-        deleted = sorted(node for node in pods if node not in self.location_index)
+    def _without_deleted_nodes(self, pods_by_node: Mapping[str, int], *, may_raise: bool) -> Mapping[str, int]:
+        deleted = sorted(pods_by_node.keys() - self.location_index.keys())
         if not deleted:
-            return pods
-        if may_block and self._network_overhead.rejects_deleted_nodes:
+            return pods_by_node
+        if may_raise and self._network_overhead.rejects_deleted_nodes:
             raise DeletedNodeError(f'getting pod hostname "{deleted[0]}" from Snapshot: node not found')
-        return {node: count for node, count in pods.items() if node in self.location_index}
+        return {node: count for node, count in pods_by_node.items() if node in self.location_index}

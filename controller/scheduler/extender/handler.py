@@ -227,7 +227,7 @@ class Extender:
         for node, victims in nodes.items():
             placed = (state.placed_pods.get(victim.uid) for victim in victims.pods or ())
             evicted = [victim for victim in placed if victim is not None]
-            score_table = state.score_without(metadata.namespace, group, workload, evicted)
+            score_table = state.score_after_eviction(metadata.namespace, group, workload, evicted)
             if score_table.node_score(node, state.location_index.get(node, NO_LOCATION_INDEX)).passes:
                 passing[node] = victims
         return passing

@@ -65,7 +65,7 @@ class GroupPods:
                 self.waiting_keys.discard(key)
             if old is not None and old.other_gates and not new.other_gates:
                 self.other_gates_opened_at[key] = self._clock()
-        return self._state.key_of(pod.metadata.namespace, pod.group)
+        return self._state.expected_group_key(pod.metadata.namespace, pod.group)
 
     def _remove(self, key: str, pod: Pod) -> None:
         by_namespace = self._keys_by_label[pod.group]
@@ -81,7 +81,7 @@ class GroupPods:
         newest = (
             self._newest(key)
             for namespace, keys in self._keys_by_label.get(name, {}).items()
-            if self._state.key_of(namespace, name) == group
+            if self._state.expected_group_key(namespace, name) == group
             for key in keys
         )
         return [pod for pod in newest if pod is not None]
@@ -89,7 +89,7 @@ class GroupPods:
     def waiting_groups(self) -> Iterator[str]:
         """Keys of the groups that have waiting pods; a key may be repeated."""
         labels = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting_keys) if p is not None}
-        return (self._state.key_of(namespace, label) for namespace, label in labels)
+        return (self._state.expected_group_key(namespace, label) for namespace, label in labels)
 
     def gated_count(self) -> int:
         """Number of active pods with our gate."""

@@ -59,7 +59,7 @@ def release_patch(
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
     annotations = _target_annotation(target)
     if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
-        zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_counts))
+        zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
         added = zone_requirement(zone_scores, target) if may_require_zones else None
         affinity = narrow_node_affinity(pod, added, preferred_terms(zone_scores, target, hostname))
         if affinity != NodeAffinity():

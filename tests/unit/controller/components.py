@@ -232,8 +232,8 @@ class Components:
             "page": (await self.group_view(key)).running_pods,
             "graph": graphs[0].running_pods,
             "status command": group_view.running_pods,
-            "explain": sum(nodes.total() for nodes in explain_state.members(key).values()),
-            "rules": sum(nodes.total() for nodes in state.members(key).values()),
+            "explain": sum(nodes.total() for nodes in explain_state.pod_counts(key).values()),
+            "rules": sum(nodes.total() for nodes in state.pod_counts(key).values()),
         }
         if self.config == DEFAULT:  # files have no configuration
             file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))

@@ -100,7 +100,7 @@ def expected_score(
     satisfied = violated = total = unknown = 0
     me = where[name]
     for peer in dependencies:
-        replicas = [node for node, count in peer.pods.items() for _ in range(count)]
+        replicas = [node for node, count in peer.pods_by_node.items() for _ in range(count)]
         local = [node for node in replicas if node == name]
         hinted = all(where[node].zone for node in replicas)
         near = [node for node in replicas if hinted and where[node] == me]
@@ -115,7 +115,7 @@ def expected_score(
                 satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
                 total, unknown = total + cost, unknown + (verdict == "unknown")
     for peer in dependents:
-        for node, count in peer.pods.items():
+        for node, count in peer.pods_by_node.items():
             verdict, cost = ("satisfied", 0) if node == name else costs.check(where[node], me, peer.max_cost)
             total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
     return satisfied, violated, total, unknown
@@ -243,7 +243,7 @@ def test_counts_follow_added_moved_and_deleted_pods() -> None:
     state.on_pod_change("default/p2", None, waiting)
     assert state.score("default", "a1", "P1").neutral_reason
     state.on_pod_change("default/p2", waiting, bound)
-    assert state.members("default/a1") == {"P2": Counter({"N1": 1})}
+    assert state.pod_counts("default/a1") == {"P2": Counter({"N1": 1})}
     assert not state.score("default", "a1", "P1").neutral_reason
     state.on_pod_change("default/p2", bound, None)
     assert state.score("default", "a1", "P1").neutral_reason
@@ -370,5 +370,5 @@ def test_a_node_is_scored_by_the_replicas_that_answer(seeds: range) -> None:
         for name, index in location_index.items():
             wanted = expected_score(name, where, dependencies, dependents, Costs(zones, regions))
             assert found.node_score(name, index) == wanted, (seed, name)
-        assert set(found.by_node) <= {n for peer in (*dependencies, *dependents) for n in peer.pods}
+        assert set(found.by_node) <= {n for peer in (*dependencies, *dependents) for n in peer.pods_by_node}
         assert found.neutral_reason == ""
