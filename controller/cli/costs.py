@@ -10,7 +10,6 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.shared import note_unused_costs
 from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_number, make_table
 from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.diagnosis.cluster_views import NetworkView, PairView, View, ZoneView
@@ -54,7 +53,7 @@ class CostsCommand(Command):
         if not options.percentile:
             session.require_readable(NETWORK_TOPOLOGIES)
         network = build_network(snapshot)
-        note_unused_costs(session, network)
+        session.note_unused_costs(network)
         return CostsView(at=snapshot.now_s, network=network)
 
     def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:

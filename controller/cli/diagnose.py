@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -11,12 +12,12 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_age
+from controller.cluster.pods import Pod
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.facts import build_facts
-from controller.diagnosis.findings import CLUSTER_WIDE_CODES, Finding
-from controller.diagnosis.pod_diagnosis import PodDiagnosis
+from controller.diagnosis.facts import Facts, build_facts
+from controller.diagnosis.findings import CLUSTER_WIDE_CODES, Finding, has_leader
+from controller.diagnosis.pod_diagnosis import PodDiagnosis, diagnose_pod
 from kubekit.errors import ConfigError
 from kubekit.text import join_first
 
@@ -69,6 +70,12 @@ class DiagnoseCommand(Command):
         if not parts:
             parts.append(Text("✓ nothing is wrong", style=GOOD))
         return Group(*parts)
+
+
+def diagnose_listed_pod(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
+    """Diagnose the pod of ``facts`` that has this pod's name. Pure."""
+    listed_pod = next(other for other in facts.pods if other.metadata.key == pod.metadata.key)
+    return diagnose_pod(listed_pod, facts, has_leader=has_leader(findings))
 
 
 def render_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:

@@ -9,10 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.diagnose import render_pod
+from controller.cli.diagnose import diagnose_listed_pod, render_pod
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import diagnose_listed_pod
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import build_facts

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import note_unused_costs
 from controller.cli.style import BAD, STRONG, format_age, format_milliseconds, make_table
 from controller.diagnosis.cluster_views import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network
@@ -41,7 +40,7 @@ class LatencyCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> LatencyView:
         snapshot = await session.read_snapshot()
         network = build_network(snapshot)
-        note_unused_costs(session, network)
+        session.note_unused_costs(network)
         pairs, origin, destination = network.pairs_by_zones, options.origin, options.destination
         if (origin, destination) not in pairs:
             zones = ", ".join(zone.name for zone in network.zones)

@@ -1,7 +1,4 @@
-"""Reads the planner's inputs for a command.
-
-`controller.cli.shared` does not import this, because `status` starts sooner without numpy.
-"""
+"""Reads the planner's inputs for a command."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
-from controller.cli.shared import build_state
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo
@@ -25,6 +21,7 @@ from controller.cluster.volumes import (
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
+from kubekit.wire import Object
 
 
 def build_inputs(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
@@ -46,6 +43,23 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
         session.list_objects(CLASSES, StorageClass),
     )
     return build_inputs(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
+
+
+def build_state(snapshot: ClusterSnapshot) -> State:
+    """The scheduler's state for a snapshot that was read with ``groups``."""
+    state = State(snapshot.scheduler, snapshot.netaware_namespace)
+    handlers: tuple[tuple[Callable[..., object], Iterable[Object]], ...] = (
+        (state.on_service_change, snapshot.services),
+        (state.on_node_change, snapshot.nodes),
+        (state.on_namespace_change, snapshot.namespaces),
+        (state.on_group_change, snapshot.groups),
+        (state.on_topology_change, snapshot.topologies),
+        (state.on_pod_change, snapshot.pods),
+    )
+    for on_change, objects in handlers:
+        for added in objects:
+            on_change(added.metadata.key, None, added)
+    return state
 
 
 def make_group_filter(state: State, group_key: str) -> Callable[[PodInfo], bool]:

@@ -22,6 +22,7 @@ from controller.cluster.pods import Pod, PodSpec
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration, parse_config
+from controller.diagnosis.cluster_views import NetworkView
 from controller.diagnosis.control_plane import ControlPlaneStatus, read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError
@@ -256,6 +257,12 @@ class Session:
         if reason:
             msg = f"{resource.plural}: {reason}"
             raise NotFoundError(msg)
+
+    def note_unused_costs(self, network: NetworkView) -> None:
+        """Add a note if the scheduler does not use the costs of ``network``."""
+        if network.unused:
+            name = " ".join(filter(None, (network.topology, network.weights)))
+            self.notes.append(f"costs: the scheduler does not use {name}")
 
     async def list_workload_controllers(self, namespace: str) -> list[WorkloadController]:
         """Deployments and StatefulSets of a namespace."""

@@ -13,7 +13,6 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.diagnose import render_findings
 from controller.cli.session import Session
-from controller.cli.shared import note_unused_costs
 from controller.cli.style import GOOD, STRONG, format_age, format_percent, format_rate
 from controller.diagnosis.cluster_views import NetworkView, NodeBandwidthView
 from controller.views.group_views import GroupView
@@ -40,7 +39,7 @@ class StatusCommand(Command):
         namespace = session.namespace if options.namespace else None
         snapshot = await session.read_snapshot(everything=True, all_namespaces=namespace is None)
         answer = build_overview(snapshot, namespace=namespace)
-        note_unused_costs(session, answer.network)
+        session.note_unused_costs(answer.network)
         return answer
 
     def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:

@@ -14,8 +14,8 @@ from controller.cli.cluster_file import ClusterFile
 from controller.cli.commands import load_command
 from controller.cli.offline import build_offline_inputs, list_members
 from controller.cli.parser import parse
+from controller.cli.plan_inputs import build_state
 from controller.cli.session import Session
-from controller.cli.shared import build_state
 from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from controller.cli.plan_inputs import build_state
 from controller.cli.propose import PlacementComparison, compare_placements
 from controller.cli.session import Session
-from controller.cli.shared import build_state
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import build_facts

@@ -10,9 +10,9 @@ import pytest
 
 from controller.appgroups import reconciler
 from controller.cli.cluster_file import ClusterFile
+from controller.cli.diagnose import diagnose_listed_pod
 from controller.cli.offline import plan_offline
 from controller.cli.plan_inputs import build_inputs
-from controller.cli.shared import diagnose_listed_pod
 from controller.cluster.costs import Location
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodReader
