@@ -14,8 +14,7 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, format_money, format_percent, format_rate, make_table
 from controller.cli.traffic import add_traffic_arguments, read_traffic
-from controller.traffic.bill import DependencyPrice, TrafficBill, ZonePairPrice, compute_bill
-from controller.traffic.drift import map_workloads_to_groups
+from controller.traffic.bill import DependencyPrice, TrafficBill, ZonePairPrice, compute_bill, map_workloads_to_groups
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.prices import PRESETS
 

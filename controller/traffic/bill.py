@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from controller.cluster.costs import Location
+from controller.cluster.membership import Membership
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import Distance, PriceTable, distance_between
 from controller.traffic.workloads import Workloads
@@ -119,6 +120,20 @@ def compute_bill(
         zone_pairs=_price_zone_pairs(rates, prices),
         monthly_price_by_group=dict(sorted(price_by_group.items(), key=lambda item: -item[1])),
     )
+
+
+def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
+    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
+    same_namespace: dict[str, str] = {}
+    other_namespaces: dict[str, str] = {}
+    for key, group in membership.groups.items():
+        group_namespace = group.metadata.namespace
+        for item in group.spec.workloads or ():
+            namespace = item.workload.namespace or group_namespace
+            if membership.group_key_of(namespace, group.metadata.name) == key:
+                groups = same_namespace if namespace == group_namespace else other_namespaces
+                groups.setdefault(f"{namespace}/{item.workload.name}", key)
+    return other_namespaces | same_namespace
 
 
 def _price_zone_pairs(

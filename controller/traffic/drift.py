@@ -9,7 +9,6 @@ import msgspec
 
 from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import build_graph
-from controller.cluster.membership import Membership
 from controller.traffic.graph import TrafficGraph
 
 DRIFT_FACTOR = 10.0
@@ -71,17 +70,3 @@ def compute_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str,
         if d.client.key in selectors and d.server.key in selectors:
             weights[selectors[d.client.key]][selectors[d.server.key]] = round(d.bytes_per_s, 3)
     return dict(weights)
-
-
-def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
-    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
-    same_namespace: dict[str, str] = {}
-    other_namespaces: dict[str, str] = {}
-    for key, group in membership.groups.items():
-        group_namespace = group.metadata.namespace
-        for item in group.spec.workloads or ():
-            namespace = item.workload.namespace or group_namespace
-            if membership.group_key_of(namespace, group.metadata.name) == key:
-                groups = same_namespace if namespace == group_namespace else other_namespaces
-                groups.setdefault(f"{namespace}/{item.workload.name}", key)
-    return other_namespaces | same_namespace

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -20,16 +20,9 @@ from controller.cluster.costs import locations_of
 from controller.cluster.crds import APPGROUPS, AppGroup
 from controller.cluster.membership import Membership
 from controller.prometheus import PrometheusClient, PrometheusError
-from controller.traffic.bill import TrafficBill, compute_bill
+from controller.traffic.bill import TrafficBill, compute_bill, map_workloads_to_groups
 from controller.traffic.config import TrafficConfig
-from controller.traffic.drift import (
-    Drift,
-    DriftKind,
-    compute_weights,
-    find_drift,
-    local_keys_by_selector,
-    map_workloads_to_groups,
-)
+from controller.traffic.drift import Drift, DriftKind, compute_weights, find_drift, local_keys_by_selector
 from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.sources import NoTrafficError, read_flows
@@ -55,13 +48,6 @@ MIN_TOTAL_FACTOR = 2.0
 MAX_FAILURES = 3
 """Failed readings in a row after which conditions become Unknown; longer than a restart of Prometheus."""
 DRIFT_KINDS: Sequence[DriftKind] = get_args(DriftKind)
-
-
-class ConditionText(NamedTuple):
-    """Reason and message of a condition."""
-
-    reason: str
-    message: str
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -124,7 +110,8 @@ class TrafficController:
         self._client, self._cache, self._config, self._notify = client, cache, config, notify
         self._membership, self._prices = membership, config.prices.resolve()
         self._comparison: Comparison | None = None
-        self._condition_texts: dict[str, ConditionText] = {}
+        self._condition_texts: dict[str, tuple[str, str]] = {}
+        """Key of an AppGroup -> reason and message."""
         self._read_at: float | None = None
         # False until the first reading or `MAX_FAILURES`: until then, conditions stay as an earlier leader wrote them.
         self._has_result, self._failures = False, 0
@@ -200,7 +187,7 @@ class TrafficController:
             self._has_result, self._comparison = True, None
             self._set_conditions({})
 
-    def _set_conditions(self, texts: dict[str, ConditionText]) -> None:
+    def _set_conditions(self, texts: dict[str, tuple[str, str]]) -> None:
         before, self._condition_texts = self._condition_texts, texts
         for key in before | texts:
             if before.get(key) != texts.get(key):
@@ -277,10 +264,10 @@ def _add_group_rates(rates: GaugeMetricFamily, bill: TrafficBill) -> None:
         rates.add_metric((*split_key(key), "true"), crossing[key])
 
 
-def describe_drift(drift: Sequence[Drift]) -> ConditionText:
-    """The condition's text, without rates, because each change of the text is a write."""
+def describe_drift(drift: Sequence[Drift]) -> tuple[str, str]:
+    """Reason and message of the condition; without rates, because each change of the message is a write."""
     if not drift:
-        return ConditionText(AS_DESCRIBED, "calls are those that the AppGroup declares")
+        return AS_DESCRIBED, "calls are those that the AppGroup declares"
     words = {
         "new": "is not declared",
         "gone": "is declared, and no calls were seen",
@@ -290,7 +277,7 @@ def describe_drift(drift: Sequence[Drift]) -> ConditionText:
         f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift[:MAX_DRIFTS_SHOWN]
     )
     more = f"; and {len(drift) - MAX_DRIFTS_SHOWN} more" if len(drift) > MAX_DRIFTS_SHOWN else ""
-    return ConditionText("Drift", f"{shown}{more}: see kubectl netaware propose")
+    return "Drift", f"{shown}{more}: see kubectl netaware propose"
 
 
 def have_weights_changed(old: WeightByEdge, measured: Weights) -> bool:

@@ -100,6 +100,7 @@ class Source:
         return f"sum by ({', '.join(grouping)}) (rate({counter}[{range_s}s]))"
 
 
+_ISTIO_COUNTERS = ("request_bytes_sum", "response_bytes_sum", "tcp_received_bytes_total", "tcp_sent_bytes_total")
 SOURCES: Sequence[Source] = (
     # https://istio.io/latest/docs/reference/config/metrics/: only clients in the mesh report as source, and sizes are those of bodies.
     Source(
@@ -108,15 +109,7 @@ SOURCES: Sequence[Source] = (
         "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
         EndpointLabels("source_workload_namespace", "source_workload"),
         EndpointLabels("destination_workload_namespace", "destination_workload"),
-        [
-            f'istio_{counter}{{reporter="source"}}'
-            for counter in (
-                "request_bytes_sum",
-                "response_bytes_sum",
-                "tcp_received_bytes_total",
-                "tcp_sent_bytes_total",
-            )
-        ],
+        [f'istio_{counter}{{reporter="source"}}' for counter in _ISTIO_COUNTERS],
     ),
     # https://linkerd.io/2/reference/proxy-metrics/: reported by the client's proxy.
     Source(

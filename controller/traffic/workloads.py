@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
 from controller.traffic.graph import Flow, WorkloadId
-
-
-class ResolvedFlows(NamedTuple):
-    """Flows between existing workloads, and the bytes per second of other flows by the missing workload's ``namespace/name``."""
-
-    flows: list[Flow]
-    bytes_per_s_by_missing: dict[str, float]
 
 
 @dataclass
@@ -56,8 +48,8 @@ class Workloads:
         """The location of a zone, which may be without pods; without a region if the zone has no nodes."""
         return Location(self.region_by_zone.get(zone, ""), zone)
 
-    def resolve(self, flows: Iterable[Flow]) -> ResolvedFlows:
-        """Replace the ends of flows by existing workloads, with the kind that meshes lack; external ends stay."""
+    def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
+        """Flows between existing workloads, with the kinds that meshes lack; and missing workload -> bytes per second of its flows."""
         by_key: dict[str, WorkloadId] = {}
         for workload in sorted(self.replica_counts):
             by_key.setdefault(workload.key, workload)
@@ -73,4 +65,4 @@ class Workloads:
                 resolved.append(msgspec.structs.replace(flow, client=client, server=server))
             else:
                 missing[(flow.client if client is None else flow.server).key] += flow.bytes_per_s
-        return ResolvedFlows(resolved, dict(missing))
+        return resolved, dict(missing)

@@ -81,19 +81,19 @@ class GatingController:
         self._client, self._config, self._recorder = client, config, recorder
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, cache.netaware_namespace), NodeCache(), Volumes()
-        self._store = cache.group_pods
+        self._pod_store = cache.group_pods
         self._declared_replicas = DeclaredReplicas(client)
         self._queue = WorkQueue()
-        self._pods = GroupPods(self._store, self.state, time.time)
+        self._pods = GroupPods(self._pod_store, self.state, time.time)
         self.pods_of = self._pods.pods_of
-        self._process = PlanningProcess(self.node_cache)
+        self._planning_process = PlanningProcess(self.node_cache)
         self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared_replicas)
         self.plans = GroupPlans(
             self.inputs,
             self.pods_of,
             config=config.gates,
             metrics=self.metrics,
-            solve=self._process.plan,
+            solve=self._planning_process.plan,
             wake=self._wake,
             notify=notify,
         )
@@ -117,26 +117,19 @@ class GatingController:
     def _subscribe(self, cache: ClusterCache) -> None:
         self.state.subscribe_to(
             cache.nodes,
-            self._store,
+            self._pod_store,
             cache.app_groups,
             cache.topologies,
             namespaces=cache.namespaces,
             services=cache.services,
         )
         self.node_cache.subscribe_to(cache.nodes, cache.pods)
-        self._process.subscribe_to(cache.nodes, cache.pods)
-        self.volumes.subscribe_to(cache.volumes, cache.claims, cache.classes)
-        self._store.subscribe(self._on_pod_change)
-        for store in (
-            cache.volumes,
-            cache.claims,
-            cache.classes,
-            cache.nodes,
-            cache.topologies,
-            cache.namespaces,
-            cache.services,
-            cache.app_groups,
-        ):
+        self._planning_process.subscribe_to(cache.nodes, cache.pods)
+        volume_stores = cache.volumes, cache.claims, cache.classes
+        self.volumes.subscribe_to(*volume_stores)
+        self._pod_store.subscribe(self._on_pod_change)
+        other_stores = cache.nodes, cache.topologies, cache.namespaces, cache.services, cache.app_groups
+        for store in (*volume_stores, *other_stores):
             store.subscribe(lambda *_: self._on_cluster_change())
         self._declared_replicas.subscribe(lambda *_: self._wake_waiting())
 
@@ -156,7 +149,7 @@ class GatingController:
 
     async def run(self) -> None:
         """Reconcile groups while leading, until cancelled."""
-        await self._store.ready.wait()
+        await self._pod_store.ready.wait()
         self._pods.forget_writes()
         self._stuck_pods.may_delete = await may_delete_pods(self._client)
         self._is_leading = True
@@ -168,7 +161,7 @@ class GatingController:
             await supervise(tasks)
         finally:
             self._is_leading = False
-            await self._process.stop()
+            await self._planning_process.stop()
 
     async def _check_delete_right(self) -> None:
         while True:
@@ -267,11 +260,8 @@ class GatingController:
         return min((seconds for seconds in checks_in_s if seconds is not None), default=None)
 
     def _release_inputs(self, group: str, pods: Sequence[Pod]) -> ReleaseInputs:
-        inputs = ReleaseInputs(
-            pods=pods,
-            first_seen_at=self._pods.first_seen_at,
-            other_gates_opened_at=self._pods.other_gates_opened_at,
-        )
+        seen_at, opened_at = self._pods.first_seen_at, self._pods.other_gates_opened_at
+        inputs = ReleaseInputs(pods, first_seen_at=seen_at, other_gates_opened_at=opened_at)
         app_group = self.state.groups.get(group)
         if app_group is None:
             return inputs

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -78,13 +77,6 @@ class PlanState(msgspec.Struct, frozen=True):
         )
 
 
-class _Failures(NamedTuple):
-    """Time of the last failed plan of a group, and how many failed in a row."""
-
-    last_at: float = 0.0
-    in_a_row: int = 0
-
-
 class GroupPlans:
     """Makes plans on request, checks whether they are still valid, and reserves their resources.
 
@@ -122,7 +114,8 @@ class GroupPlans:
         self._queue = WorkQueue(self._queue_order)
         self._cached_plans: dict[str, CachedPlan] = {}
         self._requested_at: dict[str, float] = {}
-        self._failures: dict[str, _Failures] = {}
+        self._failures: dict[str, tuple[float, int]] = {}
+        """Group -> time of its last failed plan, and how many failed in a row."""
         self._planned_conditions: dict[str, Condition] = {}
         self._expected_replacements = ExpectedReplacements()
         self._rollout_waits = RolloutWaits(self.reservations, config, clock)
@@ -176,10 +169,8 @@ class GroupPlans:
     def _request_plan(self, group: str) -> PlanState:
         """Queue the group for a new plan, after its pause; a group whose planning failed backs off."""
         now = self._clock()
-        failures = self._failures.get(group, _Failures())
-        if failures.in_a_row and now < failures.last_at + backoff_delay_s(
-            failures.in_a_row, MIN_BACKOFF_S, MAX_BACKOFF_S
-        ):
+        failed_at, failures = self._failures.get(group, (0.0, 0))
+        if failures and now < failed_at + backoff_delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
             return PlanState()
         cached = self._cached_plans.get(group)
         pause_s = cached.made_at + PAUSE_RATIO * cached.took_s - now if cached is not None else 0.0
@@ -342,44 +333,36 @@ class GroupPlans:
         return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_hosts=refused)
 
     def _record_failure(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
-        self._failures[group] = _Failures(self._clock(), self._failures.get(group, _Failures()).in_a_row + 1)
+        _, failures = self._failures.get(group, (0.0, 0))
+        self._failures[group] = self._clock(), failures + 1
         self._cached_plans.pop(group, None)
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
-        self._set_planned_condition(
-            group, app_group, error.reason, f"{error}; its pods are placed by NetworkOverhead's rule"
-        )
+        message = f"{error}; its pods are placed by NetworkOverhead's rule"
+        self._set_condition(group, app_group, error.reason, message)
 
     def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, omitted_replicas: int) -> None:
         fault, message = "", "the group's plan is complete"
         if plan.unplaced or plan.violations:
             fault = "unplaced" if plan.unplaced else "violations"
             message = "the group's plan has unplaced pods or violates maxNetworkCost"
-        log.log_change(
-            f"plan/{group}",
-            fault,
-            message,
-            group=group,
-            cost=plan.cost,
-            violations=plan.violations,
-            unplaced=len(plan.unplaced),
-        )
+        cost, violations, unplaced = plan.cost, plan.violations, len(plan.unplaced)
+        topic = f"plan/{group}"
+        log.log_change(topic, fault, message, group=group, cost=cost, violations=violations, unplaced=unplaced)
         if plan.unplaced:
             names = join_first([key.partition("/")[2] for key in plan.unplaced], MAX_NAMES_SHOWN)
-            self._set_planned_condition(
-                group, app_group, "InsufficientCapacity", f"no node has the capacity for {names}"
-            )
+            self._set_condition(group, app_group, "InsufficientCapacity", f"no node has the capacity for {names}")
         elif omitted_replicas:
             members = app_group.spec.num_members
             message = (
-                f"only numMembers pods ({members}) get reservations, but workloads declare more; raise spec.numMembers"
+                f"numMembers ({members}) limits reservations, and workloads declare more pods; raise spec.numMembers"
             )
-            self._set_planned_condition(group, app_group, "MoreDeclared", message, holds=True)
+            self._set_condition(group, app_group, "MoreDeclared", message, holds=True)
         else:
-            self._set_planned_condition(group, app_group, "Complete", "every waiting pod has a node", holds=True)
+            self._set_condition(group, app_group, "Complete", "every waiting pod has a node", holds=True)
 
-    def _set_planned_condition(
+    def _set_condition(
         self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False
     ) -> None:
         generation = app_group.metadata.generation

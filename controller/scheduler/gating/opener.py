@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -55,13 +54,6 @@ async def run_gate_opener(cluster: ClusterConfig, *, max_wait_s: float | None, l
         await supervise({**opener.tasks(), "http": Server(listen, checks=checks, registry=registry).serve()})
 
 
-class _RetryState(NamedTuple):
-    """Number of failed patches of a pod, and the time before which the pod is not patched again."""
-
-    failures: int = 0
-    retry_at: float = 0.0
-
-
 class GateOpener:
     """Opens the gates of pods that have waited for longer than ``max_wait_s``, or of all pods if that is None.
 
@@ -73,7 +65,8 @@ class GateOpener:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=PENDING_PODS)
         self._other_gates_opened_at: dict[str, float] = {}
-        self._retry_states: dict[str, _RetryState] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+        """Pod key -> number of failed patches, and the time before which the pod is not patched again."""
         self.pods.subscribe(self._on_pod_change)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
@@ -87,17 +80,14 @@ class GateOpener:
             overdue = self.find_overdue()
             for begin in range(0, len(overdue), _CONCURRENT_WRITES):
                 await asyncio.gather(*(self._open_gate(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
-            await asyncio.sleep(
-                UNINSTALL_CHECK_INTERVAL_S if overdue and self._max_wait_s is None else CHECK_INTERVAL_S
-            )
+            opens_more = overdue and self._max_wait_s is None
+            await asyncio.sleep(UNINSTALL_CHECK_INTERVAL_S if opens_more else CHECK_INTERVAL_S)
 
     def find_overdue(self) -> list[Pod]:
         """Pods whose gates should be open by now, oldest first; without pods whose failed patches back off."""
         now = self._clock()
-        gated = (
-            pod for pod in self.pods if pod.is_gated and pod.is_active and now >= self._retry_state_of(pod).retry_at
-        )
-        return sorted((pod for pod in gated if self._is_overdue(pod, now)), key=_created_at)
+        overdue = (pod for pod in self.pods if pod.is_gated and pod.is_active and self._is_overdue(pod, now))
+        return sorted((p for p in overdue if now >= self._failures.get(p.metadata.key, (0, 0.0))[1]), key=_created_at)
 
     def _is_overdue(self, pod: Pod, now: float) -> bool:
         """Whether the pod has waited too long since its creation or since its last other gate opened; not while it has another gate."""
@@ -106,13 +96,10 @@ class GateOpener:
         since = max(_created_at(pod), self._other_gates_opened_at.get(pod.metadata.key, 0.0))
         return not pod.other_gates and since <= now - self._max_wait_s
 
-    def _retry_state_of(self, pod: Pod) -> _RetryState:
-        return self._retry_states.get(pod.metadata.key, _RetryState())
-
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
         if new is None:
             self._other_gates_opened_at.pop(key, None)
-            self._retry_states.pop(key, None)
+            self._failures.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
             self._other_gates_opened_at[key] = self._clock()
 
@@ -127,9 +114,9 @@ class GateOpener:
         except KubekitError as error:
             if isinstance(error, ApiError) and error.is_not_found:
                 return
-            failures = self._retry_state_of(pod).failures + 1
-            retry_at = self._clock() + backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
-            self._retry_states[metadata.key] = _RetryState(failures, retry_at)
+            failures = self._failures.get(metadata.key, (0, 0.0))[0] + 1
+            delay_s = backoff_delay_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
+            self._failures[metadata.key] = failures, self._clock() + delay_s
             log.log_change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
         if self._max_wait_s is None:

@@ -178,12 +178,8 @@ class PodUpdater:
             if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
             # An admission policy may forbid annotations or affinity.
-            log.log_change(
-                f"release/{group}",
-                error.message,
-                "the API server refuses annotations or affinity, the gate is opened without them",
-                error=error,
-            )
+            message = "annotations or affinity are refused, so the gate is opened without them"
+            log.log_change(f"release/{group}", error.message, message, error=error)
             after = await self._writer.patch(pod, gate_removal_patch(pod))
         if after is not None:
             self._report_release(group, release)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,13 +30,6 @@ MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
 
 
-class _Attempt(NamedTuple):
-    """Keys of the waiting pods, and the nodes that are full for them, by owner."""
-
-    keys: Sequence[str]
-    full_nodes_by_owner: Mapping[str, frozenset[str]]
-
-
 class RolloutWaits:
     """Pods of all groups that wait for rollouts, and since when.
 
@@ -51,8 +43,8 @@ class RolloutWaits:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
         """Group -> pod key -> start of its wait."""
-        self._failed_attempts: dict[str, _Attempt] = {}
-        """Group -> the attempt that found no plan with fewer waits."""
+        self._failed_attempts: dict[str, tuple[list[str], dict[str, frozenset[str]]]] = {}
+        """Group -> keys of waiting pods for which no better plan was found, and the full nodes at that time by owner."""
 
     def forget_group(self, group: str) -> None:
         """Forget the waits of a group that has no waiting pods any more."""
@@ -81,7 +73,7 @@ class RolloutWaits:
         if not waiting:
             return plan
         full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
-        attempt = _Attempt([pod.metadata.key for pod in waiting], full_nodes)
+        attempt = [pod.metadata.key for pod in waiting], full_nodes
         if self._failed_attempts.get(group) == attempt:
             return plan
         oldest = waiting[:1]
