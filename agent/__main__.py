@@ -1,4 +1,4 @@
-"""``python -m agent``: runs the agent, or shows the links or limits of this node."""
+"""The command line of ``python -m agent``: runs the agent, or prints this node's links and capacity."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 
-_COMMANDS = {"run": "run the agent of this node", "capacity": "print the links of this node and its capacity as JSON"}
+_HELP_BY_COMMAND = {
+    "run": "run the agent of this node",
+    "capacity": "print the links of this node and its capacity as JSON",
+}
 _STAY, _ONCE = "stay", "once"
+"""Values of --cleanup."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse and check the command line, run the command, and return the exit code."""
-    # Not the module's docstring, which is missing in the image.
-    description = "Run the agent of a node, or show the node's links and capacity."
+    # The image has no docstrings, so the description cannot be the module's.
+    description = "Run the agent of a node, or print the node's links and capacity."
     parser = argparse.ArgumentParser(prog="agent", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, help_ in _COMMANDS.items():
+    for name, help_ in _HELP_BY_COMMAND.items():
         command = commands.add_parser(name, help=help_, description=help_)
         add_run_flags(command)
         if name == "run":
@@ -33,21 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 nargs="?",
                 const=_STAY,
                 choices=(_STAY, _ONCE),
-                help="remove what the agent wrote on the node; then stay: idle and ready, for the rollout of a DaemonSet"
-                " (default), or once: exit",
+                help="remove what the agent wrote on the node and its limits; then stay idle and ready, for the rollout of a"
+                " DaemonSet (stay, the default), or exit (once)",
             )
     parsed = parser.parse_args(arguments)
     try:
         set_up_logs(parsed)
-        config = read_config(parsed, need_node=parsed.command == "run")
+        config = read_config(parsed, is_node_required=parsed.command == "run")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return _run(parsed, config)
+    return _run_command(parsed, config)
 
 
-def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
-    # Imported late, so that a wrong flag is reported at once.
+def _run_command(parsed: argparse.Namespace, config: AgentConfig) -> int:
+    # Late imports, so that a wrong flag is reported at once.
     with _minimal_pyroute2():
         from agent import program
 

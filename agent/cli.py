@@ -52,10 +52,10 @@ async def show_capacity(config: AgentConfig) -> None:
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
     """Read the node; or None and the reason, because the command works without a cluster too."""
-    if not config.node:
+    if not config.node_name:
         return None, "no --node-name"
     try:
         async with Client(load_cluster_config(config.credentials), timeout_s=_REQUEST_TIMEOUT_S) as client:
-            return await client.get(NODES, config.node, OwnNode), ""
+            return await client.get(NODES, config.node_name, OwnNode), ""
     except KubekitError as error:
         return None, str(error)

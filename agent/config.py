@@ -27,7 +27,7 @@ BandwidthMode = Literal["observe", "enforce", "off"]
 TrafficMode = Literal["off", "conntrack"]
 ENVIRONMENT_PREFIX = "NETAWARE_"
 PASSPHRASE_FILE = Path("/etc/netaware/probe/passphrase")
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -46,19 +46,23 @@ class CapacityRule(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked configuration: the values of `add_run_flags` and of the file, and the paths of the host's file systems.
+    """The checked configuration: the values of `add_run_flags`, which describes them, and of the file.
 
     Attributes:
-        node: name of this node.
-        credentials: directory with server, ca.crt and token; None for the pod's ServiceAccount.
-        address: the node's address for probes; None for its InternalIP.
-        capacity_bps: capacity instead of the hardware's; None if not set.
+        node_name: empty for commands that need none.
+        credentials: None for the pod's ServiceAccount.
+        address: None for the node's InternalIP.
+        capacity_bps: None for the hardware's capacity.
         capacity_rules, capacity_by_type: capacities of the file, by node label and by instance type.
-        cni_network: name of the CNI network; None for the name in the node's CNI configuration.
+        uses_measured_capacity: ``--measured-capacity``.
+        cni_network: None for the name in the node's CNI configuration.
+        is_probing: ``--probing=on``.
+        max_stream_bps: mean bandwidth that stream probes may take.
+        upstream_percentiles: ``--upstream-keys``.
         proc, sys: where the host's proc and sys file systems are mounted.
     """
 
-    node: str
+    node_name: str
     credentials: str | None = None
     listen: str = "0.0.0.0:9850"
     namespace: str = NETAWARE_NAMESPACE
@@ -67,11 +71,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     capacity_rules: tuple[CapacityRule, ...] = ()
     capacity_by_type: Mapping[str, int] = {}
     reserve: Reserve = Reserve()
-    measured_capacity: bool = False
+    uses_measured_capacity: bool = False
     bandwidth: BandwidthMode = "observe"
     repair_burst: bool = False
     cni_network: str | None = None
-    probing: bool = True
+    is_probing: bool = True
     traffic: TrafficMode = "off"
     passphrase_file: Path = PASSPHRASE_FILE
     max_stream_bps: float = 10e6
@@ -109,34 +113,36 @@ class _ConfigFile(Section, frozen=True):
 def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
     """Declare the flags of all commands. Values stay strings: `read_config` checks them, and names the flag in errors."""
 
-    def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", **options: Any) -> None:
+    def add_flag(name: str, help_: str, default: str | None = None, *, variable: str = "", **options: Any) -> None:
         variable = variable or ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
-        shown = "" if default is None else f"; default {default.replace('%', '%%')}"
+        default_text = "" if default is None else f"; default {default.replace('%', '%%')}"
         default = environ.get(variable, default)
-        parser.add_argument(f"--{name}", default=default, help=f"{help_} (${variable}{shown})", **options)
+        parser.add_argument(f"--{name}", default=default, help=f"{help_} (${variable}{default_text})", **options)
 
-    def switch(name: str, help_: str) -> None:
-        flag(name, help_, "false", nargs="?", const="true", metavar="BOOL")
+    def add_switch(name: str, help_: str) -> None:
+        add_flag(name, help_, "false", nargs="?", const="true", metavar="BOOL")
 
-    flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
-    flag("credentials", "directory with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
-    flag("namespace", "namespace of plans and results", NETAWARE_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
-    flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
-    flag("config", "capacities by node label and instance type", metavar="FILE")
-    flag("address", "address at which this node is probed; default: its InternalIP", metavar="IP")
-    flag("capacity", "capacity in bit/s, such as 10G, instead of the hardware's", metavar="QUANTITY")
-    flag("reserve", "share or quantity (bit/s) to subtract from the capacity, such as 10%%", "0", metavar="SHARE")
-    switch("measured-capacity", "if nothing else is known, use the highest throughput of stream probes")
-    flag("bandwidth", "bandwidth annotations of pods: observe, enforce, off", "observe", metavar="MODE")
-    switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
-    flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
-    flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
-    flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
-    flag("passphrase-file", "file with the probing passphrase; may be absent", str(PASSPHRASE_FILE), metavar="FILE")
-    flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
-    flag("upstream-keys", "percentiles to write also in upstream's key format, such as p90", "", metavar="LIST")
-    flag("log-format", "text or json", "text", metavar="FORMAT")
-    flag("log-level", "debug, info, warning, error", "info", metavar="LEVEL")
+    add_flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
+    add_flag("credentials", "directory with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
+    add_flag(
+        "namespace", "namespace of plans and results", NETAWARE_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME"
+    )
+    add_flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
+    add_flag("config", "capacities by node label and instance type", metavar="FILE")
+    add_flag("address", "address at which this node is probed; default: its InternalIP", metavar="IP")
+    add_flag("capacity", "capacity in bit/s, such as 10G, instead of the hardware's", metavar="QUANTITY")
+    add_flag("reserve", "share or quantity (bit/s) to subtract from the capacity, such as 10%%", "0", metavar="SHARE")
+    add_switch("measured-capacity", "if nothing else is known, use the highest throughput of stream probes")
+    add_flag("bandwidth", "bandwidth annotations of pods: observe, enforce, off", "observe", metavar="MODE")
+    add_switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
+    add_flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
+    add_flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
+    add_flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
+    add_flag("passphrase-file", "file with the probing passphrase; may be absent", str(PASSPHRASE_FILE), metavar="FILE")
+    add_flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
+    add_flag("upstream-keys", "percentiles to write also in upstream's key format, such as p90", "", metavar="LIST")
+    add_flag("log-format", "text or json", "text", metavar="FORMAT")
+    add_flag("log-level", "debug, info, warning, error", "info", metavar="LEVEL")
 
 
 def set_up_logs(arguments: argparse.Namespace) -> None:
@@ -150,18 +156,18 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
     logs.configure(format_=format_, level=level)
 
 
-def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> AgentConfig:
-    """The checked configuration from what `add_run_flags` parsed; without ``need_node`` the node's name may be empty.
+def read_config(arguments: argparse.Namespace, *, is_node_required: bool = True) -> AgentConfig:
+    """Read the configuration from the parsed flags of `add_run_flags`, and check it.
 
     Raises:
         ConfigError: a value is invalid; names the flag, or the file and its field.
     """
-    if need_node and not arguments.node_name:
+    if is_node_required and not arguments.node_name:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     parse_listen(arguments.listen)
     rules, by_type = read_capacities(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
-        node=_check_name("--node-name", arguments.node_name) if arguments.node_name else "",
+        node_name=_check_name("--node-name", arguments.node_name) if arguments.node_name else "",
         credentials=arguments.credentials or None,
         listen=arguments.listen,
         namespace=_check_name("--namespace", arguments.namespace),
@@ -170,11 +176,11 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         capacity_rules=rules,
         capacity_by_type=by_type,
         reserve=parse_reserve(arguments.reserve),
-        measured_capacity=_parse_boolean("--measured-capacity", arguments.measured_capacity),
+        uses_measured_capacity=_parse_boolean("--measured-capacity", arguments.measured_capacity),
         bandwidth=cast("BandwidthMode", _check_choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
         repair_burst=_parse_boolean("--repair-burst", arguments.repair_burst),
         cni_network=arguments.cni_network or None,
-        probing=_check_choice("--probing", arguments.probing, ("on", "off")) == "on",
+        is_probing=_check_choice("--probing", arguments.probing, ("on", "off")) == "on",
         traffic=cast("TrafficMode", _check_choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file),
         max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
@@ -183,7 +189,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
 
 
 def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int]]:
-    """Capacities by label selector, in order, and by instance type, from the file of ``--config``.
+    """Read capacities from the file of ``--config``: by label selector, in order, and by instance type.
 
     Raises:
         ConfigError: the file cannot be read, or a field in it is wrong; names file and field.
@@ -209,7 +215,7 @@ def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int
 
 
 def parse_rate(field: str, text: str | int) -> int:
-    """A quantity in bits per second, an integer above 0.
+    """Parse a quantity in bits per second, an integer above 0.
 
     Raises:
         ConfigError: ``text`` is invalid; names ``field``.
@@ -221,7 +227,7 @@ def parse_rate(field: str, text: str | int) -> int:
 
 
 def parse_reserve(text: str) -> Reserve:
-    """A reserve, from ``10%`` or a quantity in bits per second; 0 reserves nothing.
+    """Parse a reserve: ``10%`` or a quantity in bits per second; 0 reserves nothing.
 
     Raises:
         ConfigError: ``text`` is invalid, or 100 % or more.
@@ -271,6 +277,6 @@ def _parse_boolean(field: str, text: str) -> bool:
 
 
 def _check_name(field: str, text: str) -> str:
-    if not _NAME.fullmatch(text):
+    if not _OBJECT_NAME.fullmatch(text):
         raise ConfigError(field, f"{text!r} is not an object name", "write lower case letters, digits, - and .")
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import sslproto
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
@@ -23,7 +23,7 @@ from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs, runtime
 from kubekit.client import Client
 from kubekit.config import load_cluster_config
-from kubekit.errors import ApiError
+from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder
 from kubekit.health import InformerMetrics, describe_stale_stores
 from kubekit.http import HealthChecks, Server
@@ -35,7 +35,7 @@ from netperf.contract import AGENT, AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION
 log = logs.get("agent")
 
 TLS_BUFFER_BYTES = 32 << 10
-"""Read buffer of each TLS connection; each watch has a connection. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
+"""Size of the read buffer of a TLS connection. Each watch has a connection. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
 
 
 async def run_agent(config: AgentConfig) -> None:
@@ -46,116 +46,145 @@ async def run_agent(config: AgentConfig) -> None:
         BaseExceptionGroup: a task failed or ended; the others were cancelled.
     """
     cluster = load_cluster_config(config.credentials)
-    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+    sslproto.SSLProtocol.max_size = (
+        TLS_BUFFER_BYTES  # for all connections of this process; asyncio has no option for it
+    )
     disable_created_metrics()  # type: ignore[no-untyped-call] # they double the series of counters
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
-        checks, node_watch, kernel = HealthChecks(), OwnNodeWatch(), KernelEvents()
-        node_store = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
-        node_store.subscribe(node_watch.on_change)
-        publisher = _capacity_publisher(client, node_watch, config, kernel, registry)
-        tasks = {"node": node_store.run(), "kernel-events": kernel.run(), "capacity": publisher.run()}
-        stores: dict[str, Reflector[Any]] = {"node": node_store}
+        parts = _AgentParts(client, config)
+        log.info("agent starts", node=config.node_name, version=installed_version(), server=cluster.server)
+        async with Server(config.listen, checks=parts.checks, registry=parts.registry).running():
+            await runtime.supervise(parts.tasks)
+
+
+class _AgentParts:
+    """The enabled parts of the agent. Packages are imported only if enabled, to save memory.
+
+    Attributes:
+        tasks: to run, by name.
+        checks: for /readyz.
+        registry: of the metrics.
+    """
+
+    def __init__(self, client: Client, config: AgentConfig) -> None:
+        self._client, self._config = client, config
+        self._node_watch, self._kernel_events = OwnNodeWatch(), KernelEvents()
+        self._stores: dict[str, Reflector[Any]] = {}
+        self.tasks: dict[str, Coroutine[Any, Any, None]] = {"kernel-events": self._kernel_events.run()}
+        self.checks, self.registry = HealthChecks(), CollectorRegistry()
+        self.checks.ready["informers"] = lambda: describe_stale_stores(self._stores.values())
+        ProcessCollector(registry=self.registry)
+        self.registry.register(InformerMetrics(lambda: self._stores))
+        self._add_node()
+        on_throughput = self._add_capacity()
         if config.bandwidth != "off" or config.traffic != "off":
-            pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-            stores["pods"] = pods
-            tasks |= {"pods": pods.run()} | _pod_tasks(
-                client, pods, node_watch, config, kernel=kernel, registry=registry
-            )
-        registry.register(InformerMetrics(lambda: stores))
-        checks.ready |= {
-            "age": lambda: describe_stale_stores(stores.values()),
-            "node": lambda: "" if node_watch.node is not None else f"node {config.node} was not read yet",
-        }
-        if config.probing:
-            from agent.probing.manager import ProbingManager
+            pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node_name}")
+            self._add_store("pods", pods)
+            self._add_bandwidth(pods)
+            self._add_traffic(pods)
+        if config.is_probing:
+            self._add_probing(on_throughput)
 
-            probing = ProbingManager(client, node_watch, config, registry, publisher.on_throughput)
-            checks.ready["probing"] = lambda: probing.problem
-            checks.warnings["probing"] = lambda: probing.warning
-            tasks |= probing.tasks()
-        log.info("agent starts", node=config.node, version=installed_version(), server=cluster.server)
-        async with Server(config.listen, checks=checks, registry=registry).running():
-            await runtime.supervise(tasks)
+    def _add_store(self, name: str, store: Reflector[Any]) -> None:
+        self._stores[name], self.tasks[name] = store, store.run()
 
+    def _add_node(self) -> None:
+        name = self._config.node_name
+        store = Reflector(self._client, NODES, OwnNode, field_selector=f"metadata.name={name}")
+        store.subscribe(self._node_watch.on_change)
+        self._add_store("node", store)
+        self.checks.ready["node"] = lambda: "" if self._node_watch.node is not None else f"node {name} was not read yet"
 
-def _capacity_publisher(
-    client: Client, node_watch: OwnNodeWatch, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
-) -> Publisher:
-    """Create the publisher of the node's capacity, its metrics, and its subscription to changes of links."""
-    links = LinkReader(config.sys, config.proc)
+    def _add_capacity(self) -> Callable[[float], None]:
+        """Publish the node's capacity; returns the handler of measured throughput."""
+        config, links = self._config, LinkReader(self._config.sys, self._config.proc)
 
-    async def read_hardware() -> HardwareCapacity:
-        return find_capacity(await links.read())
+        async def read_hardware() -> HardwareCapacity:
+            return find_capacity(await links.read())
 
-    instance_type = find_firmware_instance_type(read_machine(config.sys, config.proc))
-    publisher = Publisher(client, node_watch, config, read_hardware, instance_type=instance_type, registry=registry)
-    kernel.subscribe_to_links(publisher.on_link_change)
-    UplinkMetrics(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
-    return publisher
+        publisher = Publisher(
+            self._client,
+            self._node_watch,
+            config,
+            read_hardware,
+            instance_type=find_firmware_instance_type(read_machine(config.sys, config.proc)),
+            registry=self.registry,
+        )
+        self._kernel_events.subscribe_to_links(publisher.on_link_change)
+        UplinkMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_bandwidth, self.registry)
+        self.tasks["capacity"] = publisher.run()
+        return publisher.on_throughput
 
-
-def _pod_tasks(
-    client: Client,
-    pods: Reflector[Pod],
-    node_watch: OwnNodeWatch,
-    config: AgentConfig,
-    *,
-    kernel: KernelEvents,
-    registry: CollectorRegistry,
-) -> dict[str, Coroutine[Any, Any, None]]:
-    """Tasks that need the node's pods: bandwidth limits and traffic. Imports their packages only if enabled, to save memory."""
-    tasks: dict[str, Coroutine[Any, Any, None]] = {}
-    if config.bandwidth != "off":
+    def _add_bandwidth(self, pods: Reflector[Pod]) -> None:
+        if self._config.bandwidth == "off":
+            return
         from agent.bandwidth.manager import BandwidthManager
 
-        recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
-        bandwidth = BandwidthManager(config, recorder, registry, pods)
-        kernel.subscribe_to_tc(bandwidth.on_kernel_change)
-        tasks |= {"events": recorder.run(), **bandwidth.tasks()}
-    if config.traffic != "off":
+        instance = self._config.node_name
+        recorder = EventRecorder(self._client, component=AGENT, instance=instance, registry=self.registry)
+        manager = BandwidthManager(self._config, recorder, self.registry, pods)
+        self._kernel_events.subscribe_to_tc(manager.on_kernel_change)
+        self.tasks |= {"events": recorder.run(), **manager.tasks()}
+
+    def _add_traffic(self, pods: Reflector[Pod]) -> None:
+        if self._config.traffic == "off":
+            return
         from agent.traffic.manager import TrafficManager
 
-        traffic = TrafficManager(
-            pods, config, lambda: node_watch.node.zone if node_watch.node is not None else "", registry
-        )
-        tasks |= traffic.tasks()
-    return tasks
+        self.tasks |= TrafficManager(pods, self._config, self._current_zone, self.registry).tasks()
+
+    def _current_zone(self) -> str:
+        return self._node_watch.node.zone if self._node_watch.node is not None else ""
+
+    def _add_probing(self, on_throughput: Callable[[float], None]) -> None:
+        from agent.probing.manager import ProbingManager
+
+        manager = ProbingManager(self._client, self._node_watch, self._config, self.registry, on_throughput)
+        self.checks.ready["probing"] = lambda: manager.problem
+        self.checks.warnings["probing"] = lambda: manager.warning
+        self.tasks |= manager.tasks()
 
 
 async def clean_up(config: AgentConfig, *, stay: bool) -> None:
-    """Remove what the agent wrote on its node, and with ``--bandwidth enforce`` its limits (``--cleanup``).
+    """Remove the limits that the agent set (only with ``--bandwidth enforce``), and what it wrote on its node (``--cleanup``).
 
     With ``stay``, serve /readyz afterwards until cancelled, because a rollout waits for ready pods.
 
     Raises:
-        ConfigError: the cluster's configuration cannot be used.
-        KubekitError: the API server refused or did not answer.
+        ExceptionGroup: the kernel or the API server refused or did not answer; the other part was removed anyway.
     """
-    async with Client(load_cluster_config(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
-        await _remove_own_writes(client, config)
+    failures: list[KubekitError] = []
+    for remove in (_remove_limits, _remove_node_writes):
+        try:
+            await remove(config)
+        except KubekitError as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("cleanup failed", failures)
     if stay:
         async with Server(config.listen, checks=HealthChecks(), registry=CollectorRegistry()).running():
-            log.info("idle until this pod is deleted", node=config.node)
+            log.info("idle until this pod is deleted", node=config.node_name)
             await asyncio.Event().wait()
 
 
-async def _remove_own_writes(client: Client, config: AgentConfig) -> None:
-    try:
-        node = await client.get(NODES, config.node, OwnNode)
-    except ApiError as error:
-        if not error.is_not_found:
-            raise
-        log.info("no such node", node=config.node)
-    else:
-        writes = plan_withdrawal(
-            node, annotations=(AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
-        )
-        await execute_writes(client, config.node, writes)
-        message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
-        log.info(message, node=config.node)
+async def _remove_limits(config: AgentConfig) -> None:
     if config.bandwidth == "enforce":
-        from agent.bandwidth.manager import remove_limits
+        from agent.bandwidth import manager
 
-        log.info("limits removed", count=await remove_limits(client, config))
+        log.info("limits removed", count=await manager.remove_limits())
+
+
+async def _remove_node_writes(config: AgentConfig) -> None:
+    async with Client(load_cluster_config(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
+        try:
+            node = await client.get(NODES, config.node_name, OwnNode)
+        except ApiError as error:
+            if not error.is_not_found:
+                raise
+            log.info("no such node", node=config.node_name)
+            return
+        annotations = (AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
+        writes = plan_withdrawal(node, annotations=annotations)
+        await execute_writes(client, config.node_name, writes)
+    message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
+    log.info(message, node=config.node_name)

@@ -181,5 +181,5 @@ class Manager:
     def _checks(self) -> HealthChecks:
         checks = HealthChecks()
         checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.unsynced()) else ""
-        checks.ready["age"] = lambda: describe_stale_stores(self.cache.by_name.values())
+        checks.ready["informers"] = lambda: describe_stale_stores(self.cache.by_name.values())
         return checks

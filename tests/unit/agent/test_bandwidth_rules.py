@@ -275,6 +275,16 @@ def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> No
     assert plan(pod(), **redirected(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions == ()
 
 
+def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
+    unused = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
+    devices, ours = (NODE, POD_DEVICE, IFB_DEVICE, unused), (our_qdisc(IFB_INDEX), our_qdisc(VETH))
+    state = tc.TcState(devices=devices, qdiscs=(INGRESS_QDISC, root("fq", UPLINK), *ours), filters=(REDIRECT,))
+    remove_ingress = tc.RemoveLimit(VETH, "veth12ab", "ingress")
+    assert rules.plan_cleanup(state) == [remove_ingress, REMOVE_EGRESS, tc.DeleteIfb("bwp0000000000aa")]
+    theirs = tc.TcState(devices=devices[:3], qdiscs=(INGRESS_QDISC, plugin_qdisc()), filters=(REDIRECT,))
+    assert rules.plan_cleanup(theirs) == []
+
+
 def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     gone = changed(IFB_DEVICE, alias="netaware:gone")
     theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")

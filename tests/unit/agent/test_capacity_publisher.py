@@ -105,7 +105,7 @@ class Bench:
         self.publisher = Publisher(
             cast("Client", self.store),
             self.node_watch,
-            AgentConfig(node="n1"),
+            AgentConfig(node_name="n1"),
             self.links.read,
             registry=CollectorRegistry(),
         )

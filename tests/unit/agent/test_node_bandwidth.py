@@ -27,7 +27,7 @@ def node(annotation: str | None = None, **labels: str) -> OwnNode:
 
 
 def config(**fields: object) -> AgentConfig:
-    return AgentConfig(node="n1", **fields)  # type: ignore[arg-type]
+    return AgentConfig(node_name="n1", **fields)  # type: ignore[arg-type]
 
 
 RULES = (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),)
