@@ -1,7 +1,4 @@
-"""Broken situations: what is broken, the finding that names the first cause, and the command of the finding that must end it.
-
-The facts are made up, the rules are the product's.
-"""
+"""Situations: facts in which something is broken, and the finding and the command that must name it."""
 
 from __future__ import annotations
 
@@ -26,11 +23,18 @@ NO_CONSTRAINTS = PodSpec()
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True) for program in PROGRAMS)
-STATUS = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
+HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What is broken, the code of the finding that must come first, a part of one of its commands, and what is left to see."""
+    """Something is broken.
+
+    Attributes:
+        name: what is broken.
+        code: code of the first finding.
+        fix: a part of one of its commands.
+        facts: the cluster.
+    """
 
     name: str
     code: str
@@ -44,7 +48,7 @@ def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppG
     return msgspec.convert({"metadata": meta, "spec": spec, "status": {"conditions": conditions or []}}, AppGroup)
 
 
-def condition_of(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
+def condition(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
     at = format_time(NOW_S - ago_s)
     return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
@@ -85,108 +89,104 @@ def pod(
     )
 
 
-def unscheduled(message: str) -> Condition:
+def unschedulable(message: str) -> Condition:
     return Condition("PodScheduled", "False", "Unschedulable", message, format_time(NOW_S - 50))
 
 
 def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
-    """Four nodes in two zones, all well but for those that are named."""
-    found = []
-    for i in range(4):
-        fields: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
-        found.append(AgentView(node=f"n{i}", zone=f"z{i % 2}", **{**fields, **states.get(f"n{i}", {})}))
-    return tuple(found)
+    """Working agents on four nodes in two zones; ``states`` has other fields of some, by node."""
+    defaults: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
+    fields = {f"n{i}": defaults | dict(states.get(f"n{i}", {})) for i in range(4)}
+    return tuple(AgentView(node=f"n{i}", zone=f"z{i % 2}", **fields[f"n{i}"]) for i in range(4))
 
 
 def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:
-    """Pairs of zones by what their cost rests on: ``network=network(inferred=(("z0", "z1"),))``."""
-    pairs = [
-        PairView(origin=a, destination=b, basis=cast("PairBasis", basis))
-        for basis, ends in bases.items()
-        for a, b in ends
-    ]
-    return NetworkView(interval_s=interval_s, pairs=tuple(pairs))
+    """Pairs of zones by the basis of their cost: ``network=network(inferred=(("z0", "z1"),))``."""
+    zones = [(cast("PairBasis", basis), *pair) for basis, pairs in bases.items() for pair in pairs]
+    pairs = tuple(PairView(origin=origin, destination=destination, basis=basis) for basis, origin, destination in zones)
+    return NetworkView(interval_s=interval_s, pairs=pairs)
 
 
 def facts(**fields: Any) -> Facts:
-    known = {
+    """A healthy cluster, but for ``fields``."""
+    defaults = {
         "now_s": NOW_S,
-        "control_plane": STATUS,
+        "control_plane": HEALTHY,
         "groups": (group(),),
         "agents": agents(),
         "network": network(),
         "nodes": {f"n{i}": NodeFact({"zone": f"z{i % 2}"}, (), f"z{i % 2}") for i in range(4)},
         "topology_conditions": {"netaware-system/nt-default": ()},
     }
-    return Facts(**{**known, **fields})
+    return Facts(**{**defaults, **fields})
 
 
 def status(**fields: Any) -> ControlPlaneStatus:
-    return msgspec.structs.replace(STATUS, **fields)
+    return msgspec.structs.replace(HEALTHY, **fields)
 
 
-def without(program: Program, **fields: Any) -> ControlPlaneStatus:
-    known = {"node": "n1", "phase": "Running", **fields}
-    dead = ProgramPod(program, f"{program}-0", **known)
-    return status(pods=(*(p for p in READY if p.program != program), dead))
+def with_unready(program: Program, **fields: Any) -> ControlPlaneStatus:
+    """All programs are ready but one."""
+    unready = ProgramPod(program, f"{program}-0", **{"node": "n1", "phase": "Running", **fields})
+    return status(pods=(*(pod for pod in READY if pod.program != program), unready))
 
 
-def no_pods(*programs: Program) -> ControlPlaneStatus:
-    return status(pods=tuple(p for p in READY if p.program not in programs))
+def no_pods_of(*programs: Program) -> ControlPlaneStatus:
+    return status(pods=tuple(pod for pod in READY if pod.program not in programs))
 
 
-def waiting(**fields: Any) -> tuple[PodFact, ...]:
+def gated_pods(**fields: Any) -> tuple[PodFact, ...]:
     return tuple(pod(f"p{i}", gates=(GATE,), **{"created_s": NOW_S - 5000, **fields}) for i in range(11))
 
 
-def no_node(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
-    pods = (pod(scheduled=unscheduled(message), **fields), pod("cart-1", workload="cart", gates=(GATE,)))
+def stuck_facts(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
+    pods = (pod(scheduled=unschedulable(message), **fields), pod("cart-1", workload="cart", gates=(GATE,)))
     return facts(pods=pods, **({} if nodes is None else {"nodes": nodes}))
 
 
-def topology(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
-    found = msgspec.convert(condition_of(type_, status, reason, message), Condition)
-    return facts(topology_conditions={"netaware-system/nt-default": (found,)}, **fields)
+def topology_facts(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
+    """The facts with a condition of the NetworkTopology."""
+    failed = msgspec.convert(condition(type_, status, reason, message), Condition)
+    return facts(topology_conditions={"netaware-system/nt-default": (failed,)}, **fields)
 
 
 DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
 SILENT = {"newest_at": NOW_S - 900}
 FRONT_WORKLOAD = {"workload": {"name": "front", "selector": "front"}}
-LOST = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "lost"}}]}
-BAD = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}]}
-TWICE = {"workload": {"name": "other", "selector": "front"}}
+NO_CALLEE = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "lost"}}]}
+BAD_BANDWIDTH = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}]}
+SAME_SELECTOR = {"workload": {"name": "other", "selector": "front"}}
 A_TO_B, B_TO_A = (
     {"workload": {"name": name, "selector": name}, "dependencies": [{"workload": {"selector": other}}]}
     for name, other in ("ab", "ba")
 )
-ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
-NOT_ADMITTED = condition_of(
+IN_OTHER_NAMESPACE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
+NOT_ADMITTED = condition(
     "Admitted",
     "False",
     "NamespaceNotAdmitted",
-    "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
+    "pods of other are not the group's: these namespaces do not consent to groups of web",
 )
-FRONT = ("Deployment", "front")
-FOREIGN = "kueue.x-k8s.io/admission"
+OWNER = ("Deployment", "front")
+OTHER_GATE = "kueue.x-k8s.io/admission"
 TAINT = Taint("gpu", "NoSchedule", "only")
 CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE_TAINT,), f"z{i % 2}") for i in range(4)}
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
 
-def bad_spec(name: str, code: str, **fields: Any) -> Situation:
+def invalid_spec(name: str, code: str, **fields: Any) -> Situation:
     """An AppGroup with an invalid spec."""
     return Situation(name, code, "edit appgroup shop", facts(groups=(group(**fields),)))
 
 
-def bad_group(name: str, code: str, fix: str, *condition: str) -> Situation:
-    """An AppGroup with a False condition: its type, reason and message."""
-    type_, reason, message = condition
-    return Situation(name, code, fix, facts(groups=(group([condition_of(type_, "False", reason, message)]),)))
+def failed_condition(name: str, code: str, fix: str, type_: str, reason: str, message: str) -> Situation:
+    """An AppGroup with a False condition."""
+    return Situation(name, code, fix, facts(groups=(group([condition(type_, "False", reason, message)]),)))
 
 
-def stuck(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
+def no_node(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
     """A pod for which the scheduler finds no node."""
-    return Situation(name, f"no-node-{code}", fix, no_node(f"0/4 nodes are available: {message}", **fields))
+    return Situation(name, f"no-node-{code}", fix, stuck_facts(f"0/4 nodes are available: {message}", **fields))
 
 
 SITUATIONS: tuple[Situation, ...] = (
@@ -200,19 +200,19 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller is frozen",
         "no-leader",
         "rollout restart deployment/netaware-controller",
-        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
+        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=gated_pods()),
     ),
     Situation(
         "the controller is gone",
         "controller-down",
         "scale deployment/netaware-controller",
-        facts(control_plane=no_pods("controller"), pods=waiting()),
+        facts(control_plane=no_pods_of("controller"), pods=gated_pods()),
     ),
     Situation(
         "the controller's image cannot be pulled",
         "controller-down",
         "rollout undo deployment/netaware-controller",
-        facts(control_plane=without("controller", reason="ImagePullBackOff")),
+        facts(control_plane=with_unready("controller", reason="ImagePullBackOff")),
     ),
     Situation(
         "the controller does not reach the API server",
@@ -224,20 +224,20 @@ SITUATIONS: tuple[Situation, ...] = (
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
-        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template_hash="abc"), pods=(pod(),)),
+        facts(control_plane=with_unready("scheduler", reason="CrashLoopBackOff", template_hash="abc"), pods=(pod(),)),
     ),
     Situation(
         "the extender does not answer",
         "extender-down",
         "rollout restart deployment/netaware-scheduler",
-        facts(control_plane=without("extender")),
+        facts(control_plane=with_unready("extender")),
     ),
     Situation(
         "the scheduler has no node to run on",
         "scheduler-down",
         "add a toleration",
         facts(
-            control_plane=without(
+            control_plane=with_unready(
                 "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
             )
         ),
@@ -289,7 +289,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "nodes without a zone label",
         "topology-NodesWithoutZone",
         "kubectl label node n7",
-        topology(
+        topology_facts(
             "InputValid", "False", "NodesWithoutZone", "2 nodes without a zone label: n7, n8", nodes={"n7": NodeFact()}
         ),
     ),
@@ -297,39 +297,43 @@ SITUATIONS: tuple[Situation, ...] = (
         "a costPolicy that makes no sense",
         "topology-BadCostPolicy",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
-        topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
+        topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
         "results that no plan asks for",
         "topology-UnplannedResults",
         "logs daemonset/netaware-agent",
-        topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
+        topology_facts("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
     ),
     Situation(
         "one node behind a wrong route",
         "topology-NodesContradicted",
         "kubectl describe node n2",
-        topology("OutlierNodes", "True", "NodesContradicted", "ignored: n2 (reads more)"),
+        topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2 (reads more)"),
     ),
     Situation(
         "old measurements",
         "pairs-stale",
         "kubectl netaware costs",
-        topology("Measured", "False", "MeasurementsOld", "2 keep their last good value"),
+        topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value"),
     ),
-    bad_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[LOST]),
-    bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, TWICE]),
-    bad_spec(
-        "a bandwidth that is no quantity", "spec-BadBandwidth", workloads=[BAD, {"workload": {"selector": "cart"}}]
+    invalid_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
+    invalid_spec(
+        "two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]
     ),
-    bad_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
-    bad_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
+    invalid_spec(
+        "a bandwidth that is no quantity",
+        "spec-BadBandwidth",
+        workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}],
+    ),
+    invalid_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
+    invalid_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
     Situation(
         "a quota keeps pods from being made",
         "members-missing",
         "reason=FailedCreate",
         facts(
-            groups=(group([condition_of("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
+            groups=(group([condition("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
             pods=(pod(node="n1"),),
         ),
     ),
@@ -338,26 +342,34 @@ SITUATIONS: tuple[Situation, ...] = (
         "namespace-not-admitted",
         "kubectl label namespace other",
         facts(
-            groups=(group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),)
+            groups=(
+                group(
+                    [NOT_ADMITTED], workloads=[IN_OTHER_NAMESPACE, {"workload": {"name": "cart", "selector": "cart"}}]
+                ),
+            )
         ),
     ),
-    bad_group(
+    failed_condition(
         "dependencies that cost too much",
         "costs-violated",
         "graph shop -n web",
-        *("CostsMet", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)"),
+        "CostsMet",
+        "CostsExceeded",
+        "front to cart costs 40, at most 5 (z0 to z1)",
     ),
-    bad_group(
+    failed_condition(
         "replicas that one zone's loss would stop",
         "not-balanced",
         "graph shop -n web",
-        *("Balanced", "OneZone", "all 2 replicas of cart are in z0"),
+        "Balanced",
+        "OneZone",
+        "all 2 replicas of cart are in z0",
     ),
     Situation(
         "a workload label that is wrong",
         "unknown-workload",
         "appgroup.diktyo.x-k8s.io.workload",
-        facts(pods=waiting(workload="wrong")),
+        facts(pods=gated_pods(workload="wrong")),
     ),
     Situation(
         "an AppGroup that does not exist",
@@ -369,13 +381,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "running pods whose workload label is wrong",
         "unknown-workload",
         "edit deployment front",
-        facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=FRONT) for i in range(3))),
+        facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=OWNER) for i in range(3))),
     ),
     Situation(
         "running pods whose AppGroup is gone",
         "unknown-workload",
         "edit deployment front",
-        facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),)),
+        facts(groups=(), pods=(pod(node="n1", owner=OWNER, group_key=""),)),
     ),
     Situation(
         "some pods of a group name another scheduler",
@@ -393,9 +405,9 @@ SITUATIONS: tuple[Situation, ...] = (
         "pods that wait at our gate for ten minutes",
         "gated-too-long",
         "describe appgroup shop",
-        facts(pods=waiting(created_s=NOW_S - 700)),
+        facts(pods=gated_pods(created_s=NOW_S - 700)),
     ),
-    stuck(
+    no_node(
         "no node has room",
         "capacity",
         "Allocated resources",
@@ -409,57 +421,57 @@ SITUATIONS: tuple[Situation, ...] = (
             nodes=TAINTED,
             pods=(
                 pod(
-                    owner=FRONT,
-                    scheduled=unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
+                    owner=OWNER,
+                    scheduled=unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
                 ),
             ),
         ),
     ),
-    stuck(
+    no_node(
         "every node is cordoned",
         "cordoned",
         "kubectl uncordon n0 n1 n2 n3",
         "4 node(s) were unschedulable.",
         nodes=CORDONED,
     ),
-    stuck(
+    no_node(
         "a node selector that fits nothing",
         "selector",
         "correct nodeSelector",
         "4 node(s) didn't match Pod's node affinity/selector.",
         spec=PodSpec(node_selector={"zone": "mars"}),
     ),
-    stuck(
+    no_node(
         "a volume in another zone",
         "volume",
         "kubectl -n web get pvc",
         "1 Insufficient memory, 3 node(s) had volume node affinity conflict.",
     ),
-    stuck(
+    no_node(
         "a claim that is not bound", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."
     ),
     Situation(
         "limits that the network cannot keep",
         "no-node-max-cost",
         "kubectl netaware costs",
-        no_node(
+        stuck_facts(
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
     ),
-    stuck(
+    no_node(
         "no bandwidth left", "bandwidth", "kubectl netaware bandwidth", "4 Insufficient network.aware.com/bandwidth."
     ),
-    stuck(
+    no_node(
         "host ports that are taken",
         "ports",
         "get pod front-1",
         "4 node(s) didn't have free ports for the requested pod ports.",
     ),
-    stuck(
+    no_node(
         "anti-affinity with more replicas than nodes",
         "spread",
         "get pod front-1",
         "4 node(s) didn't match pod anti-affinity rules.",
     ),
 )
-BORNE = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
+TOLERATES_TAINT = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

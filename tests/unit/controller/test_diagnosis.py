@@ -1,4 +1,4 @@
-"""Broken situations and the first cause of each: the facts are made up, the rules are the product's."""
+"""Findings of made-up facts: the first cause of each broken situation, its fix, and what is no finding."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from netperf.results import refresh_interval_s
 from tests.unit.controller.situations import (
-    BORNE,
     CORDONED,
-    FOREIGN,
-    FRONT,
     GATE,
     NOW_S,
+    OTHER_GATE,
+    OWNER,
     READY,
     SCHEDULER,
     SILENT,
     SITUATIONS,
     TAINTED,
+    TOLERATES_TAINT,
     Situation,
     agents,
-    condition_of,
+    condition,
     facts,
+    gated_pods,
     group,
     network,
-    no_pods,
+    no_pods_of,
     pod,
     status,
-    topology,
-    unscheduled,
-    waiting,
-    without,
+    topology_facts,
+    unschedulable,
+    with_unready,
 )
 
 ROOT = Path(__file__).parents[3]
-LOOK = {"get", "describe", "logs", "netaware", "status"}
-CHANGE = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
-BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let", "use"}
-"""What is left to somebody, in the imperative."""
+READING_VERBS = {"get", "describe", "logs", "netaware", "status"}
+CHANGING_VERBS = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
+INSTRUCTION_VERBS = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let", "use"}
+"""First words of fixes that are no commands."""
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
@@ -67,10 +67,10 @@ def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation)
     assert any(situation.fix in line for line in first.fix), first.fix
     for finding in others:
         assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
-    # Logs and descriptions end nothing; tests/e2e/test_fix_commands_of_programs.py shows that the last line does.
+    # The last line must change something; tests/e2e/test_fix_commands_of_programs.py shows that it fixes the problem.
     words = [word for word in first.fix[-1].split() if not word.startswith("-")]
-    verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
-    assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
+    verb = next(word for word in words if word in INSTRUCTION_VERBS | CHANGING_VERBS | READING_VERBS)
+    assert verb not in READING_VERBS, first.fix[-1]
 
 
 def test_a_rollout_undo_names_its_revision() -> None:
@@ -88,8 +88,8 @@ def test_a_rollout_undo_names_its_revision() -> None:
     assert "rollout status deployment/netaware-scheduler" in alone[1]
 
 
-def test_a_container_that_has_just_ended_is_a_crash() -> None:
-    """Between two starts it is terminated and waits for nothing yet; a restart would only repeat its end."""
+def test_a_terminated_container_is_a_crash() -> None:
+    """Between two starts a crashing container is terminated, and not waiting; a restart would only repeat the crash."""
     ended = {"name": "kube-scheduler", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
     body = {
         "metadata": {"name": "s", "labels": {NAME_LABEL: "netaware-scheduler"}},
@@ -102,12 +102,12 @@ def test_a_container_that_has_just_ended_is_a_crash() -> None:
     assert any("rollout undo" in line for line in found.fix)
 
 
-def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
-    reason = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None:
+    reason = unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
     fields: dict[str, Any] = {"scheduled": reason, "spec": PodSpec(tolerations=[own, kept])}
-    stuck = pod(owner=FRONT, **fields)
+    stuck = pod(owner=OWNER, **fields)
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
@@ -122,7 +122,7 @@ def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
     assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].fix[-1]
 
 
-def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemon_set() -> None:
+def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemonset() -> None:
     few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
     assert [line for line in few if " delete pods " in line] == [
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
@@ -132,13 +132,13 @@ def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemon_set()
     assert diagnose(facts(agents=(*agents(), *many)))[0].fix[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
-def test_pods_that_a_rollout_replaces_and_terminating_pods_are_no_finding() -> None:
-    old: dict[str, Any] = {"node": "n1", "owner": FRONT, "workload": "renamed", "created_s": NOW_S - 900}
-    fresh = pod("new", owner=FRONT, created_s=NOW_S - 5)
+def test_terminating_pods_and_pods_that_a_rollout_replaces_are_no_finding() -> None:
+    old: dict[str, Any] = {"node": "n1", "owner": OWNER, "workload": "renamed", "created_s": NOW_S - 900}
+    fresh = pod("new", owner=OWNER, created_s=NOW_S - 5)
     assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
     assert diagnose(facts(pods=(pod("gone", is_terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
     (finding,) = diagnose(
-        facts(pods=(pod("old", **old), pod("new", owner=FRONT, created_s=NOW_S - 5, workload="renamed")))
+        facts(pods=(pod("old", **old), pod("new", owner=OWNER, created_s=NOW_S - 5, workload="renamed")))
     )
     assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
     bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
@@ -155,11 +155,14 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
 def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: float) -> None:
-    """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
+    """In a quiet network with one pair of zones, the newest sample becomes as old as the writer allows."""
     written_s = 1.5 * GATHER_S
     oldest_s = math.ceil((refresh_interval_s(interval_s) + written_s) / interval_s) * interval_s + written_s
-    heard = {"newest_at": NOW_S - oldest_s}
-    assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), network=network(interval_s))) == ()
+    working = {"newest_at": NOW_S - oldest_s}
+    assert (
+        diagnose(facts(agents=agents(n0=working, n1=working, n2=working, n3=working), network=network(interval_s)))
+        == ()
+    )
 
 
 def test_codes_of_findings_without_a_leader() -> None:
@@ -174,8 +177,8 @@ def test_codes_of_findings_without_a_leader() -> None:
 
 
 GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
-UNSCHEDULABLE = unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
-REFUSED = unscheduled(
+UNSCHEDULABLE = unschedulable("0/4 nodes are available: 4 Insufficient cpu.")
+REFUSED = unschedulable(
     "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
     "Satisfied: 0 Violated: 1."
 )
@@ -185,7 +188,11 @@ REFUSED = unscheduled(
     ("fields", "kind", "words"),
     [
         ({"gates": (GATE,), "nodes": TAINTED}, "gated", "tolerates the taints of none of 4 nodes"),
-        ({"gates": (GATE,), "nodes": TAINTED, "spec": BORNE}, "gated", "waits for the plan of AppGroup shop"),
+        (
+            {"gates": (GATE,), "nodes": TAINTED, "spec": TOLERATES_TAINT},
+            "gated",
+            "waits for the plan of AppGroup shop",
+        ),
         ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
         (
@@ -201,7 +208,7 @@ REFUSED = unscheduled(
         ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
         ({"gates": (GATE,), "group": ""}, "gated", "no AppGroup label"),
         ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
-        ({"gates": (FOREIGN,)}, "foreign-gate", f"{FOREIGN}, which another controller opens"),
+        ({"gates": (OTHER_GATE,)}, "foreign-gate", f"{OTHER_GATE}, which another controller opens"),
         (
             {"gates": (GATE,), "target": "n0", "spec": PodSpec(node_selector={"zone": "z1"})},
             "planned",
@@ -215,26 +222,29 @@ REFUSED = unscheduled(
         ({"scheduled": GATED}, "waiting", "has not tried to place it yet"),
     ],
 )
-def test_the_diagnosis_of_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
-    around = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
-    found = diagnose_pod(pod(**{name: fields[name] for name in fields.keys() - around}), facts(**around))
-    assert (found.kind, words in found.summary) == (kind, True), found.summary
+def test_the_diagnosis_of_a_pod_says_why_it_is_placed_or_waits(fields: dict[str, Any], kind: str, words: str) -> None:
+    of_cluster = {name: fields[name] for name in ("nodes", "scheduler_names") if name in fields}
+    of_pod = {name: fields[name] for name in fields.keys() - of_cluster}
+    diagnosis = diagnose_pod(pod(**of_pod), facts(**of_cluster))
+    assert (diagnosis.kind, words in diagnosis.summary) == (kind, True), diagnosis.summary
 
 
-@pytest.mark.parametrize(("ago_s", "by", "told"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)])
-def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by: str, told: int) -> None:
-    """A thousand pods whose gates were opened together wait for half a minute."""
+@pytest.mark.parametrize(
+    ("ago_s", "scheduler", "findings"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)]
+)
+def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, scheduler: str, findings: int) -> None:
+    """If the gates of a thousand pods open together, the last pods wait for half a minute."""
     bound = Condition("PodScheduled", "True", last_transition_time=format_time(NOW_S - ago_s))
-    others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=by)
+    others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=scheduler)
     waits = pod(created_s=NOW_S - 300)
-    codes = [found.code for found in diagnose(facts(pods=(others, waits)))]
-    assert codes.count("no-scheduler") == told
+    codes = [finding.code for finding in diagnose(facts(pods=(others, waits)))]
+    assert codes.count("no-scheduler") == findings
     late = [f.code for f in diagnose(facts(pods=(others, pod(created_s=NOW_S - 700))))]
     assert "no-scheduler" in late
 
 
 @pytest.mark.parametrize(
-    ("labels", "space", "placement", "told"),
+    ("labels", "namespace_labels", "placement", "is_placed_by_affinity"),
     [
         ({}, {}, "extender", False),
         ({}, {}, "affinity", True),
@@ -244,10 +254,10 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     ],
 )
 def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
-    labels: dict[str, str], space: dict[str, str], placement: Placement, *, told: bool
+    labels: dict[str, str], namespace_labels: dict[str, str], placement: Placement, *, is_placed_by_affinity: bool
 ) -> None:
     body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
-    namespace = Object(metadata=ObjectMeta(name="web", labels=space))
+    namespace = Object(metadata=ObjectMeta(name="web", labels=namespace_labels))
     snapshot = ClusterSnapshot(
         now_s=NOW_S,
         pods=(msgspec.convert(body, Pod),),
@@ -255,26 +265,24 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
         scheduler=SchedulerConfig(placement=placement),
     )
     (fact,) = build_facts(snapshot).pods
-    assert fact.is_placed_by_affinity is told
+    assert fact.is_placed_by_affinity is is_placed_by_affinity
 
 
-ABOVE = condition_of("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
-VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
-TOLD = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
+COSTS_NOT_MET = condition("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
+VOLUME_MESSAGES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
+BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
 
 
 QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
 
 
-def outlier(ago_s: float) -> Facts:
-    odd = msgspec.convert(
-        condition_of("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition
-    )
+def outlier_facts(ago_s: float) -> Facts:
+    odd = msgspec.convert(condition("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition)
     return facts(topology_conditions={"netaware-system/nt-default": (odd,)})
 
 
-def without_a_node(message: str) -> Facts:
-    return facts(pods=(pod(scheduled=unscheduled(message)),))
+def no_node_facts(message: str) -> Facts:
+    return facts(pods=(pod(scheduled=unschedulable(message)),))
 
 
 @pytest.mark.parametrize(
@@ -284,34 +292,40 @@ def without_a_node(message: str) -> Facts:
         (
             facts(control_plane=status(pods=None, lease=None, can_read_lease=False)),
             [],
-        ),  # What may not be read is not absent.
+        ),  # Objects that cannot be read are not absent.
         (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
-        (facts(pods=(pod(node="n1"), TOLD)), []),
-        # An overlay without a scheduler misses none until somebody asks for it.
-        (facts(control_plane=no_pods("scheduler", "extender")), []),
-        (facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
-        # The leader's word and a failed probe in the results say the same.
+        (facts(pods=(pod(node="n1"), BY_AFFINITY)), []),
+        # An overlay without a scheduler misses none until a pod names it.
+        (facts(control_plane=no_pods_of("scheduler", "extender")), []),
+        (facts(control_plane=no_pods_of("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
+        # The leader publishes a path as unreachable, or the results have failed probes.
         (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
-        # Outliers are told when each pair has had its next turn.
-        (outlier(470.0), []),
-        (outlier(490.0), ["topology-NodesContradicted"]),
-        # Pods that wait behind one without a node are hurt by it.
-        (facts(pods=(pod(scheduled=UNSCHEDULABLE), *waiting(workload="cart"))), ["no-node-capacity"]),
-        (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()), ["no-scheduler"]),
-        # Whoever may write a pod's status chooses the number.
-        (without_a_node(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
+        # An outlier is reported after the next probe of its pair.
+        (outlier_facts(470.0), []),
+        (outlier_facts(490.0), ["topology-NodesContradicted"]),
+        # Gated pods wait for the pod without a node of the same group.
+        (facts(pods=(pod(scheduled=UNSCHEDULABLE), *gated_pods(workload="cart"))), ["no-node-capacity"]),
+        (
+            facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()),
+            ["no-scheduler"],
+        ),
+        # The number in a pod's status may be of any length.
+        (no_node_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
         (facts(pods=(pod(created_s=NOW_S - 19),)), []),
         (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
-        # Written at creation, it stays until the scheduler's first attempt.
+        # The condition stays until the scheduler's first attempt.
         (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
         (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)), ["no-scheduler"]),
-        (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
+        (facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
         *(
-            (without_a_node(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
-            for words in VOLUMES
+            (
+                no_node_facts(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."),
+                ["no-node-volume"],
+            )
+            for words in VOLUME_MESSAGES
         ),
         (
-            without_a_node(
+            no_node_facts(
                 "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
                 "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
             ),
@@ -319,18 +333,21 @@ def without_a_node(message: str) -> Facts:
         ),
     ],
 )
-def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
+def test_only_these_findings_follow_from_the_facts(now: Facts, codes: list[str]) -> None:
     assert [finding.code for finding in diagnose(now)] == codes
 
 
 @pytest.mark.parametrize(
     ("now", "line"),
     [
-        (facts(pods=waiting(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
-        (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
+        (facts(pods=gated_pods(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
+        (
+            facts(control_plane=no_pods_of("scheduler"), pods=(pod(),)),
+            "scale deployment/netaware-scheduler --replicas=2",
+        ),
         (
             facts(
-                control_plane=without(
+                control_plane=with_unready(
                     "scheduler", node="", reason="0/4 nodes are available: 4 node(s) were unschedulable."
                 ),
                 nodes=CORDONED,
@@ -343,7 +360,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
                 pods=(
                     pod(
                         spec=PodSpec(node_selector={"name": "n2"}),
-                        scheduled=unscheduled(
+                        scheduled=unschedulable(
                             "0/4 nodes are available: 1 node(s) were unschedulable, "
                             "3 node(s) didn't match Pod's node affinity/selector."
                         ),
@@ -353,11 +370,11 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
             "kubectl uncordon n2",
         ),
         (
-            topology("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"),
+            topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"),
             """-p '{"spec":{"costPolicy":null}}'""",
         ),
         (
-            topology("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
+            topology_facts("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
         (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
@@ -365,7 +382,7 @@ def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
         (facts(control_plane=status(failed_checks=("a: store of nodes is 403 s old (500)",))), "to the API server"),
     ],
 )
-def test_the_last_command_of_a_fix_names_what_to_change(now: Facts, line: str) -> None:
+def test_the_last_line_of_a_fix_names_the_object_or_field_to_change(now: Facts, line: str) -> None:
     assert diagnose(now)[0].fix[-1].endswith(line)
 
 

@@ -1,4 +1,4 @@
-"""Findings as events: once for as long as they last, on the objects that they are about."""
+"""Findings as events: one event while a finding lasts, on the objects that the finding is about."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, PodFinding, ZoneFinding
 from kubekit.events import MAX_NOTE_BYTES
 from kubekit.wire import NODES, PODS
-from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node
+from tests.unit.controller.situations import SITUATIONS, Situation, facts, stuck_facts
 
 HEALTHY = facts()
-STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
+STUCK = stuck_facts("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def events_after(*moments: Facts) -> list[list[FindingEvent]]:
-    events = FindingEventFilter()
-    return [events.select_events(diagnose(moment), moment) for moment in moments]
+def events_after(*diagnosed: Facts) -> list[list[FindingEvent]]:
+    """The events after each of several diagnoses."""
+    event_filter = FindingEventFilter()
+    return [event_filter.select_events(diagnose(now), now) for now in diagnosed]
 
 
 def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
-    counts = [len(found) for found in events_after(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
+    counts = [len(events) for events in events_after(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 
 
@@ -50,8 +51,8 @@ def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
     assert batches[2][-1].reason == "UnknownWorkload"
 
 
-def test_a_command_is_never_cut() -> None:
-    """The API server takes 1,024 bytes, and half a command may do something else than the whole."""
+def test_a_command_in_an_event_is_never_cut() -> None:
+    """The API server accepts 1,024 bytes, and half a command may do something else than the whole command."""
     now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
     for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
         finding = PodFinding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
@@ -64,7 +65,7 @@ def test_a_command_is_never_cut() -> None:
 
 
 def test_info_findings_and_those_of_conditions_have_no_event() -> None:
-    """The event of a condition is written when it changes; a second one about the same would only be noise."""
+    """A change of a condition has an event already."""
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
         if codes <= {"dependency-cycle"} or situation.code.startswith(("spec-", "topology-")):
@@ -74,10 +75,12 @@ def test_info_findings_and_those_of_conditions_have_no_event() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_event_is_about_an_existing_object(situation: Situation) -> None:
     now = situation.facts
-    there = {(PODS, pod.metadata.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
-    there |= {(NODES, agent.node) for agent in now.agents} | {
+    existing = {(PODS, pod.metadata.key) for pod in now.pods} | {
+        (APPGROUPS, group.metadata.key) for group in now.groups
+    }
+    existing |= {(NODES, agent.node) for agent in now.agents} | {
         (NETWORK_TOPOLOGIES, key) for key in now.topology_conditions
     }
     for event in events_after(now, now)[1]:
-        assert event.object_key in there
+        assert event.object_key in existing
         assert re.fullmatch(r"([A-Z][a-z]*)+", event.reason), event.reason
