@@ -17,13 +17,13 @@ PATHS = ("", "api/v1/overview")
 
 
 async def statuses(url: str, headers: dict[str, str]) -> list[int]:
-    found = []
+    answers = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as browser:
         for path in PATHS:
             async with browser.get(f"{url}/{path}", headers=headers) as answer:
-                found.append(answer.status)
+                answers.append(answer.status)
                 assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    return found
+    return answers
 
 
 async def test_the_page_and_its_data_need_a_token_and_health_does_not(
@@ -49,7 +49,7 @@ async def test_the_page_and_its_data_need_a_token_and_health_does_not(
                 assert answer.status == 200, path
 
 
-async def test_a_right_that_is_removed_ends_within_seconds(client: Client, component: str) -> None:
+async def test_a_removed_right_has_no_effect_after_the_cache_expires(client: Client, component: str) -> None:
     now = 0.0
     access = PageAuthorizer(client, component, clock=lambda: now)
     headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
@@ -64,7 +64,7 @@ async def test_a_right_that_is_removed_ends_within_seconds(client: Client, compo
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
     assert await access.decide_access(request) == "allowed", "cached"
     now += CACHE_TTL_S
-    # The API server cache RBAC too.
+    # The API server caches RBAC too.
     while await access.decide_access(request) == "allowed":
         now += CACHE_TTL_S
     assert await access.decide_access(request) == "forbidden"

@@ -1,4 +1,4 @@
-"""The page's routes on the real API server: JSON, headers, and what is new."""
+"""The page's routes on the real API server: JSON, headers, and data that changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def measure(client: Client, namespace: str, zones: tuple[str, str], p50_us
 
 
 async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> dict[str, Any]:
-    """The page as soon as it shows a round trip; how soon a busy API server tells the controller is not the page's."""
+    """The page's data as soon as they have a round trip."""
     async with asyncio.timeout(60):
         while True:
             async with browser.get(url + "/api/v1/overview") as answer:
@@ -62,7 +62,7 @@ async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> 
             await asyncio.sleep(0.5)
 
 
-async def test_an_agents_sample_reaches_an_open_page_and_known_data_is_not_sent_again(
+async def test_a_sample_reaches_the_page_and_unchanged_data_are_not_sent_again(
     serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
 ) -> None:
     zones = await two_zones(client, namespace, make_node)

@@ -1,4 +1,4 @@
-"""Every view in a real browser, for made-up clusters: a healthy one, an empty one, and one with failures."""
+"""Every tab in a real browser, for made-up clusters: a healthy one, an empty one, and one with failures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
-VIEWS = ("now", "matrix", "groups")
+TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
-WELL = ControlPlaneStatus(
+HEALTHY = ControlPlaneStatus(
     pods=tuple(
         ProgramPod(program, f"{program}-0", "n1", "Running", is_ready=True)
         for program in ("controller", "scheduler", "extender")
@@ -31,41 +31,41 @@ WELL = ControlPlaneStatus(
 )
 
 
-def broken() -> ClusterSnapshot:
+def make_broken_snapshot() -> ClusterSnapshot:
     """No leader, no ready scheduler, and a zone without an agent."""
     healthy = make_snapshot(6)
-    bare = [
+    without_agent = [
         msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
         for node in healthy.nodes[:2]
     ]
     status = msgspec.structs.replace(
-        WELL,
+        HEALTHY,
         lease=LeaseFact("controller-0", NOW_S - 90),
         pods=(
-            *(WELL.pods or ())[:1],
+            *(HEALTHY.pods or ())[:1],
             ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff"),
         ),
     )
-    return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), control_plane=status)
+    return msgspec.structs.replace(healthy, nodes=(*without_agent, *healthy.nodes[2:]), control_plane=status)
 
 
-def page_of(overview: Overview) -> dict[str, Any]:
-    """As the browser gets it."""
-    data = msgspec.json.encode({"at": overview.at, **encode_overview(overview)})
-    found: dict[str, Any] = msgspec.json.decode(data)
-    return found
+def page_data(overview: Overview) -> dict[str, Any]:
+    """The data as the browser decodes it."""
+    text = msgspec.json.encode({"at": overview.at, **encode_overview(overview)})
+    data: dict[str, Any] = msgspec.json.decode(text)
+    return data
 
 
 PAGES: dict[str, dict[str, Any]] = {
-    "data": page_of(build_overview(msgspec.structs.replace(make_snapshot(6), control_plane=WELL))),
-    "empty": page_of(build_overview(ClusterSnapshot(now_s=NOW_S, control_plane=WELL))),
-    "broken": page_of(build_overview(broken())),
+    "data": page_data(build_overview(msgspec.structs.replace(make_snapshot(6), control_plane=HEALTHY))),
+    "empty": page_data(build_overview(ClusterSnapshot(now_s=NOW_S, control_plane=HEALTHY))),
+    "broken": page_data(build_overview(make_broken_snapshot())),
 }
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[str]:
-    """``/NAME/`` as the controller would serve it."""
+    """Serves the pages of `PAGES` at ``/NAME/``; yields the URL."""
 
     async def show(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": build_security_policy()}
@@ -126,7 +126,7 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_
             await tab.resize(width, 900)
             for scheme in ("light", "dark"):
                 await tab.prefer(scheme)
-                for view in VIEWS:
+                for view in TABS:
                     await tab.evaluate(f"showTab({view!r})")
                     assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)
                     wide = await tab.evaluate("document.documentElement.scrollWidth - innerWidth")

@@ -309,13 +309,15 @@ SITUATIONS: tuple[Situation, ...] = (
         "one node behind a wrong route",
         "topology-NodesContradicted",
         "kubectl describe node n2",
-        topology_facts("OutlierNodes", "True", "NodesContradicted", "ignored: n2 (reads more)"),
+        topology_facts(
+            "OutlierNodes", "True", "NodesContradicted", "ignored, because other nodes contradict them: n2 (reads more)"
+        ),
     ),
     Situation(
         "old measurements",
         "pairs-stale",
         "kubectl netaware costs",
-        topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value"),
+        topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
     ),
     invalid_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
     invalid_spec(

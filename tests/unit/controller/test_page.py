@@ -1,4 +1,4 @@
-"""What the browser gets: the document, and its data, whose columns are in the order of the zones."""
+"""The page's document and data: columns in the order of the zones, errors, and the commands that open the page."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from netperf.policy import CostPolicy
 from tests.unit.controller.made_up import make_snapshot
 
 
-def page(snapshot: ClusterSnapshot) -> dict[str, Any]:
-    """What the browser gets."""
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot))))
-    return found
+def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:
+    """The data as the browser decodes it."""
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(encode_overview(build_overview(snapshot))))
+    return data
 
 
-def test_the_matrix_is_in_the_order_of_the_zones_origin_by_origin_without_the_diagonal() -> None:
+def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagonal() -> None:
     snapshot = make_snapshot(5)
     overview = build_overview(snapshot)
-    found = page(snapshot)
-    names = [zone["name"] for zone in found["network"]["zones"]]
-    assert {len(column) for column in found["matrix"].values()} == {5 * 4}
+    data = page_data(snapshot)
+    names = [zone["name"] for zone in data["network"]["zones"]]
+    assert {len(column) for column in data["matrix"].values()} == {5 * 4}
     by_pair = {(p.origin, p.destination): p.cost for p in overview.network.pairs}
     expected = [by_pair[a, b] for a in names for b in names if a != b]
-    assert found["matrix"]["cost"] == expected
-    assert "pairs" not in found["network"]
+    assert data["matrix"]["cost"] == expected
+    assert "pairs" not in data["network"]
 
 
 def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
-    data = msgspec.json.encode(page(make_snapshot(100, 1)))
+    data = msgspec.json.encode(page_data(make_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
 
 
-def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_its_script_and_style() -> None:
+def test_the_document_loads_no_other_files_and_its_policy_allows_only_its_script_and_style() -> None:
     text = build_document().decode()
     assert "/*STYLE*/" not in text
     assert "/*SCRIPT*/" not in text
@@ -71,14 +71,14 @@ def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_it
 
 
 def test_script_files_define_no_name_twice() -> None:
-    """They share one scope, in which the last function of a name is used without an error."""
+    """The files share a scope, in which the last function of a name replaces the others without an error."""
     names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", build_document().decode(), re.MULTILINE)
     assert len(names) > 50
     assert [name for name in names if names.count(name) > 1] == []
 
 
 class Unreachable:
-    """Stands in for a client without an API server."""
+    """A client without an API server."""
 
     async def get(self, *_: object, **__: object) -> None:
         raise UnreachableError("simulated")
@@ -86,7 +86,9 @@ class Unreachable:
     list = get
 
 
-async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broken = asyncio.Event()
 
     def failing(snapshot: ClusterSnapshot) -> Overview:
@@ -121,7 +123,7 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
         broken.clear()
         assert (await browser.get("/api/v1/overview")).status == 503, (
-            "also a failed computation is not repeated at once"
+            "a failed computation is not repeated at once either"
         )
 
 

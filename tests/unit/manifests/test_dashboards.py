@@ -1,4 +1,4 @@
-"""Dashboards as Grafana reads them. Each test names every offender of one rule."""
+"""Rules for the dashboards' JSON; a failed test names every panel that breaks its rule."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PANELS = [
     if panel["type"] != "row"
 ]
 TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
-# What every program exports, and Prometheus itself adds.
-KNOWN = (
+# The last ones come from prometheus_client and Prometheus.
+KNOWN_METRICS = (
     exported_metrics()
     | recorded_metrics()
     | {"up", "process_resident_memory_bytes", "process_cpu_seconds_total", "ALERTS"}
 )
-PROMQL = {
+PROMQL_WORDS = {
     *("sum", "max", "min", "count", "avg", "rate", "increase", "by", "or", "and", "vector", "le"),
     *("histogram_quantile", "label_values", "quantile", "time"),
 }
@@ -37,9 +37,9 @@ def without_strings(expression: str) -> str:
 
 
 def metrics_in(expression: str) -> set[str]:
-    """Every name that is no function and no label, outside quotes and braces."""
+    """The names that are neither functions nor labels."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)", " ", without_strings(expression))
-    return set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_:]*", bare)) - PROMQL
+    return set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_:]*", bare)) - PROMQL_WORDS
 
 
 def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None:
@@ -53,13 +53,17 @@ def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None
 
 
 def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -> None:
-    unknown = {title: names - KNOWN for title, t in TARGETS if (names := metrics_in(t["expr"])) - KNOWN or not names}
+    unknown = {
+        title: names - KNOWN_METRICS
+        for title, t in TARGETS
+        if (names := metrics_in(t["expr"])) - KNOWN_METRICS or not names
+    }
     assert unknown == {}
     assert [title for title, target in TARGETS if target["datasource"]["uid"] != "${datasource}"] == []
 
 
 def test_panels_and_rules_use_labels_that_their_metrics_have() -> None:
-    """Prometheus adds instance and job, and a summary quantiles; a label in quotation marks is made by label_replace."""
+    """Prometheus adds instance and job, summaries have quantiles, and label_replace makes the labels in quotation marks."""
     labels, wrong = labels_by_metric(), []
     ruled = [(str(rule), rule["expr"]) for file in ("recording", "alerts") for rule in rules(f"{file}.rules.yaml")]
     for title, expression in (*((title, target["expr"]) for title, target in TARGETS), *ruled):
@@ -91,7 +95,7 @@ def test_variables_are_declared_used_and_made_of_known_metrics() -> None:
         assert set(re.findall(r"\$\{?(\w+)", queries)) == set(declared), name
         assert declared.pop("datasource")["type"] == "datasource", name
         sources = [metrics_in(variable["definition"].rpartition(",")[0]) for variable in declared.values()]
-        assert set().union(*sources) <= KNOWN, name
+        assert set().union(*sources) <= KNOWN_METRICS, name
 
 
 def test_links_lead_to_dashboards_that_have_their_variables() -> None:
@@ -103,13 +107,13 @@ def test_links_lead_to_dashboards_that_have_their_variables() -> None:
         assert set(re.findall(r"var-(\w+)=", url)) <= variables[uid], url
 
 
-def test_panels_have_their_own_number_and_do_not_overlap() -> None:
+def test_panels_have_distinct_ids_and_do_not_overlap() -> None:
     for name, dashboard in DASHBOARDS.items():
-        numbers = [panel["id"] for panel in dashboard["panels"]]
-        assert len(numbers) == len(set(numbers)), name
-        places = [panel["gridPos"] for panel in dashboard["panels"]]
-        assert all(place["x"] + place["w"] <= 24 for place in places), name
-        for one, other in itertools.combinations(places, 2):
+        ids = [panel["id"] for panel in dashboard["panels"]]
+        assert len(ids) == len(set(ids)), name
+        positions = [panel["gridPos"] for panel in dashboard["panels"]]
+        assert all(position["x"] + position["w"] <= 24 for position in positions), name
+        for one, other in itertools.combinations(positions, 2):
             beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
             below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
             assert beside or below, (name, one, other)

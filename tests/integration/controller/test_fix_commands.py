@@ -1,8 +1,7 @@
-"""What every finding says to paste is pasted: into a shell, with kubectl and our plugin on PATH, against the real API server.
+"""Every command of a finding works when it is pasted into a shell, with kubectl and the plugin on PATH, on the real API server.
 
-The situations are those of tests/unit/controller/situations.py, and the objects that they name are made. What changes something is
-asked for with ``--dry-run=server`` where kubectl has that; an editor that changes nothing stands in for a person's. No kubelet
-runs, so of logs only the way to the pod is tried, and nothing has an earlier version.
+The objects that the situations of tests/unit/controller/situations.py name are created first. Commands that change something run
+with ``--dry-run=server`` if kubectl has that; the editor changes nothing. Without a kubelet, logs fail at the connection to it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from tests.unit.controller.situations import GATE, SITUATIONS
 ROOT = Path(__file__).parents[3]
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 SCHEDULER = "netaware-scheduler"
-CHANGES = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
-PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let|use) ")
-"""What somebody has to decide or to do elsewhere is said in words."""
-ONLY_KUBELETS_KNOW = re.compile(
+CHANGING_VERBS = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
+INSTRUCTION = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let|use) ")
+"""Instructions, which are no commands."""
+NEEDS_KUBELET = re.compile(
     r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -45,7 +44,7 @@ def template(name: str) -> dict[str, Any]:
 
 
 async def create_objects(client: Client, namespace: str, make_node: MakeNode) -> None:
-    """Everything that a line of any situation names."""
+    """Create the objects that the commands name."""
 
     async def create(resource: Resource, name: str, spec: dict[str, Any], labels: Any = None) -> None:
         body = {**resource.type_meta, "metadata": {"name": name, "labels": labels}, "spec": spec}
@@ -79,16 +78,16 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
     await create(VOLUMES, f"volume-{namespace}", volume)
 
 
-def as_here(line: str, namespace: str) -> str:
-    """The line with this test's namespace for those of the situations, and a try for what changes something."""
+def adapt(line: str, namespace: str) -> str:
+    """The command in this test's namespace, and as a dry run if it changes something."""
     line = re.sub(r"-n (?:web|netaware-system)\b", f"-n {namespace}", line)
     line = line.replace(" NODE ", " n1 ").replace("=SPEED", "=10G")
     line = line.replace("namespace other ", f"namespace {namespace} ")
     if " rollout status " in line:
-        # It waits until all pods are new, which without nodes that run them is never.
+        # Without kubelets, the rollout never ends.
         return f"{line.partition(' --timeout')[0]} --timeout=1s"
     verb = line.removeprefix("kubectl ").removeprefix(f"-n {namespace} ").split()[0]
-    return f"{line} --dry-run=server" if verb in CHANGES else line
+    return f"{line} --dry-run=server" if verb in CHANGING_VERBS else line
 
 
 async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
@@ -97,40 +96,40 @@ async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_shell(
         line, env=environment, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 120)
-    return process.returncode or 0, said.decode()
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
+    return process.returncode or 0, output.decode()
 
 
-async def test_every_line_to_paste_can_be_pasted(
+async def test_every_command_of_a_finding_can_be_pasted(
     client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, make_node: MakeNode
 ) -> None:
     assert crds
-    where: dict[str, str] = {}
+    situation_by_line: dict[str, str] = {}
     for situation in SITUATIONS:
         lines = [line for finding in diagnose(situation.facts) for line in finding.fix]
-        assert lines[0].startswith("kubectl ") or PROSE.match(lines[0]), situation.name
-        where |= dict.fromkeys(lines, situation.name)
-    commands = [line for line in where if line.startswith("kubectl ")]
-    assert [line for line in where if line not in commands and not PROSE.match(line)] == []
+        assert lines[0].startswith("kubectl ") or INSTRUCTION.match(lines[0]), situation.name
+        situation_by_line |= dict.fromkeys(lines, situation.name)
+    commands = [line for line in situation_by_line if line.startswith("kubectl ")]
+    assert [line for line in situation_by_line if line not in commands and not INSTRUCTION.match(line)] == []
     await create_objects(client, namespace, make_node)
     failed: list[tuple[str, ...]] = []
-    few = asyncio.Semaphore(4)
+    limiter = asyncio.Semaphore(4)
 
-    async def try_it(line: str) -> None:
-        async with few:
+    async def run_command(line: str) -> None:
+        async with limiter:
             if "dist/overlay" in line:
                 # Applied for real in tests/e2e/test_as_shipped.py; here its namespace is another's.
-                code, said = await paste(control_plane, "kubectl kustomize manifests/overlays/default")
+                code, output = await paste(control_plane, "kubectl kustomize manifests/overlays/default")
             else:
-                code, said = await paste(control_plane, as_here(line, namespace))
-        kubelets_part = re.search(r" (?:logs|rollout status|rollout undo) ", line) and (
-            ONLY_KUBELETS_KNOW.search(said) or "| grep" in line
+                code, output = await paste(control_plane, adapt(line, namespace))
+        needs_kubelet = re.search(r" (?:logs|rollout status|rollout undo) ", line) and (
+            NEEDS_KUBELET.search(output) or "| grep" in line
         )
-        if code != 0 and not kubelets_part:
-            failed.append((where[line], line, str(code), said[-300:]))
+        if code != 0 and not needs_kubelet:
+            failed.append((situation_by_line[line], line, str(code), output[-300:]))
 
     try:
-        await asyncio.gather(*map(try_it, commands))
+        await asyncio.gather(*map(run_command, commands))
     finally:
         await client.delete(VOLUMES, f"volume-{namespace}")
     assert failed == []
