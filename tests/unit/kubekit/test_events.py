@@ -68,7 +68,7 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
 
 
 async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kubekit.events._MAX_WRITTEN", 2)
+    monkeypatch.setattr("kubekit.events._MAX_REMEMBERED_EVENTS", 2)
     async with recording(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
             recorder.record_normal(POD, "Placed", note)

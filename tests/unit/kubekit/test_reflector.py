@@ -240,7 +240,7 @@ async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> No
 
 
 async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "silence_s", 0.1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
     async with reflecting(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
         await until(lambda: store.data == {"a": "1"})
