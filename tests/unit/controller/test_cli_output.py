@@ -1,4 +1,4 @@
-"""Output of commands for a made-up cluster: it fits terminals of 80 and of 200 columns, and programs can read it."""
+"""Commands print tables that fit a terminal of 80 or 200 columns, and data that programs can read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
-from tests.unit.controller.test_views_of_a_cluster import bandwidth_pod
+from tests.unit.controller.test_views_of_a_cluster import read_pod_info
 from tests.unit.kubekit.simulated_api import connected
 
 
@@ -57,7 +57,7 @@ class Terminal(io.StringIO):
         return True
 
 
-class Empty(Client):
+class EmptyClient(Client):
     """A client of a cluster without objects."""
 
     async def get(self, *_: object, **__: object) -> Any:
@@ -77,7 +77,7 @@ class MadeUpSession(Session):
         return msgspec.structs.replace(self.made_up, control_plane=unknown if everything else None)
 
 
-def healthy() -> ClusterSnapshot:
+def make_healthy_snapshot() -> ClusterSnapshot:
     """Six zones, and pods with limits and verdicts."""
     snapshot = make_snapshot(6)
     nodes = [node.metadata.name for node in snapshot.nodes]
@@ -91,12 +91,12 @@ def healthy() -> ClusterSnapshot:
     ]
     good = {"ingress": "enforced", "egress": "enforced"}
     verdicts = {"default/frontend-1": good, "default/frontend-2": {**good, "egress": "no-limit"}}
-    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), verdicts_by_pod=verdicts)
+    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(read_pod_info, pods)), verdicts_by_pod=verdicts)
 
 
-def unhealthy() -> ClusterSnapshot:
+def make_unhealthy_snapshot() -> ClusterSnapshot:
     """The healthy cluster without one agent, with old samples, and with a pair that was never measured."""
-    snapshot = healthy()
+    snapshot = make_healthy_snapshot()
     name = f"{HOME}/netperf-metrics"
     samples = [msgspec.json.decode(text, type=Sample) for text in snapshot.results[name].values()]
     old = [msgspec.structs.replace(sample, taken_at=sample.taken_at - 20_000) for sample in samples[:4]]
@@ -125,7 +125,7 @@ async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.String
     """The output of a command."""
     command, options = parse_command(*argv)
     out = Terminal() if stream is None else stream
-    async with Empty(ClusterConfig("http://offline.invalid")) as client:
+    async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, options.namespace or None, HOME)
         session.made_up = snapshot
         answer = await command.run(session, options)
@@ -150,7 +150,7 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
-    screens = [await print_command(unhealthy(), *argv) for argv in SCREENS.values()]
+    screens = [await print_command(make_unhealthy_snapshot(), *argv) for argv in SCREENS.values()]
     snapshot = make_snapshot(40)
     matrix = await print_command(snapshot, "costs")
     assert max(map(len, "\n".join((*screens, matrix)).splitlines())) <= columns
@@ -164,9 +164,9 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
 @pytest.mark.parametrize("name", SCREENS)
 async def test_a_pipe_gets_no_colours_and_json_equals_yaml(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert "\x1b" not in await print_command(healthy(), *SCREENS[name], stream=io.StringIO())
-    as_json = json.loads(await print_command(healthy(), *SCREENS[name], "-o", "json"))
-    assert yaml.safe_load(await print_command(healthy(), *SCREENS[name], "-o", "yaml")) == as_json
+    assert "\x1b" not in await print_command(make_healthy_snapshot(), *SCREENS[name], stream=io.StringIO())
+    as_json = json.loads(await print_command(make_healthy_snapshot(), *SCREENS[name], "-o", "json"))
+    assert yaml.safe_load(await print_command(make_healthy_snapshot(), *SCREENS[name], "-o", "yaml")) == as_json
 
 
 def test_all_keys_of_json_answers_are_in_camel_case() -> None:
@@ -178,7 +178,7 @@ def test_all_keys_of_json_answers_are_in_camel_case() -> None:
     assert names == ["latency_us"], "of `simulate --offline`, whose format is fixed"
 
 
-async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one(
+async def test_quality_flags_are_shown_except_for_costs_without_a_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -187,18 +187,18 @@ async def test_flags_of_a_sample_are_shown_beside_the_basis_of_costs_without_one
         ("b", "a"): "unreachable",
         ("a", "c"): "measured",
     }
-    views = {
+    pairs = {
         (a, b): PairView(origin=a, destination=b, cost=7, basis=basis, quality_flags=("throttled",), p50_us=1000.0)
         for (a, b), basis in bases.items()
     }
     zones = tuple(ZoneView(name=zone, region="", nodes=1, ready=1, agents=1) for zone in "abc")
-    network = msgspec.structs.replace(build_network(healthy()), zones=zones, pairs=tuple(views.values()))
+    network = msgspec.structs.replace(build_network(make_healthy_snapshot()), zones=zones, pairs=tuple(pairs.values()))
     view = CostsView(at=0.0, network=network)
     assert all(cell in print_answer(view, "costs") for cell in ("7*", "7x", "7!"))
     assert print_answer(view, "costs", "--percentile", "p50").count("1!") == 3
-    good = msgspec.structs.replace(views["a", "b"], quality_flags=())
-    both = LatencyView(at=0.0, forward=good, reverse=views["b", "a"])
-    assert "not trusted: throttled" in print_answer(both, "latency", "a", "b")
+    good = msgspec.structs.replace(pairs["a", "b"], quality_flags=())
+    latency = LatencyView(at=0.0, forward=good, reverse=pairs["b", "a"])
+    assert "not trusted: throttled" in print_answer(latency, "latency", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ async def test_a_terminal_gets_colours_unless_no_color_is_set(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[3" in await print_command(unhealthy(), "status")
+    assert "\x1b[3" in await print_command(make_unhealthy_snapshot(), "status")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in await print_command(unhealthy(), "status")
+    assert "\x1b[3" not in await print_command(make_unhealthy_snapshot(), "status")
 
 
 async def test_graph_shows_every_condition_that_does_not_hold() -> None:
-    snapshot = healthy()
+    snapshot = make_healthy_snapshot()
     (group,) = snapshot.groups
     conditions = [Condition("Admitted", "False", message="not admitted by shop"), Condition("Balanced", "True")]
     status = msgspec.structs.replace(group.status, conditions=conditions)
@@ -229,7 +229,7 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
     assert "Balanced" not in text
 
 
-def test_explain_counts_only_candidates_that_it_does_not_show() -> None:
+def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     """The candidate of the pod's own node is shown, wherever it is in the order."""
     numbers = {"nodes": 1, "satisfied": 0, "violated": 0, "cost": 0, "score": 100}
     flags = {"passes": True, "planned": False, "chosen": False}
@@ -246,17 +246,17 @@ def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None
 
 async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="diagnose pod NAME"):
-        await print_command(healthy(), "diagnose", "pod")
+        await print_command(make_healthy_snapshot(), "diagnose", "pod")
     with pytest.raises(NotFoundError, match="no pair of zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
-        await print_command(healthy(), "latency", "atlantis", "eu-west-6")
+        await print_command(make_healthy_snapshot(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
-        await print_command(healthy(), "graph", "x", "-n", "default")
+        await print_command(make_healthy_snapshot(), "graph", "x", "-n", "default")
 
 
-async def test_a_command_without_its_main_objects_is_an_error_and_other_gaps_are_notes() -> None:
-    async with Empty(ClusterConfig("http://offline.invalid")) as client:
+async def test_a_command_fails_without_its_main_objects_and_notes_other_unreadable_ones() -> None:
+    async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, None, HOME, unreadable={"appgroups": "not allowed to list them"})
-        session.made_up = healthy()
+        session.made_up = make_healthy_snapshot()
         for name in ("costs", "graph"):
             command, options = parse_command(name)
             with pytest.raises(NotFoundError, match="appgroups: not allowed") if name == "graph" else nullcontext():
@@ -272,7 +272,7 @@ UNAVAILABLE = {
 }
 
 
-async def test_replicas_are_queried_concurrently_and_report_old_stores() -> None:
+async def test_controller_replicas_are_queried_concurrently_for_failed_checks() -> None:
     """No replica answers before two are queried; the client makes no more reads at a time."""
     queried: set[str] = set()
     both_queried = asyncio.Event()
@@ -300,7 +300,7 @@ async def test_replicas_are_queried_concurrently_and_report_old_stores() -> None
     assert not any("readyz" in topic for topic in session.unreadable)
 
 
-def test_convert_prints_accepted_objects_and_lists_its_changes(
+def test_convert_prints_accepted_spellings_and_lists_the_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "old.yaml"
@@ -314,7 +314,7 @@ def test_convert_prints_accepted_objects_and_lists_its_changes(
     assert "changed:" in errors
 
 
-def kubeconfig(folder: Path, server: str) -> str:
+def write_kubeconfig(folder: Path, server: str) -> str:
     (folder / "config").write_text(
         f"{{current-context: c, clusters: [{{name: c, cluster: {{server: '{server}'}}}}],"
         " contexts: [{name: c, context: {cluster: c}}]}"
@@ -322,7 +322,7 @@ def kubeconfig(folder: Path, server: str) -> str:
     return str(folder / "config")
 
 
-def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
+def test_wrong_usage_exits_with_2_and_an_unreachable_cluster_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["costs", "--percentile", "p42"], ["money", "--window", "30s"]):
@@ -331,7 +331,7 @@ def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
         assert wrong.value.code == 2
     assert run(["status", "--kubeconfig", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
-    path = kubeconfig(tmp_path, "http://127.0.0.1:9")
+    path = write_kubeconfig(tmp_path, "http://127.0.0.1:9")
     assert run(["status", "--kubeconfig", path, "--timeout", "2"]) == 1
     error = capsys.readouterr().err
     assert "127.0.0.1:9" in error

@@ -37,12 +37,12 @@ COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", names
 OTHER = topology(weight("UserDefined", 3))
 
 
-async def answer_of(session: Session, *argv: str) -> Any:
+async def run_command(session: Session, *argv: str) -> Any:
     command, options = parse_command(*argv)
     return await command.run(session, options)
 
 
-def group_file(folder: Any, *objects: Any) -> str:
+def write_group_file(folder: Any, *objects: Any) -> str:
     """A file of an AppGroup and other objects."""
     file = folder / "group.json"
     file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in objects]))
@@ -70,40 +70,40 @@ async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config
 
 async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
-    file = group_file(tmp_path, group(most=5))
+    file = write_group_file(tmp_path, group(most=5))
     session = session_of(CUSTOM_CONFIG, *objects)
-    shown = await answer_of(session, "costs")
+    shown = await run_command(session, "costs")
     assert (shown.network.unused, session.notes) == (False, [])
-    (view,) = await answer_of(session, "graph")
-    simulated = await answer_of(session, "simulate", "-f", file)
-    explained = await answer_of(session, "explain", "pod", "a-n1")
+    (view,) = await run_command(session, "graph")
+    simulated = await run_command(session, "simulate", "-f", file)
+    explained = await run_command(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
     assert (explained.explanation.topology, explained.explanation.weight) == (f"{HOME}/ours", "Mine")
 
 
-def requesting(cpu: str) -> Json:
+def make_pod_spec(cpu: str) -> Json:
     """A pod's spec."""
     return {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
 
 
-def manifest(kind: str, name: str, spec: Json, *, namespace: str = "shop", **metadata: Any) -> Json:
+def make_manifest(kind: str, name: str, spec: Json, *, namespace: str = "shop", **metadata: Any) -> Json:
     return {"kind": kind, "metadata": {"name": name, "namespace": namespace, **metadata}, "spec": spec}
 
 
-def controller(
+def make_controller(
     kind: str, name: str, labels: Json, replicas: int, *, cpu: str = "100m", namespace: str = "shop"
 ) -> Json:
-    template = {"metadata": {"labels": {**labels, "app": name}}, "spec": requesting(cpu)}
+    template = {"metadata": {"labels": {**labels, "app": name}}, "spec": make_pod_spec(cpu)}
     spec = {"replicas": replicas, "template": template}
-    return {"apiVersion": "apps/v1", **manifest(kind, name, spec, namespace=namespace)}
+    return {"apiVersion": "apps/v1", **make_manifest(kind, name, spec, namespace=namespace)}
 
 
-def deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
+def make_deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
     """A Deployment of a workload of the group."""
     labels = pod(name, "")["metadata"]["labels"]
-    return controller("Deployment", name, labels, replicas, cpu=cpu, namespace="default")
+    return make_controller("Deployment", name, labels, replicas, cpu=cpu, namespace="default")
 
 
 @pytest.mark.parametrize(
@@ -111,23 +111,23 @@ def deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
     [
         ([{"kind": []}], "holds 0 AppGroups"),
         ([{"kind": "Deployment", "metadata": [1]}], r"Deployment \?: "),
-        ([group("default"), deployment("a", replicas=2_000_000_000)], "at most 10000 are planned"),
+        ([group("default"), make_deployment("a", replicas=2_000_000_000)], "at most 10000 are planned"),
     ],
 )
 async def test_malformed_or_too_large_groups_are_usage_errors(objects: list[Json], message: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=message):
-        await answer_of(session_of(HEAD, *NODES), "simulate", "-f", group_file(tmp_path, *objects))
+        await run_command(session_of(HEAD, *NODES), "simulate", "-f", write_group_file(tmp_path, *objects))
 
 
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
-    file = group_file(tmp_path, app_group, *(deployment(name, replicas=1, cpu="3") for name in "ab"))
+    file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=1, cpu="3") for name in "ab"))
     bound = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
-    pods = [{**each, "spec": {**each["spec"], **requesting("3")}} for each in bound]
+    pods = [{**each, "spec": {**each["spec"], **make_pod_spec("3")}} for each in bound]
     session = session_of(HEAD, *nodes, app_group, *pods)
     session.namespace = "default"
-    simulated = await answer_of(session, "simulate", "-f", file)
+    simulated = await run_command(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default_scheduler.unplaced == 0
 
 
@@ -135,11 +135,11 @@ async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_dist
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
     app_group["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
-    file = group_file(tmp_path, app_group, *(deployment(name, replicas=2) for name in "ab"))
+    file = write_group_file(tmp_path, app_group, *(make_deployment(name, replicas=2) for name in "ab"))
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
     session = session_of(HEAD, *nodes, service, topology(weight("UserDefined", 7)))
-    simulated = await answer_of(session, "simulate", "-f", file)
+    simulated = await run_command(session, "simulate", "-f", file)
     zones = simulated.network_aware.zones_by_workload
     assert sorted(zones["a"]) == sorted(zones["b"]) == ["z1", "z2"]
     assert simulated.network_aware.violations == 0, "each caller has a replica in its own zone, which answers it"
@@ -163,12 +163,12 @@ UNUSED_TOPOLOGIES = (
 async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
-    file = group_file(tmp_path, group())
+    file = write_group_file(tmp_path, group())
     session = session_of(CONFIGS[config], *NODES, *topologies)
     used = build_state(await session.read_snapshot()).costs("x")
-    simulated = await answer_of(session, "simulate", "-f", file)
+    simulated = await run_command(session, "simulate", "-f", file)
     session.notes.clear()
-    shown = await answer_of(session, "costs")
+    shown = await run_command(session, "costs")
     assert used.weight_name == ""
     assert (simulated.topology or "", simulated.weights or "") == (used.topology_key, used.weight_name)
     assert shown.network.weights is not None
@@ -180,32 +180,34 @@ WORKLOADS = [f"w{number}" for number in range(8)]
 LOCATIONS = {f"n{number}": Location("west", f"z{number}") for number in range(3)}
 
 
-def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
+def make_workload_objects(name: str, number: int, *, labelled: bool) -> list[Json]:
     """A Deployment with its Service and two pods, each in another zone."""
     labels = {"app": name, **({APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name} if labelled else {})}
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-5d9f", "uid": name, "controller": True}
     own: Json = {"labels": {**labels, "pod-template-hash": "5d9f"}, "ownerReferences": [owner]}
     pods = [
         {
-            **manifest("Pod", f"{name}-5d9f-{i}", {**requesting("100m"), "nodeName": f"n{(number + i) % 3}"}, **own),
+            **make_manifest(
+                "Pod", f"{name}-5d9f-{i}", {**make_pod_spec("100m"), "nodeName": f"n{(number + i) % 3}"}, **own
+            ),
             "status": {},
         }
         for i in (1, 2)
     ]
     service = {"selector": {"app": name}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    return [controller("Deployment", name, labels, 2), manifest("Service", name, service), *pods]
+    return [make_controller("Deployment", name, labels, 2), make_manifest("Service", name, service), *pods]
 
 
-async def compare(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, PlacementComparison]:
+async def compare_with_plan(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, PlacementComparison]:
     """The proposal of w0, which calls the seven others, on three nodes of three zones; and its comparison with the present."""
     status = {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}
     nodes = [{**node(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
-    objects = [each for i, name in enumerate(WORKLOADS) for each in workload(name, i, labelled=labelled)]
+    objects = [each for i, name in enumerate(WORKLOADS) for each in make_workload_objects(name, i, labelled=labelled)]
     ends = [WorkloadId("shop", name, "Deployment") for name in WORKLOADS]
     calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
     first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
     spread: Json = {"annotations": {"netaware.io/spread": "zone"}}
-    app_group = manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
+    app_group = make_manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
     session = session_of(HEAD, *nodes, *more, *objects, app_group)
     workloads = Workloads.from_objects(await session.list_unfinished_pods(), LOCATIONS)
     snapshot, graph = await session.read_snapshot(groups=True), TrafficGraph(tuple(calls), ())
@@ -214,8 +216,8 @@ async def compare(cpu: str, *more: Json, labelled: bool = False) -> tuple[Propos
 
 
 async def test_propose_compares_the_placement_with_one_plan_of_the_whole_group() -> None:
-    proposal, comparison = await compare("16")
-    labelled, same = await compare("16", labelled=True)
+    proposal, comparison = await compare_with_plan("16")
+    labelled, same = await compare_with_plan("16", labelled=True)
     assert (len(proposal.patches), len(labelled.patches)) == (len(WORKLOADS), 0)
     assert same == comparison
     current, planned = comparison.current, comparison.planned
@@ -223,10 +225,12 @@ async def test_propose_compares_the_placement_with_one_plan_of_the_whole_group()
     assert planned.zones_by_workload.keys() == current.zones_by_workload.keys() == set(planned.nodes_by_workload)
     assert {len(set(zones)) for zones in planned.zones_by_workload.values()} == {2}
     assert (current.unplaced, planned.unplaced) == (0, 0)
-    twin = controller("StatefulSet", "w1", {"app": "w1"}, 7)
-    assert (await compare("16", twin))[1] == comparison, "a StatefulSet with a Deployment's name is another workload"
+    twin = make_controller("StatefulSet", "w1", {"app": "w1"}, 7)
+    assert (await compare_with_plan("16", twin))[1] == comparison, (
+        "a StatefulSet with a Deployment's name is another workload"
+    )
 
 
 async def test_propose_counts_pods_that_a_plan_cannot_place() -> None:
-    _, comparison = await compare("300m")
+    _, comparison = await compare_with_plan("300m")
     assert comparison.planned.unplaced == 2 * len(WORKLOADS) - 9

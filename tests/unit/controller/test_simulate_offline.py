@@ -16,33 +16,35 @@ from tests.unit.controller import groups
 GROUP = "appgroup.diktyo.x-k8s.io"
 
 
-def plain(version: str, kind: str, made: Any, **metadata: Any) -> dict[str, Any]:
+def make_manifest(version: str, kind: str, made: Any, **metadata: Any) -> dict[str, Any]:
     """An object as a file has it."""
     body = msgspec.to_builtins(made)
     return {"apiVersion": version, "kind": kind, **body, "metadata": {**body["metadata"], **metadata}}
 
 
 def node(name: str, zone: str = "z0", cpu: str = "8", **more: Any) -> dict[str, Any]:
-    return plain("v1", "Node", groups.node(name, zone, cpu, **more))
+    return make_manifest("v1", "Node", groups.node(name, zone, cpu, **more))
 
 
 def pod(name: str, workload: str = "", *, cpu: str = "1", metadata: Any = None, **spec: Any) -> dict[str, Any]:
     """A pod that waits without a gate, of the group when it has a workload."""
-    made = plain("v1", "Pod", groups.waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
+    made = make_manifest("v1", "Pod", groups.waiting_pod(name, workload, cpu, **{"schedulingGates": None, **spec}))
     labels = made["metadata"]["labels"] if workload else {}
     return {**made, "metadata": {**made["metadata"], "labels": labels, **(metadata or {})}}
 
 
 def app_group(*edges: tuple[int, int, int], workloads: int = 2, name: str = "g", **annotations: str) -> dict[str, Any]:
     case = groups.Case((1,) * workloads, edges, (), ())
-    return plain(f"{GROUP}/v1alpha1", "AppGroup", groups.group_of(case, name=name, **annotations))
+    return make_manifest(f"{GROUP}/v1alpha1", "AppGroup", groups.group_of(case, name=name, **annotations))
 
 
 def topology(*cost: tuple[int, ...]) -> dict[str, Any]:
     """Costs between the zones z0, z1, ..."""
     metadata = {"name": "nt-default", "namespace": "default"}
     spec = {"configmapName": "c", "weights": [groups.weight_of(groups.Case((), (), cost, ()), "UserDefined")]}
-    return plain("networktopology.diktyo.x-k8s.io/v1alpha1", "NetworkTopology", {"metadata": metadata, "spec": spec})
+    return make_manifest(
+        "networktopology.diktyo.x-k8s.io/v1alpha1", "NetworkTopology", {"metadata": metadata, "spec": spec}
+    )
 
 
 @pytest.fixture

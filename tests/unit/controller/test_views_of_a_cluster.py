@@ -1,4 +1,4 @@
-"""Views of a made-up cluster: bases and quality flags of pairs, states of agents, groups, bandwidth, findings."""
+"""The overview of a made-up cluster: pairs of zones, agents, AppGroups, bandwidth and findings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, make_node, mak
 RESULTS = f"{HOME}/netperf-metrics"
 
 
-def samples_of(snapshot: ClusterSnapshot) -> list[Sample]:
+def read_samples(snapshot: ClusterSnapshot) -> list[Sample]:
     return [msgspec.json.decode(value, type=Sample) for value in snapshot.results[RESULTS].values()]
 
 
-def with_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
+def replace_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
     return msgspec.structs.replace(snapshot, results={RESULTS: data})
 
 
-def bandwidth_pod(pod: Pod) -> PodInfo:
+def read_pod_info(pod: Pod) -> PodInfo:
     return PodReader().read(pod)
 
 
-def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
+def findings_by_code(snapshot: ClusterSnapshot) -> dict[str, Finding]:
     """The findings of a snapshot, by code; the state of our programs is not readable."""
     status = ControlPlaneStatus(can_read_lease=False)
     return {
@@ -57,28 +57,28 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
 
 def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -> None:
     snapshot = make_snapshot(4)
-    first, *others = samples_of(snapshot)
+    first, *others = read_samples(snapshot)
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
-    network = build_overview(with_samples(snapshot, [old, *others])).network
+    network = build_overview(replace_samples(snapshot, [old, *others])).network
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
-    assert build_overview(with_samples(snapshot, others)).network.pairs_by_zones[first.zones].basis == "inferred"
+    assert build_overview(replace_samples(snapshot, others)).network.pairs_by_zones[first.zones].basis == "inferred"
     flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = build_overview(with_samples(snapshot, [flagged, *others])).network.pairs_by_zones
+    shown = build_overview(replace_samples(snapshot, [flagged, *others])).network.pairs_by_zones
     assert shown[flagged.zones].quality_flags == ("throttled",)
     bare = msgspec.structs.replace(snapshot, topologies=())
     assert all(pair.cost is None and pair.p50_us is not None for pair in build_overview(bare).network.pairs)
-    assert diagnosed(bare)["no-topology"].severity == "critical"
+    assert findings_by_code(bare)["no-topology"].severity == "critical"
 
 
 def test_a_pair_shows_the_round_trips_of_the_measurement_that_gives_its_cost() -> None:
     snapshot = make_snapshot(4)
-    first, *others = samples_of(snapshot)
+    first, *others = read_samples(snapshot)
     # Too few datagrams for a p99, so the cost would use netperf's.
     datagrams = msgspec.structs.replace(
         first.measurement, prober="datagrams", p50_us=1500.0, p90_us=1700.0, transactions=60
     )
     sample = msgspec.structs.replace(first, datagrams=datagrams, cost_source="datagrams")
-    pair = build_overview(with_samples(snapshot, [sample, *others])).network.pairs_by_zones[first.zones]
+    pair = build_overview(replace_samples(snapshot, [sample, *others])).network.pairs_by_zones[first.zones]
     assert (pair.prober, pair.p50_us, pair.p90_us) == ("datagrams", 1500.0, 1700.0)
     assert pair.p99_us == first.measurement.p99_us
 
@@ -104,7 +104,7 @@ def test_agents_are_up_down_or_excluded_with_a_reason() -> None:
     assert all(a.reason for a in agents if a.node != "n1")
     pod = make_pod("agent-x", node="n1", namespace=HOME)
     not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
-    agent_pod = bandwidth_pod(msgspec.structs.replace(pod, status=not_ready))
+    agent_pod = read_pod_info(msgspec.structs.replace(pod, status=not_ready))
     (first, *_) = build_overview(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert (first.node, first.state) == ("n1", "down")
     reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
@@ -158,7 +158,7 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
         make_pod("h", node="n1", annotations={"kubernetes.io/egress-bandwidth": "999500m"}),
     ]
     snapshot = ClusterSnapshot(
-        now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(bandwidth_pod(p) for p in pods)
+        now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(read_pod_info(p) for p in pods)
     )
     view = build_overview(snapshot).bandwidth
     assert {p.name: p.problem for p in view.pods} == {
@@ -180,9 +180,9 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
     small = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
-    pod = bandwidth_pod(make_pod("a", node="n1", request="2G"))
+    pod = read_pod_info(make_pod("a", node="n1", request="2G"))
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
-    assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
+    assert findings_by_code(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build_overview(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     assert none_left.is_overcommitted, "allocatable 0 with requests"
 
@@ -190,14 +190,16 @@ def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
 def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     snapshot = make_snapshot(4)
-    samples = [msgspec.structs.replace(each, taken_at=each.taken_at - age_s) for each in samples_of(snapshot)[:1]]
-    found = diagnosed(with_samples(snapshot, [*samples, *samples_of(snapshot)[1:]]))
-    assert [each.code for each in found.values() if each.severity != "info"] == ([code] if code else [])
+    samples = [msgspec.structs.replace(each, taken_at=each.taken_at - age_s) for each in read_samples(snapshot)[:1]]
+    findings = findings_by_code(replace_samples(snapshot, [*samples, *read_samples(snapshot)[1:]]))
+    assert [each.code for each in findings.values() if each.severity != "info"] == ([code] if code else [])
 
 
 def test_an_unenforced_limit_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     limited = {"kubernetes.io/egress-bandwidth": "1G"}
-    pods = tuple(bandwidth_pod(make_pod(name, node="n1", annotations=limited)) for name in "ab")
-    found = diagnosed(msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods))
-    assert found["limits-not-enforced"].affects == ("default/a",)
+    pods = tuple(read_pod_info(make_pod(name, node="n1", annotations=limited)) for name in "ab")
+    findings = findings_by_code(
+        msgspec.structs.replace(make_snapshot(2), verdicts_by_pod=verdicts, bandwidth_pods=pods)
+    )
+    assert findings["limits-not-enforced"].affects == ("default/a",)
