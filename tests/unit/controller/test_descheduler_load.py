@@ -1,4 +1,4 @@
-"""LowNodeLoad decides as seed 004 describes it: its threshold table, its free capacity, its stress example, each argument."""
+"""LowNodeLoad: classes of nodes, free capacity, reasons of moves, each argument, anomaly detection, and the taint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOAD = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDL
 def cluster(
     cores: Mapping[str, float], used: Mapping[str, float], *, size: int = 4, **flags: Mapping[str, Any]
 ) -> DeschedulerSnapshot:
-    """Nodes by cores in use, and pods on ``hot`` by theirs; ``flags`` are fields of nodes."""
+    """Nodes with these cores in use, and pods on node ``hot`` with those; ``flags`` are fields of nodes by name."""
     nodes = [node(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
     usage = {name: amounts(one, 1) for name, one in cores.items()}
     return snapshot(
@@ -56,8 +56,8 @@ def cluster(
 ONE = cluster({"hot": 3, "idle": 0.2}, {"p": 1.5})
 
 
-def kinds(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
-    """Classes of nodes with this cpu usage and idle memory."""
+def load_classes(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
+    """Load classes of nodes with this cpu usage and idle memory."""
     nodes = [node(name, cpu="100", **flags.get(name, {})) for name in cpu_percent]
     usage = {name: {"cpu": percent * 1000, "memory": 0.0} for name, percent in cpu_percent.items()}
     return {state.node: state.kind for state in once(snapshot(nodes, [], usage), settings(policy)).plan.nodes}
@@ -73,24 +73,24 @@ MEAN = {"useDeviationThresholds": True}
 @pytest.mark.parametrize(
     ("policy", "percent", "found"),
     [
-        # The seed's figure: between 45 and 70 percent.
+        # koordinator's figure: between 45 and 70 percent.
         (cpu(45, 70), {"a": 4, "b": 45, "c": 45.1, "d": 70, "e": 70.1}, "under under normal normal over"),
         (cpu(10, 10), {"a": 60, "b": 50, "c": 40, "d": 70, "e": 30}, "over over over over over"),
         # Deviations are distances from the mean, and stay within 0 and 100.
         (cpu(10, 10, **MEAN), {"a": 60, "b": 50, "c": 40, "d": 70, "e": 30}, "normal normal under over under"),
         (cpu(20, 20, **MEAN), {"a": 2, "b": 0}, "normal under"),
         (cpu(20, 20, **MEAN), {"a": 100, "b": 90}, "normal normal"),
-        # No target, but perhaps a source.
+        # Unschedulable and unready nodes are no targets.
         (cpu(20, 50), {"cordoned": 4, "unready": 4, "cordoned-hot": 98}, "normal normal over"),
     ],
 )
 def test_classes_of_nodes_by_their_thresholds(policy: dict[str, Any], percent: dict[str, float], found: str) -> None:
     flags = {"cordoned": {"unschedulable": True}, "unready": {"ready": False}, "cordoned-hot": {"unschedulable": True}}
-    classes = kinds(policy, percent, **flags)
+    classes = load_classes(policy, percent, **flags)
     assert [classes[name].removesuffix("utilized") for name in percent] == found.split()
 
 
-def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
+def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> None:
     nodes = [node(name, cpu="10", memory="10Gi") for name in ("memory-hot", "cpu-idle-only", "idle")]
     usage = {"memory-hot": amounts(1, 7), "cpu-idle-only": amounts(1, 4), "idle": amounts(2, 3)}
     found = once(snapshot(nodes, [], usage), settings()).plan.nodes
@@ -101,7 +101,7 @@ def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
     ]
 
 
-def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_without_it() -> None:
+def test_bandwidth_has_thresholds_on_nodes_that_have_the_resource() -> None:
     name = "network.aware.com/bandwidth"
     rules = settings({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
     nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
@@ -110,8 +110,8 @@ def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_witho
     assert {s.node: s.kind for s in found} == {"busy": "overutilized", "idle": "underutilized", "no-agent": "unknown"}
 
 
-def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> None:
-    """The idle node takes up to 50 % of 4 cores: 1.8 cores. Three pods of one core each want to go."""
+def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
+    """The idle node takes up to 50 % of 4 cores, which leaves 1.8 cores for three pods of one core each."""
     decision = once(cluster({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"}), settings())
     assert moved(decision) == ["p0"]
     assert [(skip.pod, skip.condition) for skip in decision.plan.skips] == [
@@ -131,7 +131,7 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
         ({}, "no further pod runs on it"),
     ],
 )
-def test_a_node_that_stays_overutilized_says_which_pods_are_left(cpu_of_pods: dict[str, float], reason: str) -> None:
+def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: dict[str, float], reason: str) -> None:
     decision = once(cluster({"hot": 7.5, "idle": 0.2}, cpu_of_pods, hot={"cpu": "8"}, idle={"cpu": "8"}), settings())
     assert [s.why for s in decision.plan.nodes if s.node == "hot"] == [reason]
 
@@ -157,7 +157,7 @@ def test_the_stress_pod_of_the_example_moves_from_the_hot_node_to_the_idle_one()
 @pytest.mark.parametrize(
     ("usage", "pods", "reasons"),
     [
-        # The seed's listing.
+        # koordinator's listing.
         ((2.2452, 4), {"p": (1.75, 3.2)}, ["cpu usage(56.13%)>threshold(50.00%)"]),
         (
             (3, 12),
@@ -182,7 +182,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
     assert [move.reason for move in moves] == [f"node is overutilized, node {reason}" for reason in reasons]
 
 
-# Each argument of the seed
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
         ({"nodeSelector": {"matchLabels": {"pool": "b"}}}, ""),
     ],
 )
-def test_namespaces_and_selectors_admit_pods_to_moves(policy: dict[str, Any], goes: str) -> None:
+def test_namespaces_and_selectors_limit_which_pods_move(policy: dict[str, Any], goes: str) -> None:
     spaces = {"a": "infra", "b": "shop", "c": "shop"}
     pods = [pod(n, "hot", namespace=space, labels={"app": n}, owner=f"ReplicaSet/{n}-1") for n, space in spaces.items()]
     nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
@@ -214,7 +214,7 @@ def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
     assert "LowNodeLoad is paused" in decision.plan.notes
 
 
-def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
+def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
     view = cluster({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
     assert moved(once(view, settings({"numberOfNodes": 1}))) == ["p"]
     decision = once(view, settings({"numberOfNodes": 2}))
@@ -230,7 +230,7 @@ def test_without_node_fit_capacity_is_still_deducted() -> None:
     )
 
 
-def test_resource_weights_decide_which_hot_node_comes_first() -> None:
+def test_resource_weights_decide_which_node_is_relieved_first() -> None:
     nodes = [*(node(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")), node("idle", cpu="100")]
     usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
     pods = [alone("c", "cpu-hot"), alone("m", "memory-hot")]
@@ -239,17 +239,17 @@ def test_resource_weights_decide_which_hot_node_comes_first() -> None:
     assert moved(once(view, settings({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
 
 
-def test_node_pools_have_their_own_thresholds_and_each_node_one_pool() -> None:
+def test_each_node_belongs_to_one_pool_with_thresholds_and_targets_of_its_own() -> None:
     batch = {"name": "batch", "nodeSelector": {"matchLabels": {"pool": "batch"}}, **cpu(80, 95)}
     policy = cpu(20, 50, nodePools=[batch, {"name": "rest", "nodeSelector": {}}])
-    found = kinds(policy, {"b": 70, "r": 70}, b={"labels": {"pool": "batch"}})
+    found = load_classes(policy, {"b": 70, "r": 70}, b={"labels": {"pool": "batch"}})
     assert found == {"b": "underutilized", "r": "overutilized"}
     nodes = [node("b", labels={"pool": "batch"}), node("r")]
     view = snapshot(nodes, [pod("p", "r")], {"b": amounts(0.1, 0), "r": amounts(3, 0)}, {"p": amounts(1.5, 0)})
-    assert moved(once(view, settings(policy))) == [], "a pool's pods go to its own nodes"
+    assert moved(once(view, settings(policy))) == [], "pods move only to nodes of their pool"
 
 
-def test_expired_usage_makes_a_node_neither_source_nor_target() -> None:
+def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
     known = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
     for gone, why in (
         ("hot", "its usage is older than nodeMetricExpirationSeconds"),
@@ -273,32 +273,32 @@ def condition(timeout: str = "1m", abnormal: int = 5, normal: int = 3) -> dict[s
 @pytest.mark.parametrize(
     ("usage", "anomaly", "found"),
     [
-        ("^^^^^^", condition(), "----HH"),
-        ("^", condition("1m", 1, 1), "H"),
-        ("^^^^.^^^^^", condition(), "---------H"),
-        ("^^^^^..^...", condition(), "----HHHHHH-"),
-        ("^^..", condition("10m", 2, 2), "-HH-"),
-        # Plans avoid a node until it is normal again, though the finding has expired.
-        ("^^^^^^^^^^^^...", condition("20s", abnormal=3), "--HHHwwHHHwwww-"[:15]),
-        # A round that does not know the usage ends what counts in a row.
-        ("^^ ^^^", condition(abnormal=3), "-----H"),
+        ("^^^^^^", condition(), "----AA"),
+        ("^", condition("1m", 1, 1), "A"),
+        ("^^^^.^^^^^", condition(), "---------A"),
+        ("^^^^^..^...", condition(), "----AAAAAA-"),
+        ("^^..", condition("10m", 2, 2), "-AA-"),
+        # Plans avoid a node until it is normal again, although its anomaly has timed out.
+        ("^^^^^^^^^^^^...", condition("20s", abnormal=3), "--AAAvvAAAvvvv-"[:15]),
+        # Unknown usage resets the counts of consecutive rounds.
+        ("^^ ^^^", condition(abnormal=3), "-----A"),
     ],
 )
-def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_the_timeout_ends_it(
+def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
     usage: str, anomaly: dict[str, Any], found: str
 ) -> None:
-    """``^`` is a round over the threshold, ``.`` one below, ten seconds apart; ``H`` where it is hot after it, ``w`` warm."""
+    """``^`` is a round above the threshold, ``.`` one below, ten seconds apart. After it, ``A`` is anomalous, ``v`` only avoided."""
     signs, state = "", ReasonDurations()
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
         rules = settings({"anomalyCondition": anomaly}, intervalS=10)
         state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).durations
         detector = state.detectors["n"]
-        signs += "H" if detector.is_anomalous else "w" if detector.is_avoided else "-"
+        signs += "A" if detector.is_anomalous else "v" if detector.is_avoided else "-"
     assert signs == found
 
 
-def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
+def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
     rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
         decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
@@ -309,13 +309,13 @@ def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
     assert moved(decided(ONE, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
-def test_a_node_without_pods_is_not_stuck_before_it_was_hot_for_enough_rounds() -> None:
+def test_a_node_without_pods_is_not_stuck_before_it_is_anomalous() -> None:
     rules = settings({"anomalyCondition": condition()})
     (state,) = once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
     assert (state.is_stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
 
 
-def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds() -> None:
+def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
@@ -329,7 +329,6 @@ def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds()
 
 
 def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> None:
-    """Otherwise each round would evict more pods while no replacement starts."""
     view = cluster({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_at_s": NOW_S - 250}
     for replacement, moves in (({}, 1), (bound, 3)):
@@ -344,8 +343,8 @@ def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> No
             assert len(moved(decision)) == moves
 
 
-def two_planned(**nodes_of: str) -> World:
-    """Hot nodes with pods that plans of their groups placed, one idle node that takes one of them, and a large one."""
+def world_of_planned_pods(**nodes_of: str) -> World:
+    """Overutilized nodes with pods that plans of their groups placed, an idle node that takes one pod, and a large node."""
     world = World()
     for name, cores in (("hot1", "4"), ("hot2", "4"), ("idle", "4"), ("large", "40")):
         world.nodes[name] = node(name, cpu=cores)
@@ -359,16 +358,16 @@ def two_planned(**nodes_of: str) -> World:
     return world
 
 
-def used_by(world: World) -> UsageView:
+def usage_in(world: World) -> UsageView:
     nodes = {"hot1": amounts(2.5, 1), "hot2": amounts(2.5, 1), "idle": amounts(0.5, 1), "large": amounts(7, 1)}
     return UsageView(nodes, dict.fromkeys(world.pods, amounts(1.2, 0.1)))
 
 
 async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
-    """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
-    world = two_planned(a="hot1", b="hot2")
+    """The plans of two groups have a pod each on the idle node; both pods would make it overutilized."""
+    world = world_of_planned_pods(a="hot1", b="hot2")
     unconfirmed = decide(
-        world.snapshot(used_by(world)), History(), ReasonDurations(), settings(), NOW_S, assume_lasting=True
+        world.snapshot(usage_in(world)), History(), ReasonDurations(), settings(), NOW_S, assume_lasting=True
     )
     assert moved(unconfirmed.decision) == ["a", "b"]
 
@@ -383,12 +382,12 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
 
 
 @pytest.mark.parametrize("max_skips", [2000, 0])
-async def test_a_pod_that_the_planner_would_not_move_does_not_keep_other_pods_on_the_node(
+async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_move(
     max_skips: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes first in each round."""
+    """That pod is chosen first in each round."""
     monkeypatch.setattr("controller.descheduler.plan_builder.MAX_SKIPS", max_skips)
-    world, simulated = two_planned(first="hot1"), list[str]()
+    world, simulated = world_of_planned_pods(first="hot1"), list[str]()
     world.pods["default/second"] = alone("second", "hot1")
 
     async def simulate_replacement(_group: str, key: str, _seed: int) -> Target:
@@ -397,31 +396,31 @@ async def test_a_pod_that_the_planner_would_not_move_does_not_keep_other_pods_on
 
     history, moves = History(), []
     for i in range(8):
-        view = world.snapshot(used_by(world))
+        view = world.snapshot(usage_in(world))
         unconfirmed = decide(view, history, ReasonDurations(), settings(), NOW_S + 60 * i, assume_lasting=True)
         found = await unconfirmed.confirm(simulate_replacement)
         history = found.history
         moves.append(moved(found))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
-    assert simulated == ["default/first"] * 2, "the planner is asked again after five minutes, then ten, and so on"
+    assert simulated == ["default/first"] * 2, "the planner is asked again after five minutes, then after ten"
 
 
-# The soft taint
+# The taint
 
 
-def test_hot_nodes_and_those_above_the_middle_of_their_thresholds_are_tainted_until_they_have_low_load() -> None:
-    """The middle of 20 and 50 % is 35 %."""
+def test_nodes_are_tainted_above_the_midpoint_of_their_thresholds_until_they_are_underutilized() -> None:
+    """The midpoint of 20 and 50 % is 35 %."""
     soft = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}]
     nodes = {n.name: n for n in (node("plain"), node("tainted", taints=soft))}
 
-    def tainted(cpu: float, *, kind: LoadClass = "normal", hot: bool = False) -> set[str]:
+    def tainted(cpu: float, *, kind: LoadClass = "normal", anomalous: bool = False) -> set[str]:
         states = [NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0}) for name in nodes]
-        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_anomalous=hot)), nodes))
+        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_anomalous=anomalous)), nodes))
 
     assert tainted(36) == {"plain", "tainted"}
     assert tainted(30) == {"tainted"}
     assert tainted(20) == set()
-    assert tainted(20, hot=True) == {"plain", "tainted"}
+    assert tainted(20, anomalous=True) == {"plain", "tainted"}
     assert tainted(0, kind="unknown") == {"tainted"}
 
 
@@ -431,7 +430,7 @@ def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
         return msgspec.convert({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"taints": taints}}, Node)
 
     nodes = {n.metadata.name: n for n in (wire("a"), wire("b", "x"), wire("c", "x", HOT_TAINT), wire("d", HOT_TAINT))}
-    # With another effect it is a user's own.
+    # With another effect, the taint belongs to a user.
     nodes["e"] = wire("e", HOT_TAINT, effect="NoSchedule")
     ours = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
     assert taint_patches(nodes, frozenset({"a", "b", "d"})) == {
