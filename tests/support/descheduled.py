@@ -1,4 +1,4 @@
-"""Made-up clusters for tests and benchmarks of the descheduler: nodes, pods, usage and rounds.
+"""Builds clusters, configurations and decisions for tests and benchmarks of the descheduler.
 
 Tests import the product's names from here too, so that a rename changes one file.
 """
@@ -41,7 +41,7 @@ from kubekit.wire import Node, format_time
 GI = 1 << 30
 NOW_S = 1_800_000_000.0
 CALM: dict[str, Any] = {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}
-"""Acts on the first hot round, for tests of everything but anomalies."""
+"""An anomaly condition that acts in the first round, for tests of everything but anomalies."""
 
 _READER = PodReader()
 
@@ -62,33 +62,33 @@ class World:
 
     @property
     def inputs(self) -> PlanInputs:
-        """As the scheduler has it."""
+        """The planner's inputs."""
         return PlanInputs(self.network, self.cache, self.volumes)
 
     @property
     def nodes(self) -> dict[str, Host]:
-        """By name."""
+        """Nodes by name."""
         return self.cache.hosts
 
     def on_node_change(self, name: str, new: Node | None) -> None:
-        """A node changed."""
+        """Add, update or remove a node."""
         self.cache.on_node_change(name, None, new)
         self.network.on_node_change(name, None, new)
 
     def on_pod_change(self, key: str, new: PodInfo | None) -> None:
-        """A pod changed."""
+        """Add, update or remove a pod."""
         old = self.pods.pop(key, None)
         self.network.on_pod_change(key, old.group_pod if old else None, new.group_pod if new else None)
         if new is not None:
             self.pods[key] = new
 
     def snapshot(self, usage: UsageView = NO_USAGE) -> DeschedulerSnapshot:
-        """Now, with this usage."""
+        """A snapshot with this usage."""
         return replace(take_snapshot(self.inputs, self.pods, self.budgets, "netaware-system"), usage=usage)
 
 
 def node(name: str, **fields: Any) -> Host:
-    """`node_object`, read by the descheduler."""
+    """A node in the descheduler's form, from the fields of `node_object`."""
     return host_of(node_object(name, **fields))
 
 
@@ -117,12 +117,12 @@ def node_object(
 
 
 def pod(name: str, on: str, **fields: Any) -> PodInfo:
-    """`pod_document`, read by the descheduler."""
+    """A pod in the descheduler's form, from the fields of `pod_document`."""
     return read(pod_document(name, on, **fields))
 
 
-def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
-    """A pod of a workload of its own."""
+def single_pod(name: str, on: str = "hot", **fields: Any) -> PodInfo:
+    """The only pod of a workload."""
     return pod(name, on, **{"owner": f"ReplicaSet/{name}-1", **fields})
 
 
@@ -175,12 +175,12 @@ def pod_document(
 
 
 def read(document: Mapping[str, Any]) -> PodInfo:
-    """A pod of the API server in the compact form."""
+    """Convert a pod of the API server to the descheduler's form."""
     return _READER.read(msgspec.convert(document, Pod))
 
 
 def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
-    """Cores, GiB and bits per second as the rules want them."""
+    """Convert cores, GiB and bits per second to amounts by resource."""
     units = {"cpu": (cpu, 1000), "memory": (memory, GI), "network.aware.com/bandwidth": (bandwidth, 1)}
     return {resource: amount * unit for resource, (amount, unit) in units.items() if amount is not None}
 
@@ -195,7 +195,7 @@ def snapshot(
     expired: Iterable[str] = (),
     volumes: Volumes | None = None,
 ) -> DeschedulerSnapshot:
-    """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
+    """A snapshot; the keys of ``pod_usage`` are ``name``, for namespace default, or ``namespace/name``."""
     world = World(volumes=volumes)
     world.nodes.update((n.name, n) for n in nodes)
     world.pods.update((p.key, p) for p in pods)
@@ -205,7 +205,7 @@ def snapshot(
 
 
 def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:
-    """A PodDisruptionBudget of the pods that have a label, ``app`` or ``app=web``; of all where it names none."""
+    """A PodDisruptionBudget for pods with the label ``app`` or ``app=web``; for all pods if the selector is empty."""
     key, is_value, value = selector.partition("=")
     has_label = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
     body = {
@@ -216,8 +216,8 @@ def budget(name: str, selector: str, allowed: int, namespace: str = "default") -
     return msgspec.convert(body, PodDisruptionBudget)
 
 
-def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> ResolvedConfig:
-    """The configuration with a policy (LowNodeLoadArgs) that acts on the first hot round, and generous limits unless given."""
+def make_config(policy: Mapping[str, Any] | None = None, **sections: Any) -> ResolvedConfig:
+    """A configuration whose policy (LowNodeLoadArgs) acts in the first round, by default with generous limits."""
     args = {
         "lowThresholds": {"cpu": 20, "memory": 30},
         "highThresholds": {"cpu": 50, "memory": 60},
@@ -232,7 +232,7 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Resolv
         "unavailablePerWorkload": 1000,
     }
     limits = {**free, **sections.pop("limits", {})}
-    # Most made-up workloads have one pod, and most rules have nothing to do with that.
+    # Most made-up workloads have one young pod.
     protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
     document = {"policy": args, "limits": limits, "protection": protection, **sections}
     return msgspec.convert(document, DeschedulerConfig).resolve()
@@ -252,17 +252,17 @@ def pending_move(
     cost_before: int = -1,
     **follow: Any,
 ) -> PendingMove:
-    """A move of before; ``follow`` is what else is remembered of it."""
+    """An earlier move; ``follow`` are other fields of `PendingMove`."""
     move = Move(pod, uid, workload, node, target, strategy, "r", usage or {}, cost_before=cost_before, group=group)
     return PendingMove(move, planned_at_s, **follow)
 
 
-def moved(decision: DescheduleDecision) -> list[str]:
-    """Names of the pods that would go, in order."""
+def moved_pods(decision: DescheduleDecision) -> list[str]:
+    """Names of the pods that the plan moves, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
 
-def decided(
+def decide_unconfirmed(
     view: DeschedulerSnapshot,
     history: History,
     durations: ReasonDurations,
@@ -271,12 +271,12 @@ def decided(
     *,
     assume_lasting: bool = False,
 ) -> DescheduleDecision:
-    """The decision of `decide` alone."""
+    """The decision of `decide`, without the planner's confirmation."""
     return decide(view, history, durations, rules, now, assume_lasting=assume_lasting).decision
 
 
-def once(
-    view: DeschedulerSnapshot, rules: ResolvedConfig, *, memory: History | None = None, now: float = NOW_S
+def decide_once(
+    view: DeschedulerSnapshot, rules: ResolvedConfig, *, history: History | None = None, now: float = NOW_S
 ) -> DescheduleDecision:
-    """One round from nothing."""
-    return decided(view, memory or History(), ReasonDurations(), rules, now)
+    """The decision of one round, by default without earlier moves."""
+    return decide_unconfirmed(view, history or History(), ReasonDurations(), rules, now)

@@ -15,7 +15,7 @@ from controller.descheduler.conditions import CONDITIONS
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.support.descheduled import amounts, budget, node, once, pod, settings, snapshot
+from tests.support.descheduled import amounts, budget, decide_once, make_config, node, pod, snapshot
 
 COMMAND = DescheduleCommand()
 
@@ -28,7 +28,7 @@ def make_preview() -> RoundPreview:
     view = snapshot(
         nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
     )
-    plan = once(view, settings()).plan
+    plan = decide_once(view, make_config()).plan
     return RoundPreview(plan, count_skips(plan), dropped_readings_by_reason={"negative": 2})
 
 

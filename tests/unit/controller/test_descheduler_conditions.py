@@ -18,15 +18,15 @@ from tests.support.descheduled import (
     Host,
     PodDisruptionBudget,
     PodInfo,
-    alone,
     amounts,
     budget,
-    moved,
+    decide_once,
+    make_config,
+    moved_pods,
     node,
-    once,
     pending_move,
     pod,
-    settings,
+    single_pod,
     snapshot,
 )
 
@@ -39,7 +39,7 @@ BIG = node("idle", cpu="64", memory="256Gi")
 def decide_for(
     *pods: PodInfo,
     cpu: float | None = 0.5,
-    memory: History | None = None,
+    history: History | None = None,
     idle: Host = BIG,
     budgets: Iterable[PodDisruptionBudget] = (),
     **sections: Any,
@@ -48,7 +48,7 @@ def decide_for(
     nodes = [node("hot"), idle]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
     view = snapshot(nodes, pods, usage, {p.key: amounts(cpu, 0.1) for p in pods}, budgets=budgets)
-    return once(view, settings(sections.pop("policy", None), **sections), memory=memory)
+    return decide_once(view, make_config(sections.pop("policy", None), **sections), history=history)
 
 
 WEB = "default/ReplicaSet/web-5d4f"
@@ -77,7 +77,7 @@ CASES = [
     Case(
         "usage-lag",
         {},
-        {"memory": History(pending=(pending_move(planned_at_s=NOW_S - 60),))},
+        {"history": History(pending=(pending_move(planned_at_s=NOW_S - 60),))},
         "1 recent moves show in its usage",
     ),
     *(
@@ -119,7 +119,7 @@ CASES = [
     Case(
         "breaker",
         {},
-        {"memory": History(breaker_entries=(BreakerEntry(NOW_S, "LowNodeLoad"),) * 4)},
+        {"history": History(breaker_entries=(BreakerEntry(NOW_S, "LowNodeLoad"),) * 4)},
         "0 of 4 moves in 24 h helped",
     ),
     Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
@@ -129,22 +129,24 @@ CASES = [
     Case(
         "group-limit",
         {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
-        {"memory": History(pending=(pending_move(node="far", group="default/g"),))},
+        {"history": History(pending=(pending_move(node="far", group="default/g"),))},
         "another pod of AppGroup default/g is being moved",
     ),
     Case(
         "replica-backoff",
         {"uid": "q"},
-        {"memory": History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "the planner")})},
+        {"history": History(backoffs={"q": BackoffEntry(NOW_S + 60, 1, "the planner")})},
     ),
     Case(
         "workload-backoff",
         {},
-        {"memory": History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")})},
+        {"history": History(backoffs={WEB: BackoffEntry(NOW_S + 7200, 2, "returned")})},
         f"{WEB} had 2 failed moves in a row (returned); not moved for another 120 min",
     ),
     Case(
-        "workload-limit", {}, {"limits": {"perWorkload": 1}, "memory": History(evictions=(Eviction(NOW_S - 299, WEB),))}
+        "workload-limit",
+        {},
+        {"limits": {"perWorkload": 1}, "history": History(evictions=(Eviction(NOW_S - 299, WEB),))},
     ),
     Case(
         "unavailable-limit",
@@ -199,34 +201,34 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     ],
 )
 def test_pods_that_settings_or_annotations_allow_are_moved(fields: dict[str, Any], sections: dict[str, Any]) -> None:
-    assert moved(decide_for(alone("p", **fields), **sections)) == ["p"]
+    assert moved_pods(decide_for(single_pod("p", **fields), **sections)) == ["p"]
 
 
 def test_pods_move_by_priority_then_qos_class_then_eviction_cost_then_usage_then_age() -> None:
     nodes = [node("hot", cpu="10"), node("idle", cpu="64", memory="256Gi")]
     cost = {"descheduler.koordinator.sh/eviction-cost": "5"}
     pods = [
-        alone("g-young", created_s=NOW_S - 10),
-        alone("f-old", created_s=NOW_S - 1000),
-        alone("e-big", created_s=NOW_S - 2000),
-        alone("d-costly", annotations=cost),
-        alone("c-guaranteed", qos="Guaranteed"),
-        alone("b-best-effort", qos="BestEffort"),
-        alone("a-important", priority=5),
+        single_pod("g-young", created_s=NOW_S - 10),
+        single_pod("f-old", created_s=NOW_S - 1000),
+        single_pod("e-big", created_s=NOW_S - 2000),
+        single_pod("d-costly", annotations=cost),
+        single_pod("c-guaranteed", qos="Guaranteed"),
+        single_pod("b-best-effort", qos="BestEffort"),
+        single_pod("a-important", priority=5),
     ]
     used = {p.key: amounts(0.2, 0.1) for p in pods} | {"default/e-big": amounts(0.3, 0.1)}
     view = snapshot(nodes, pods, {"hot": amounts(9.9, 1), "idle": amounts(0, 0)}, used)
     order = ["b-best-effort", "e-big", "g-young", "f-old", "d-costly", "c-guaranteed", "a-important"]
-    assert moved(once(view, settings())) == order
+    assert moved_pods(decide_once(view, make_config())) == order
 
 
 def test_the_smallest_pod_whose_move_alone_suffices_moves_first() -> None:
     # 4 cores at 2.5: half a core must go.
     nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
-    pods = [alone(name) for name in ("small", "just-enough", "huge")]
+    pods = [single_pod(name) for name in ("small", "just-enough", "huge")]
     used = {"small": amounts(0.4, 0.1), "just-enough": amounts(0.6, 0.1), "huge": amounts(1.4, 0.1)}
     view = snapshot(nodes, pods, {"hot": amounts(2.5, 1), "idle": amounts(0, 0)}, used)
-    assert moved(once(view, settings())) == ["just-enough"]
+    assert moved_pods(decide_once(view, make_config())) == ["just-enough"]
 
 
 # Node fit
@@ -264,37 +266,37 @@ def node_affinity(key: str, operator: str, value: str) -> dict[str, Any]:
 )
 def test_node_fit_checks_constraints_requests_and_usage(spec: dict[str, Any], target: dict[str, Any], why: str) -> None:
     idle = node("idle", **{"cpu": "64", "memory": "256Gi", **target})
-    decision = decide_for(alone("p", spec=spec), cpu=0.6, idle=idle)
+    decision = decide_for(single_pod("p", spec=spec), cpu=0.6, idle=idle)
     assert [s.why for s in decision.plan.skips] == ([f"0/1 nodes are available: 1 {why}"] if why else [])
-    assert moved(decision) == ([] if why else ["p"])
+    assert moved_pods(decision) == ([] if why else ["p"])
 
 
 def test_node_fit_is_checked_again_for_equal_pods_with_other_labels() -> None:
     anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
     shy = pod("shy", "idle", spec={"affinity": anti})
     nodes, usage = [node("hot"), node("idle", cpu="64")], {"hot": amounts(4, 1), "idle": amounts(0, 1)}
-    pods = [alone(name, labels={"app": name}) for name in ("a", "b", "c")]
+    pods = [single_pod(name, labels={"app": name}) for name in ("a", "b", "c")]
     view = snapshot(nodes, [*pods, shy], usage, {name: amounts(0.9, 0.1) for name in ("a", "b", "c")})
-    assert moved(once(view, settings())) == ["b", "c"]
+    assert moved_pods(decide_once(view, make_config())) == ["b", "c"]
 
 
 def test_required_anti_affinity_counts_moves_of_the_same_round() -> None:
     term = {**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}
     anti = {"affinity": {"podAntiAffinity": {REQUIRED: [term]}}}
-    here = [alone(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
+    here = [single_pod(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
     nodes = [node("hot"), *(node(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
     there = [pod("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
     usage = {"hot": amounts(4, 1)} | {f"idle-{i}": amounts(i, i) for i in range(3)}
     view = snapshot(nodes, [*here, *there], usage, {p.name: amounts(0.5, 0.1) for p in here})
-    targets = [move.target for move in once(view, settings()).plan.moves]
+    targets = [move.target for move in decide_once(view, make_config()).plan.moves]
     assert targets == ["idle-1", "idle-2"]
 
 
 def test_the_least_loaded_node_that_fits_is_the_target_until_it_would_be_overutilized() -> None:
     nodes = [node("hot", cpu="16"), node("a", cpu="4"), node("b", cpu="4")]
-    pods = [alone(f"p{i}") for i in range(6)]
+    pods = [single_pod(f"p{i}") for i in range(6)]
     usage = {"hot": amounts(16, 1), "a": amounts(0.4, 1), "b": amounts(0.2, 1)}
-    plan = once(snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods}), settings()).plan
+    plan = decide_once(snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods}), make_config()).plan
     # At 0.8 cores each, a third pod would make either of them overutilized.
     assert [move.target for move in plan.moves] == ["b", "a", "b", "a"]
 
@@ -307,18 +309,18 @@ def test_a_percentage_of_a_workload_is_rounded_down_but_at_least_one_pod(
 ) -> None:
     pods = [pod(f"p{i}", "hot") for i in range(8)] + [pod(f"far-{i}", "elsewhere") for i in range(elsewhere)]
     limits = {"perWorkload": limit, "unavailablePerWorkload": 100}
-    assert len(moved(decide_for(*pods, cpu=0.3, limits=limits))) == moves
+    assert len(moved_pods(decide_for(*pods, cpu=0.3, limits=limits))) == moves
 
 
 def test_earlier_moves_take_capacity_before_usage_shows_them() -> None:
     nodes = [node("hot", cpu="8"), node("idle"), node("left", cpu="8")]
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
-    view = snapshot(nodes, [alone("p")], usage, {"p": amounts(1, 0.1)})
-    assert moved(once(view, settings())) == ["p"]
+    view = snapshot(nodes, [single_pod("p")], usage, {"p": amounts(1, 0.1)})
+    assert moved_pods(decide_once(view, make_config())) == ["p"]
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_at_s": NOW_S - 10}
     for cores, replacement in ((1.5, bound), (1.9, {})):
         move = pending_move(node="left", usage=amounts(cores, 0.1), **replacement)
-        assert moved(once(view, settings(), memory=History(pending=(move,)))) == []
+        assert moved_pods(decide_once(view, make_config(), history=History(pending=(move,)))) == []
 
 
 WEB_PODS = {"labelSelector": {"matchLabels": {"app": "web"}}}
@@ -351,4 +353,4 @@ def test_spread_and_anti_affinity_of_other_pods_exclude_nodes(
     nodes = [node("hot", labels={"zone": "a"}), node("idle", labels={"zone": "b"})]
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, [moving, *others], usage, {"web": amounts(1, 1)})
-    assert moved(once(view, settings())) == (["web"] if moves else [])
+    assert moved_pods(decide_once(view, make_config())) == (["web"] if moves else [])

@@ -24,17 +24,17 @@ from tests.support.descheduled import (
     Target,
     UsageView,
     World,
-    alone,
     amounts,
     decide,
-    decided,
-    moved,
+    decide_once,
+    decide_unconfirmed,
+    make_config,
+    moved_pods,
     node,
     nodes_to_taint,
-    once,
     pending_move,
     pod,
-    settings,
+    single_pod,
     snapshot,
 )
 
@@ -49,7 +49,7 @@ def cluster(
     nodes = [node(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
     usage = {name: amounts(one, 1) for name, one in cores.items()}
     return snapshot(
-        nodes, [alone(name) for name in used], usage, {name: amounts(one, 0.1) for name, one in used.items()}
+        nodes, [single_pod(name) for name in used], usage, {name: amounts(one, 0.1) for name, one in used.items()}
     )
 
 
@@ -60,7 +60,7 @@ def load_classes(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **
     """Load classes of nodes with this cpu usage and idle memory."""
     nodes = [node(name, cpu="100", **flags.get(name, {})) for name in cpu_percent]
     usage = {name: {"cpu": percent * 1000, "memory": 0.0} for name, percent in cpu_percent.items()}
-    return {state.node: state.kind for state in once(snapshot(nodes, [], usage), settings(policy)).plan.nodes}
+    return {state.node: state.kind for state in decide_once(snapshot(nodes, [], usage), make_config(policy)).plan.nodes}
 
 
 def cpu(low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_classes_of_nodes_by_their_thresholds(policy: dict[str, Any], percent: d
 def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> None:
     nodes = [node(name, cpu="10", memory="10Gi") for name in ("memory-hot", "cpu-idle-only", "idle")]
     usage = {"memory-hot": amounts(1, 7), "cpu-idle-only": amounts(1, 4), "idle": amounts(2, 3)}
-    found = once(snapshot(nodes, [], usage), settings()).plan.nodes
+    found = decide_once(snapshot(nodes, [], usage), make_config()).plan.nodes
     assert [(s.node, s.kind) for s in found] == [
         ("cpu-idle-only", "normal"),
         ("idle", "underutilized"),
@@ -103,17 +103,19 @@ def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> No
 
 def test_bandwidth_has_thresholds_on_nodes_that_have_the_resource() -> None:
     name = "network.aware.com/bandwidth"
-    rules = settings({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
+    rules = make_config({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
     nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
     usage = {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}}
-    found = once(snapshot(nodes, [], usage), rules).plan.nodes
+    found = decide_once(snapshot(nodes, [], usage), rules).plan.nodes
     assert {s.node: s.kind for s in found} == {"busy": "overutilized", "idle": "underutilized", "no-agent": "unknown"}
 
 
 def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
     """The idle node takes up to 50 % of 4 cores, which leaves 1.8 cores for three pods of one core each."""
-    decision = once(cluster({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"}), settings())
-    assert moved(decision) == ["p0"]
+    decision = decide_once(
+        cluster({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"}), make_config()
+    )
+    assert moved_pods(decision) == ["p0"]
     assert [(skip.pod, skip.condition) for skip in decision.plan.skips] == [
         ("default/p1", "node-fit"),
         ("default/p2", "node-fit"),
@@ -132,7 +134,9 @@ def test_each_move_is_deducted_from_free_capacity_until_none_is_left() -> None:
     ],
 )
 def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: dict[str, float], reason: str) -> None:
-    decision = once(cluster({"hot": 7.5, "idle": 0.2}, cpu_of_pods, hot={"cpu": "8"}, idle={"cpu": "8"}), settings())
+    decision = decide_once(
+        cluster({"hot": 7.5, "idle": 0.2}, cpu_of_pods, hot={"cpu": "8"}, idle={"cpu": "8"}), make_config()
+    )
     assert [s.why for s in decision.plan.nodes if s.node == "hot"] == [reason]
 
 
@@ -145,7 +149,7 @@ def test_the_stress_pod_of_the_example_moves_from_the_hot_node_to_the_idle_one()
     pods = [pod(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi") for name, on in names.items()]
     used = {p.name: amounts(1.75, 3.2) for p in pods}
     view = snapshot([node(name) for name in (HOT, WARM, IDLE)], pods, LOAD, used)
-    plan = once(view, settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
+    plan = decide_once(view, make_config({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
     by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
     assert by_node == {HOT: ("overutilized", 96), WARM: ("overutilized", 54), IDLE: ("underutilized", 5)}
     (move,) = plan.moves
@@ -177,8 +181,8 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
 ) -> None:
     nodes = [node("hot"), node("idle", cpu="100", memory="100Gi")]
     used = {name: amounts(*of_pod) for name, of_pod in pods.items()}
-    view = snapshot(nodes, [alone(name) for name in pods], {"hot": amounts(*usage), "idle": amounts(0, 0)}, used)
-    moves = once(view, settings()).plan.moves
+    view = snapshot(nodes, [single_pod(name) for name in pods], {"hot": amounts(*usage), "idle": amounts(0, 0)}, used)
+    moves = decide_once(view, make_config()).plan.moves
     assert [move.reason for move in moves] == [f"node is overutilized, node {reason}" for reason in reasons]
 
 
@@ -204,27 +208,27 @@ def test_namespaces_and_selectors_limit_which_pods_move(policy: dict[str, Any], 
     nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
     usage = {"hot": amounts(3.9, 1), "idle": amounts(0, 1)}
     view = snapshot(nodes, pods, usage, {p.key: amounts(0.6, 0.5) for p in pods})
-    assert sorted(moved(once(view, settings(policy)))) == goes.split()
+    assert sorted(moved_pods(decide_once(view, make_config(policy)))) == goes.split()
 
 
 def test_a_paused_policy_plans_nothing_and_adds_a_note() -> None:
-    assert moved(once(ONE, settings())) == ["p"]
-    decision = once(ONE, settings({"paused": True}))
-    assert moved(decision) == []
+    assert moved_pods(decide_once(ONE, make_config())) == ["p"]
+    decision = decide_once(ONE, make_config({"paused": True}))
+    assert moved_pods(decision) == []
     assert "LowNodeLoad is paused" in decision.plan.notes
 
 
 def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
     view = cluster({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
-    assert moved(once(view, settings({"numberOfNodes": 1}))) == ["p"]
-    decision = once(view, settings({"numberOfNodes": 2}))
-    assert moved(decision) == []
+    assert moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
+    decision = decide_once(view, make_config({"numberOfNodes": 2}))
+    assert moved_pods(decision) == []
     assert decision.plan.notes == ("pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2",)
 
 
 def test_without_node_fit_capacity_is_still_deducted() -> None:
     view = cluster({"hot": 7.5, "idle": 0.2}, {"p0": 0.8, "p1": 0.8, "p2": 0.8}, hot={"cpu": "8"})
-    moves = once(view, settings({"nodeFit": False})).plan.moves
+    moves = decide_once(view, make_config({"nodeFit": False})).plan.moves
     assert [(move.pod, move.target) for move in moves] == [("default/p0", ""), ("default/p1", "")], (
         "no target is chosen"
     )
@@ -233,10 +237,10 @@ def test_without_node_fit_capacity_is_still_deducted() -> None:
 def test_resource_weights_decide_which_node_is_relieved_first() -> None:
     nodes = [*(node(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")), node("idle", cpu="100")]
     usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
-    pods = [alone("c", "cpu-hot"), alone("m", "memory-hot")]
+    pods = [single_pod("c", "cpu-hot"), single_pod("m", "memory-hot")]
     view = snapshot(nodes, pods, usage, {"c": amounts(5, 0.5), "m": amounts(0.5, 5)})
-    assert moved(once(view, settings({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
-    assert moved(once(view, settings({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
+    assert moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
+    assert moved_pods(decide_once(view, make_config({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
 
 
 def test_each_node_belongs_to_one_pool_with_thresholds_and_targets_of_its_own() -> None:
@@ -246,7 +250,7 @@ def test_each_node_belongs_to_one_pool_with_thresholds_and_targets_of_its_own() 
     assert found == {"b": "underutilized", "r": "overutilized"}
     nodes = [node("b", labels={"pool": "batch"}), node("r")]
     view = snapshot(nodes, [pod("p", "r")], {"b": amounts(0.1, 0), "r": amounts(3, 0)}, {"p": amounts(1.5, 0)})
-    assert moved(once(view, settings(policy))) == [], "pods move only to nodes of their pool"
+    assert moved_pods(decide_once(view, make_config(policy))) == [], "pods move only to nodes of their pool"
 
 
 def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
@@ -257,8 +261,8 @@ def test_pods_move_neither_off_nor_to_nodes_whose_usage_is_unknown() -> None:
     ):
         usage = {name: used for name, used in known.items() if name != gone}
         expired = [gone] if gone == "hot" else []
-        view = snapshot(ONE.nodes.values(), [alone("p")], usage, {"p": amounts(1.5, 1)}, expired=expired)
-        plan = once(view, settings()).plan
+        view = snapshot(ONE.nodes.values(), [single_pod("p")], usage, {"p": amounts(1.5, 1)}, expired=expired)
+        plan = decide_once(view, make_config()).plan
         assert plan.moves == ()
         assert {state.node: (state.kind, state.why) for state in plan.nodes}[gone] == ("unknown", why)
 
@@ -291,40 +295,40 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
     signs, state = "", ReasonDurations()
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
-        rules = settings({"anomalyCondition": anomaly}, intervalS=10)
-        state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).durations
+        rules = make_config({"anomalyCondition": anomaly}, intervalS=10)
+        state = decide_unconfirmed(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).durations
         detector = state.detectors["n"]
         signs += "A" if detector.is_anomalous else "v" if detector.is_avoided else "-"
     assert signs == found
 
 
 def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
-    rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
+    rules, state, found = make_config({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
-        decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
+        decision = decide_unconfirmed(ONE, History(), state, rules, NOW_S + 10 * i)
         state = decision.durations
-        found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
+        found.append((moved_pods(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved(decided(ONE, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)) == ["p"]
+    assert moved_pods(decide_unconfirmed(ONE, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
 def test_a_node_without_pods_is_not_stuck_before_it_is_anomalous() -> None:
-    rules = settings({"anomalyCondition": condition()})
-    (state,) = once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
+    rules = make_config({"anomalyCondition": condition()})
+    (state,) = decide_once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
     assert (state.is_stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
 
 
 def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
-        rules = settings({"detectorCacheTimeout": timeout})
-        state = decided(ONE, History(), ReasonDurations(), rules, NOW_S).durations
-        state = decided(no_usage, History(), state, rules, NOW_S + 600).durations
+        rules = make_config({"detectorCacheTimeout": timeout})
+        state = decide_unconfirmed(ONE, History(), ReasonDurations(), rules, NOW_S).durations
+        state = decide_unconfirmed(no_usage, History(), state, rules, NOW_S + 600).durations
         assert state.detectors.keys() & {"hot"} == left
-    rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
+    rules, state = make_config({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
     for i in range(5):
-        state = decided(ONE, History(), state, rules, NOW_S + 301 * i).durations
+        state = decide_unconfirmed(ONE, History(), state, rules, NOW_S + 301 * i).durations
     assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
 
 
@@ -339,8 +343,8 @@ def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> No
             for i in range(2)
         )
         for limit in ("perNode", "perNamespace", "perRound"):
-            decision = once(view, settings(limits={limit: 3}), memory=History(pending=pending))
-            assert len(moved(decision)) == moves
+            decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending=pending))
+            assert len(moved_pods(decision)) == moves
 
 
 def world_of_planned_pods(**nodes_of: str) -> World:
@@ -354,7 +358,7 @@ def world_of_planned_pods(**nodes_of: str) -> World:
         labels = {"appgroup.diktyo.x-k8s.io": name, "appgroup.diktyo.x-k8s.io.workload": "w"}
         plan = {TARGET_ANNOTATION: f'{{"node": "{on}"}}'}
         priority = -10 if name == "first" else 0
-        world.pods[f"default/{name}"] = alone(name, on, labels=labels, annotations=plan, priority=priority)
+        world.pods[f"default/{name}"] = single_pod(name, on, labels=labels, annotations=plan, priority=priority)
     return world
 
 
@@ -367,9 +371,9 @@ async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
     """The plans of two groups have a pod each on the idle node; both pods would make it overutilized."""
     world = world_of_planned_pods(a="hot1", b="hot2")
     unconfirmed = decide(
-        world.snapshot(usage_in(world)), History(), ReasonDurations(), settings(), NOW_S, assume_lasting=True
+        world.snapshot(usage_in(world)), History(), ReasonDurations(), make_config(), NOW_S, assume_lasting=True
     )
-    assert moved(unconfirmed.decision) == ["a", "b"]
+    assert moved_pods(unconfirmed.decision) == ["a", "b"]
 
     async def simulate_replacement(_group: str, _key: str, _seed: int) -> Target:
         return Target(node="idle")
@@ -388,7 +392,7 @@ async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_
     """That pod is chosen first in each round."""
     monkeypatch.setattr("controller.descheduler.plan_builder.MAX_SKIPS", max_skips)
     world, simulated = world_of_planned_pods(first="hot1"), list[str]()
-    world.pods["default/second"] = alone("second", "hot1")
+    world.pods["default/second"] = single_pod("second", "hot1")
 
     async def simulate_replacement(_group: str, key: str, _seed: int) -> Target:
         simulated.append(key)
@@ -397,10 +401,10 @@ async def test_a_pod_whose_move_the_planner_would_undo_backs_off_so_that_others_
     history, moves = History(), []
     for i in range(8):
         view = world.snapshot(usage_in(world))
-        unconfirmed = decide(view, history, ReasonDurations(), settings(), NOW_S + 60 * i, assume_lasting=True)
+        unconfirmed = decide(view, history, ReasonDurations(), make_config(), NOW_S + 60 * i, assume_lasting=True)
         found = await unconfirmed.confirm(simulate_replacement)
         history = found.history
-        moves.append(moved(found))
+        moves.append(moved_pods(found))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
     assert simulated == ["default/first"] * 2, "the planner is asked again after five minutes, then after ten"
 

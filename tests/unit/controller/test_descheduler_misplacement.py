@@ -1,4 +1,4 @@
-"""NetworkMisplacement and ZoneSurvival: pods move for a lasting gain by the scheduler's score, one of a complete group at a time."""
+"""NetworkMisplacement and ZoneSurvival move one pod of a ready AppGroup at a time, for a lasting gain by the scheduler's score."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.support.descheduled import (
     add_moves,
     amounts,
     decide,
-    decided,
+    decide_unconfirmed,
     evaluate_moves,
-    moved,
+    make_config,
+    moved_pods,
     node_object,
     pending_move,
     pod,
-    settings,
     short_uid,
 )
 from tests.unit.controller.scheduling import topology
@@ -84,17 +84,17 @@ def plan(
     world: World | DeschedulerSnapshot,
     *,
     assume_lasting: bool = True,
-    memory: History | None = None,
-    state: ReasonDurations | None = None,
+    history: History | None = None,
+    durations: ReasonDurations | None = None,
     now: float = NOW_S,
     usage: dict[str, dict[str, float]] | None = None,
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
 ) -> DescheduleDecision:
-    rules = settings(policy, misplacement={"enabled": True, **misplacement})
+    rules = make_config(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
     return decide(
-        view, memory or History(), state or ReasonDurations(), rules, now, assume_lasting=assume_lasting
+        view, history or History(), durations or ReasonDurations(), rules, now, assume_lasting=assume_lasting
     ).decision
 
 
@@ -105,7 +105,7 @@ def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score(
     world = cluster(APART)
     decision = plan(world)
     (move,) = decision.plan.moves
-    assert moved(plan(world, enabled=False)) == []
+    assert moved_pods(plan(world, enabled=False)) == []
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
     assert (move.cost_before, move.cost_after) == (40, 0)
     assert (
@@ -122,26 +122,26 @@ def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score(
     ("gain", "margin", "moves"),
     [(12, 10, 1), (9, 10, 0), (40, 10, 1), (5, 1, 1), (5, 6, 0)],
 )
-def test_a_gain_must_exceed_the_margin(gain: int, margin: int, moves: int) -> None:
+def test_the_gain_must_reach_the_margin(gain: int, margin: int, moves: int) -> None:
     costs = {("z1", "z2"): gain, ("z1", "z3"): gain, ("z2", "z3"): gain}
     decision = plan(cluster(APART, costs=costs, max_cost=1000), margin=margin)
     assert len(decision.plan.moves) == moves
 
 
 @pytest.mark.parametrize(("beside", "moves"), [(23, ["web-1"]), (25, [])])
-def test_a_fifth_of_the_cost_counts_when_it_is_more_than_the_margin(beside: int, moves: list[str]) -> None:
+def test_the_gain_must_reach_a_fifth_of_the_current_cost(beside: int, moves: list[str]) -> None:
     # Where web is, its peers cost 30.
     placed = {"web-1": "z3-n1", "db-1": "z1-n1", "db-2": "z2-n1"}
     costs = {("z1", "z2"): beside, ("z1", "z3"): 15, ("z2", "z3"): 15}
-    assert moved(plan(cluster(placed, costs=costs, max_cost=1000, score_dependents=False), margin=1)) == moves
+    assert moved_pods(plan(cluster(placed, costs=costs, max_cost=1000, score_dependents=False), margin=1)) == moves
 
 
 def test_the_gain_must_last_without_a_break() -> None:
     apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
-    state, moves, skips = ReasonDurations(), [], []
+    durations, moves, skips = ReasonDurations(), [], []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
-        decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
-        state = decision.durations
+        decision = plan(world, assume_lasting=False, durations=durations, now=NOW_S + 60 * minute, holdS=300)
+        durations = decision.durations
         moves.append(len(decision.plan.moves))
         skips += [(s.pod, s.condition, s.why) for s in decision.plan.skips]
     # The break in minute 2 starts the five minutes anew in minute 3.
@@ -163,13 +163,13 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         group="default/shop",
         sibling_short_uids=tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2"))),
     )
-    assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
+    assert moved_pods(plan(cluster(placed), history=History(pending=(underway,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
 def test_no_pod_of_an_incomplete_group_moves(fields: dict[str, Any]) -> None:
     decision = plan(cluster(APART, **fields))
-    assert moved(decision) == []
+    assert moved_pods(decision) == []
     assert "group-readiness" in decision.plan.skip_counts
 
 
@@ -180,7 +180,7 @@ def test_a_better_node_must_have_free_capacity() -> None:
     assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "its peer moves instead"
 
 
-def test_hot_nodes_are_no_targets() -> None:
+def test_overutilized_nodes_are_no_targets() -> None:
     hot, idle = amounts(3.9, 1), amounts(0.1, 1)
     usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
     (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
@@ -193,7 +193,7 @@ def test_protected_pods_are_not_moved() -> None:
         protected = replica(name, on, annotations={"descheduler.alpha.kubernetes.io/evict": "false"})
         world.on_pod_change(f"default/{name}", protected)
     decision = plan(world)
-    assert moved(decision) == []
+    assert moved_pods(decision) == []
     assert decision.plan.skip_counts == {"eviction-protection": 2}
 
 
@@ -214,12 +214,12 @@ def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
     move = pending_move("default/web-1", "uid-web-1", workload, "z3-n1", NOW_S - 400, strategy, cost_before=40)
     world = cluster({"db-1": "z1-n1"})
     world.on_pod_change("default/web-2", replica("web-2", on, created_s=NOW_S - 390))
-    memory, evaluated = evaluate_moves(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
+    history, evaluated = evaluate_moves(world.snapshot(), History(pending=(move,)), make_config().limits, NOW_S)
     assert [end.outcome for end in evaluated] == [outcome]
-    assert (workload in memory.backoffs) is (outcome != "helped")
+    assert (workload in history.backoffs) is (outcome != "helped")
 
 
-def test_a_zone_that_a_plan_required_does_not_keep_the_pod_there() -> None:
+def test_a_pod_may_leave_the_zone_to_which_netaware_narrowed_its_affinity() -> None:
     """In affinity mode the release wrote a required zone; only the user's own constraints count."""
     ours = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z3"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
@@ -256,7 +256,7 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
 ) -> None:
     world = planned(cluster(APART))
     view = world.snapshot()
-    rules = settings(misplacement={"enabled": True})
+    rules = make_config(misplacement={"enabled": True})
     unconfirmed = decide(view, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)
 
     async def simulate_replacement(group: str, key: str, seed: int) -> Target | None:
@@ -281,7 +281,7 @@ TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"
 EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
 
 
-def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
+def test_zone_survival_moves_one_replica_to_the_nearest_other_zone() -> None:
     decision = plan(cluster(TOGETHER, spread="zone"))
     (move,) = decision.plan.moves
     assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
@@ -293,21 +293,21 @@ def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
     [("soft", 15, ()), ("none", 15, ()), ("zone", 15, EVERYWHERE_BUT_Z1), ("zone", 1, ())],
     ids=["soft", "none", "other zones are cordoned", "beyond maxNetworkCost"],
 )
-def test_no_replica_leaves_its_zone_without_need_or_a_node_that_can_take_it(
+def test_zone_survival_moves_no_replica_without_spread_zone_or_a_node_that_can_take_it(
     spread: str, max_cost: int, cordoned: Iterable[str]
 ) -> None:
     placed = {name: on for name, on in TOGETHER.items() if name != "db-2" or max_cost > 1}
     world = cluster(placed, spread=spread, max_cost=max_cost, cordoned=frozenset(cordoned))
-    assert moved(plan(world)) == []
+    assert moved_pods(plan(world)) == []
 
 
-def test_a_replica_moves_once_after_the_hold_time() -> None:
-    """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
-    placed, state, moves = dict(TOGETHER), ReasonDurations(), []
+def test_zone_survival_moves_one_replica_once_after_the_hold_time() -> None:
+    """One round a minute, for half an hour: the replacement in z2 ends the strategy's reason."""
+    placed, durations, moves = dict(TOGETHER), ReasonDurations(), []
     for minute in range(30):
         world = cluster(placed, spread="zone")
-        decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
-        state = decision.durations
+        decision = plan(world, assume_lasting=False, durations=durations, now=NOW_S + 60 * minute, holdS=300)
+        durations = decision.durations
         for move in decision.plan.moves:
             moves.append((minute, move.pod, move.target))
             placed[move.pod.partition("/")[2]] = move.target
@@ -315,17 +315,17 @@ def test_a_replica_moves_once_after_the_hold_time() -> None:
 
 
 def test_network_misplacement_does_not_undo_zone_survival() -> None:
-    """Two days of rounds with all defaults: web's peer is in z1, 30 away from z2, and web is to survive a zone."""
+    """Two days of rounds with all defaults: web's dependency is in z1, at a cost of 30 from z2, and web should survive a zone."""
     placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
     costs = {("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}
     world = cluster(placed, costs=costs, max_cost=50, spread="zone")
-    rules = settings(misplacement={"enabled": True})
-    memory, state, moves = History(), ReasonDurations(), []
+    rules = make_config(misplacement={"enabled": True})
+    history, durations, moves = History(), ReasonDurations(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
         view = world.snapshot()
-        decision = decided(view, memory, state, rules, now)
-        state, memory = decision.durations, add_moves(decision.history, decision.pending)
+        decision = decide_unconfirmed(view, history, durations, rules, now)
+        durations, history = decision.durations, add_moves(decision.history, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
             world.on_pod_change(move.pod, None)
@@ -335,12 +335,12 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
 
 
 def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zone() -> None:
-    """Both of web have their peers in z3; with web-1 there already, web-2 must not follow."""
+    """All dependencies of web are in z3; once web-1 is there, web-2 must not follow."""
     far = {("z1", "z2"): 90, ("z1", "z3"): 90, ("z2", "z3"): 90}
     peers = {"web-2": "z2-n1", "db-1": "z3-n1", "db-2": "z3-n2"}
     (move,) = plan(cluster({"web-1": "z1-n1", **peers}, costs=far, max_cost=100, spread="zone")).plan.moves
     assert (move.pod, move.strategy) == ("default/web-1", "NetworkMisplacement")
     assert move.target in {"z3-n1", "z3-n2"}
     there = {"web-1": "z3-n1", **peers}
-    assert "default/web-2" not in moved(plan(cluster(there, costs=far, max_cost=100, spread="zone")))
-    assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would without the spread"
+    assert "default/web-2" not in moved_pods(plan(cluster(there, costs=far, max_cost=100, spread="zone")))
+    assert "web-2" in moved_pods(plan(cluster(there, costs=far, max_cost=100))), "it would without the spread"

@@ -1,4 +1,4 @@
-"""A round is decided in a thread, from a copy of the cluster; outdated moves are not made. Results of evictions."""
+"""The descheduler's loop: rounds decided in a thread, from a copy of the cluster; results of evictions; the stored history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.descheduled import (
     World,
     amounts,
     budget,
-    moved,
+    moved_pods,
     node,
     node_object,
     pod,
@@ -52,7 +52,7 @@ NODES = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
 
 
 class Api:
-    """Stands for a client; refuses evictions with an error, if one is given."""
+    """A client that records evictions and patches; evictions raise the error, if one is given."""
 
     def __init__(self, error: KubekitError | None = None) -> None:
         self._error = error
@@ -77,7 +77,7 @@ class Api:
 
 
 class StoredConfigMap:
-    """Stands for a client of an API server with one ConfigMap."""
+    """A client of an API server that has one ConfigMap."""
 
     data: dict[str, str] | None = None
 
@@ -100,14 +100,14 @@ async def test_a_history_is_written_again_after_its_config_map_was_emptied() -> 
 
 
 class Pods(SimpleNamespace):
-    """In the place of a store."""
+    """Replaces the store of pods."""
 
     def __iter__(self) -> Any:
         return iter(self.items.values())
 
 
-def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Descheduler, World]:
-    """Over three nodes, one of them hot by four pods."""
+def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Descheduler, World]:
+    """A descheduler of three nodes, one of which is overutilized by four pods."""
     world = World()
     for name in NODES:
         world.on_node_change(name, node_object(name))
@@ -137,36 +137,36 @@ def program(api: Api, netaware_namespace: str = "netaware-system") -> tuple[Desc
     return descheduler, world
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
-    """Do this on the event loop while the rule is at work; the list says afterwards whether the loop had its turn."""
-    loop, turn, had, of_load = (
+def act_during_decision(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
+    """Call ``act`` on the event loop while LowNodeLoad decides; the list tells afterwards whether the loop was free for it."""
+    loop, has_acted, was_free, plan_moves = (
         asyncio.get_running_loop(),
         threading.Event(),
         list[bool](),
         LowNodeLoadStrategy.plan_moves,
     )
 
-    def act_in_turn() -> None:
+    def act_and_signal() -> None:
         act()
-        turn.set()
+        has_acted.set()
 
     def slow(self: LowNodeLoadStrategy, *args: Any, **more: Any) -> Any:
-        loop.call_soon_threadsafe(act_in_turn)
-        had.append(turn.wait(PATIENCE_S))
-        return of_load(self, *args, **more)
+        loop.call_soon_threadsafe(act_and_signal)
+        was_free.append(has_acted.wait(PATIENCE_S))
+        return plan_moves(self, *args, **more)
 
     monkeypatch.setattr(LowNodeLoadStrategy, "plan_moves", slow)
-    return had
+    return was_free
 
 
 async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_not_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = Api()
-    expected = await program(api)[0].run_round()
-    assert api.evicted == moved(expected) != []
+    expected = await make_descheduler(api)[0].run_round()
+    assert api.evicted == moved_pods(expected) != []
     api = Api()
-    descheduler, world = program(api)
+    descheduler, world = make_descheduler(api)
     first, second, third = expected.plan.moves[:3]
 
     def change() -> None:
@@ -174,9 +174,9 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
         world.on_pod_change(second.pod, pod(second.pod.partition("/")[2], "cool", uid="another"))
         world.on_node_change(third.target, None)
 
-    had = meanwhile(monkeypatch, change)
-    assert moved(await descheduler.run_round()) == moved(expected)
-    assert had == [True], "the event loop had its turn"
+    was_free = act_during_decision(monkeypatch, change)
+    assert moved_pods(await descheduler.run_round()) == moved_pods(expected)
+    assert was_free == [True], "the event loop was free"
     gone = {first.pod, second.pod}
     kept = [m for m in expected.plan.moves if m.pod not in gone and m.target != third.target]
     assert api.evicted == [move.pod.partition("/")[2] for move in kept] != []
@@ -184,7 +184,7 @@ async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_
 
 async def test_no_pod_of_the_namespace_in_which_netaware_is_installed_is_evicted() -> None:
     api = Api()
-    plan = (await program(api, netaware_namespace="default")[0].run_round()).plan
+    plan = (await make_descheduler(api, netaware_namespace="default")[0].run_round()).plan
     assert (api.evicted, plan.skip_counts) == ([], {"namespace": 4})
     assert plan.skips[0].why == "the admission policy forbids evictions in default"
 
@@ -201,7 +201,7 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     world.network.on_service_change("default/db", None, msgspec.convert(service, Service))
     world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
-    assert "web-0" in moved(before)
+    assert "web-0" in moved_pods(before)
     world.network.on_pod_change("default/db-1", world.pods["default/db-1"].group_pod, None)
     world.network.score("default", "shop", "web")
     assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
@@ -213,7 +213,7 @@ def test_a_snapshot_does_not_change_with_the_cluster() -> None:
         world.on_node_change(name, None)
     for key in list(world.pods):
         world.on_pod_change(key, None)
-    assert moved(plan(world)) == []
+    assert moved_pods(plan(world)) == []
     assert plan(still) == before
 
 
@@ -247,7 +247,7 @@ MOVE = Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "Low
         (ApiError(409, "Conflict", "the UID in the precondition does not match"), "gone", False),
         (ApiError(403, "Forbidden", "no"), "forbidden", False),
         (ApiError(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False),
-        # Neither done nor refused.
+        # The pod may have been evicted.
         (UnreachableError("no answer"), "unknown", True),
     ],
 )

@@ -32,7 +32,7 @@ from tests.support.descheduled import (
     UsageView,
     Volumes,
     budget,
-    decided,
+    decide_unconfirmed,
     node,
     pending_move,
     pod,
@@ -50,7 +50,7 @@ class World(NamedTuple):
     """A made-up cluster and its configuration as it was written."""
 
     view: DeschedulerSnapshot
-    memory: History
+    history: History
     plain: dict[str, Any]
     budgets: list[PodDisruptionBudget]
 
@@ -203,7 +203,7 @@ def make_config(rng: random.Random) -> dict[str, Any]:
     return {"policy": policy, "limits": limits, "protection": protection}
 
 
-def make_memory(rng: random.Random, pods: list[PodInfo]) -> History:
+def make_history(rng: random.Random, pods: list[PodInfo]) -> History:
     workloads = sorted({p.workload for p in pods if p.workload})
     some = rng.sample(workloads, min(len(workloads), rng.choice((0, 0, 1, 2))))
     return History(
@@ -248,7 +248,7 @@ def make(seed: int) -> World:
     view = snapshot(
         nodes, pods, usage.nodes, usage.pods, budgets=budgets, expired=usage.expired, volumes=make_volumes(rng, nodes)
     )
-    return World(view, make_memory(rng, pods), make_config(rng), budgets)
+    return World(view, make_history(rng, pods), make_config(rng), budgets)
 
 
 def play(seed: int) -> int:
@@ -264,13 +264,13 @@ def play(seed: int) -> int:
         check_pod(world, world.view.pods.by_key[move.pod])
     check_targets(world, decision)
     check_budgets(world, decision)
-    assert len(decision.history.pending) <= len(world.memory.pending)
+    assert len(decision.history.pending) <= len(world.history.pending)
     return len(decision.plan.moves)
 
 
 def round_of(world: World, **more: Any) -> DescheduleDecision:
     rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).resolve()
-    return decided(world.view, world.memory, ReasonDurations(), rules, NOW_S, assume_lasting=True)
+    return decide_unconfirmed(world.view, world.history, ReasonDurations(), rules, NOW_S, assume_lasting=True)
 
 
 def check_limits(world: World, decision: DescheduleDecision) -> None:
@@ -284,7 +284,7 @@ def check_limits(world: World, decision: DescheduleDecision) -> None:
 
 
 def check_workload(world: World, history: History, workload: str, count: int) -> None:
-    backoff = world.memory.backoffs.get(workload)
+    backoff = world.history.backoffs.get(workload)
     assert backoff is None or backoff.until_s <= NOW_S
     pods = [p for p in world.view.pods.by_key.values() if p.workload == workload]
     if not pods:
@@ -293,7 +293,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     active = [p for p in pods if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
     size = len(active) + awaited
     assert size >= world.plain["protection"]["minReplicas"]
-    recent = sum(s.workload == workload and NOW_S - s.planned_at_s < 300 for s in world.memory.evictions)
+    recent = sum(s.workload == workload and NOW_S - s.planned_at_s < 300 for s in world.history.evictions)
     assert recent + count <= resolve_limit(world.plain["limits"]["perWorkload"], size)
     missing = max(sum(not p.is_ready for p in active), awaited)
     assert missing + count <= max(resolve_limit(world.plain["limits"]["unavailablePerWorkload"], size), missing)
