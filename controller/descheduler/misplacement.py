@@ -30,7 +30,7 @@ from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
 from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
-from controller.scheduler.advice import placed_group, replicas_by_zone
+from controller.scheduler.advice import copy_placed_group, zone_spread_workloads
 from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN_SHARE = 0.2
@@ -161,8 +161,10 @@ class MisplacementStrategies(TargetRules):
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones_by_group:
-            placed = placed_group(self._network, group)
-            self._zones_by_group[group] = {placed.graph.selectors[w]: zones for w, zones in replicas_by_zone(placed)}
+            placed = copy_placed_group(self._network, group)
+            self._zones_by_group[group] = {
+                placed.graph.selectors[w]: zones for w, zones in zone_spread_workloads(placed)
+            }
         return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:

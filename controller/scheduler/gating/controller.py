@@ -20,7 +20,7 @@ from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import Pod, calls_extender, target_of
 from controller.cluster.volumes import Volumes
-from controller.scheduler.advice import advice_conditions, placed_group
+from controller.scheduler.advice import advice_conditions, copy_placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S
@@ -143,7 +143,7 @@ class GatingController:
         conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
             return conditions
-        current = placed_group(self.state, group)
+        current = copy_placed_group(self.state, group)
         # Hundreds of dependencies would block the event loop.
         return await asyncio.to_thread(lambda: [*conditions, *advice_conditions(current)])
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.cluster.services import Service
-from controller.scheduler.advice import PlacedGroup, advice_conditions, placed_group
+from controller.scheduler.advice import PlacedGroup, advice_conditions, copy_placed_group
 from controller.scheduler.config import SchedulerConfig
 from tests.unit.controller import groups
 from tests.unit.controller.scheduling import state_with, topology_of
@@ -29,7 +29,7 @@ def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: st
     ]
     costs = topology_of(msgspec.to_builtins(groups.weight_of(CASE)))
     group = groups.group_of(CASE, **annotations)
-    return placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
+    return copy_placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 
 
 def advice(current: PlacedGroup) -> tuple[str, str] | None:
