@@ -18,7 +18,7 @@ HELP_BY_COMMAND: Mapping[str, str] = {
     "graph": "an AppGroup: order, placement, cost of each dependency",
     "explain": "zones and nodes for a pod, and their costs",
     "bandwidth": "requests, capacity and limits, by node or by pod",
-    "simulate": "placement of an AppGroup by default scheduler and ours",
+    "simulate": "placement of an AppGroup by the default scheduler and by netaware",
     "deschedule": "which pods would move, why and where to",
     "propose": "AppGroups from measured traffic",
     "money": "price of traffic between zones",

@@ -55,7 +55,7 @@ class KubeconfigLogin:
     def __init__(self, paths: str, context: str | None) -> None:
         self._paths, self._context = paths, context
         self._lock, self._is_refused = asyncio.Lock(), False
-        self._load()
+        self._load_kubeconfigs()
 
     def cluster_config(self) -> ClusterConfig:
         """Address and credentials of the API server."""
@@ -80,7 +80,7 @@ class KubeconfigLogin:
 
     def _load_credential(self) -> Credential:
         if self._is_refused:
-            self._load()
+            self._load_kubeconfigs()
         with _collect_log_messages() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
@@ -90,8 +90,8 @@ class KubeconfigLogin:
             raise CredentialError(f"{self._user_field('exec')}: {'; '.join(messages)}")
         return Credential(token, self._ssl_context)
 
-    def _load(self) -> None:
-        """Read the kubeconfigs, and run the plugin if the user has one."""
+    def _load_kubeconfigs(self) -> None:
+        """Load the kubeconfigs, and run the log-in plugin if the user has one."""
         # Imported here, because the package is large and other log-ins do not need it.
         try:
             from kubernetes.client import Configuration
@@ -111,7 +111,7 @@ class KubeconfigLogin:
             self._context_entry: Mapping[str, Any] = loader.current_context["context"]
             self._user = self._find_entry(merged.config, "users", "user")
             self._cluster = self._find_entry(merged.config, "clusters", "cluster")
-            self._check_user()
+            self._check_user_fields()
             with _collect_log_messages() as messages:
                 loader.load_and_set(configuration)
             self._ssl_context = _create_ssl_context(configuration) if configuration.host.startswith("https") else None
@@ -129,7 +129,7 @@ class KubeconfigLogin:
         value = entry.value.get(kind) if entry is not None else None
         return value if isinstance(value, dict) else {}
 
-    def _check_user(self) -> None:
+    def _check_user_fields(self) -> None:
         for name in _UNSUPPORTED_FIELDS:
             if self._user.get(name):
                 raise ConfigError(self._user_field(name), "is not supported", "remove it; log in as that user")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -15,9 +15,9 @@ from aiohttp import hdrs, web
 
 from netperf.contract import PAGE_DATA_PATH, PAGE_TOKEN_HEADER
 
-ANSWER_TIMEOUT_S = 30.0
-_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
-_ANSWER_HEADERS = (
+RESPONSE_TIMEOUT_S = 30.0
+_FORWARDED_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
+_FORWARDED_RESPONSE_HEADERS = (
     hdrs.CONTENT_TYPE,
     hdrs.CACHE_CONTROL,
     hdrs.ETAG,
@@ -56,28 +56,33 @@ class LocalProxy:
 
     async def fetch_token_error(self) -> str:
         """The page's message if the page refuses the token, else an empty text."""
-        async with self._session.get("/", headers=self._token_headers) as answer:
-            return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
+        async with self._session.get("/", headers=self._token_headers) as response:
+            return (await response.text(errors="replace")).strip() if response.status in {401, 403} else ""
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
+        """Forward a request that has the cookie; a request with the key gets the cookie."""
         # The port is in the cookie's name, because all ports of a host share cookies and several proxies may run.
-        cookie = f"netaware-{self._port}"
+        cookie_name = f"netaware-{self._port}"
         if self._key and _is_equal(request.query.get("key", ""), self._key):
             self._key = ""
             redirect = web.Response(status=303, headers={hdrs.LOCATION: "/"})
-            redirect.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
+            redirect.set_cookie(cookie_name, self._cookie, httponly=True, samesite="Strict")
             return redirect
-        if not _is_equal(request.cookies.get(cookie, ""), self._cookie):
-            text = "run `kubectl netaware page` again, and open the address that it prints; it is valid once\n"
+        if not _is_equal(request.cookies.get(cookie_name, ""), self._cookie):
+            text = "run `kubectl netaware page` again, and open the address that it prints; the address is valid once\n"
             return web.Response(status=403, text=text)
-        headers = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+        headers = _select_headers(request.headers, _FORWARDED_REQUEST_HEADERS) | self._token_headers
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async with self._session.get(request.path, headers=headers | self._token_headers) as answer:
-                    headers = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
-                    return web.Response(status=answer.status, headers=headers, body=await answer.read())
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                async with self._session.get(request.path, headers=headers) as response:
+                    headers = _select_headers(response.headers, _FORWARDED_RESPONSE_HEADERS)
+                    return web.Response(status=response.status, headers=headers, body=await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return web.Response(status=502, text=f"no controller answers: {error}\n")
+
+
+def _select_headers(headers: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {str(name): headers[name] for name in names if name in headers}
 
 
 def _is_equal(text: str, secret: str) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from controller.cli.command import Command
 
 PIPE_WIDTH = 10_000
-# Texts from the cluster are no markup.
+# Texts from the cluster may look like markup.
 _PlainConsole = partial(Console, highlight=False, emoji=False, markup=False)
 
 

@@ -88,7 +88,7 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """A share as ``12%``; ``<1%`` if it would be rounded to 0."""
+    """A share of ``whole``, which is not 0, as ``12%``; ``<1%`` if it would be rounded to 0."""
     ratio = part / whole
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
