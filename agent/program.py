@@ -12,10 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
 from agent.capacity.metrics import UplinkMetrics
-from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
-from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import NetDirectory, read_machine
 from agent.config import AgentConfig
 from agent.kernel_events import KernelEvents
@@ -97,16 +95,12 @@ class _AgentParts:
 
     def _add_capacity(self) -> Callable[[float], None]:
         """Publish the node's capacity; returns the handler of measured throughput."""
-        config, links = self._config, LinkReader(self._config.sys, self._config.proc)
-
-        async def read_hardware() -> HardwareCapacity:
-            return find_capacity(await links.read())
-
+        config = self._config
         publisher = Publisher(
             self._client,
             self._node_watch,
             config,
-            read_hardware,
+            LinkReader(config.sys, config.proc).read,
             instance_type=find_firmware_instance_type(read_machine(config.sys, config.proc)),
             registry=self.registry,
         )

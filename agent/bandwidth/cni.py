@@ -11,7 +11,6 @@ import base64
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -34,12 +33,16 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """One device of one pod, as a runtime attached it to a network.
 
     Attributes:
+        pod_uid: of the pod.
+        interface: name of the device in the pod.
         container_id: CNI_CONTAINERID.
         network: name of the network.
         plugins: types of the plugins that were called.
         requested_bandwidth: the runtime's request: ``ingressRate`` and ``egressRate`` in bits per second, ``…Burst`` in bits.
     """
 
+    pod_uid: str
+    interface: str
     container_id: str
     network: str
     plugins: tuple[str, ...] = ()
@@ -87,20 +90,12 @@ class _CachedInfo(msgspec.Struct, rename="camel"):
 _decode_cached_info = msgspec.json.Decoder(_CachedInfo).decode
 
 
-class CachedAttachment(NamedTuple):
-    """An attachment, with the pod's uid and the name of the device in the pod."""
-
-    pod_uid: str
-    interface: str
-    attachment: Attachment
-
-
 class ResultCache:
     """Reads the runtime's cache of CNI results. Unchanged files are not read again; the directory may be missing."""
 
     def __init__(self, directory: Path = RESULTS_DIR) -> None:
         self._directory = directory
-        self._attachment_by_file: dict[tuple[str, int], CachedAttachment | None] = {}  # by name and modification time
+        self._attachment_by_file: dict[tuple[str, int], Attachment | None] = {}  # by name and modification time
 
     def read_attachments(self, interface: str) -> dict[str, Attachment]:
         """Read the attachment of each pod's device of this name, by pod uid; of several, the one with the bandwidth plugin."""
@@ -113,14 +108,14 @@ class ResultCache:
         self._attachment_by_file = {file: known[file] if file in known else self._read_file(file[0]) for file in files}
         candidates = [
             # Multus caches results too; the newest belongs to the pod's current sandbox.
-            ("bandwidth" in cached.attachment.plugins, "multus" not in cached.attachment.plugins, mtime_ns, cached)
-            for (_, mtime_ns), cached in self._attachment_by_file.items()
-            if cached is not None and cached.interface == interface
+            ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, mtime_ns, attachment)
+            for (_, mtime_ns), attachment in self._attachment_by_file.items()
+            if attachment is not None and attachment.interface == interface
         ]
         # The best candidate of a pod comes last, and replaces the others.
-        return {cached.pod_uid: cached.attachment for *_, cached in sorted(candidates, key=lambda c: c[:3])}
+        return {attachment.pod_uid: attachment for *_, attachment in sorted(candidates, key=lambda c: c[:3])}
 
-    def _read_file(self, name: str) -> CachedAttachment | None:
+    def _read_file(self, name: str) -> Attachment | None:
         try:
             with (self._directory / name).open("rb") as file:
                 return parse_cached_result(file.read(_MAX_FILE_BYTES))
@@ -128,7 +123,7 @@ class ResultCache:
             return None
 
 
-def parse_cached_result(data: bytes) -> CachedAttachment | None:
+def parse_cached_result(data: bytes) -> Attachment | None:
     """Parse a file of the cache; None if it is not the result of a pod."""
     try:
         cached = _decode_cached_info(data)
@@ -141,10 +136,11 @@ def parse_cached_result(data: bytes) -> CachedAttachment | None:
         plugins = _plugin_types(json.loads(base64.b64decode(cached.config)))
     except (ValueError, RecursionError):
         plugins = ()
-    attachment = Attachment(
+    return Attachment(
+        pod_uid=uid,
+        interface=cached.if_name,
         container_id=cached.container_id,
         network=cached.network_name,
         plugins=plugins,
         requested_bandwidth=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
     )
-    return CachedAttachment(uid, cached.if_name, attachment)

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from agent.capacity.links import LinkSnapshot
 from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, raise_peak_bps
 from agent.capacity.publication import Writes, bandwidth_owner_of, find_foreign_capacity, plan_writes
+from agent.capacity.rules import find_capacity
 from agent.config import AgentConfig
 from agent.disputes import DISPUTE_THRESHOLD, DISPUTE_WINDOW_S, FIRST_WAIT_S, MAX_WAIT_S
 from agent.netlink import KernelError
@@ -76,7 +78,7 @@ class Publisher:
     """Publishes the capacity of one node.
 
     Args:
-        read_hardware: reads links and finds their capacity.
+        read_links: reads the node's links.
         instance_type: from the firmware, for nodes without the label.
 
     Attributes:
@@ -88,13 +90,13 @@ class Publisher:
         client: Client,
         node_watch: OwnNodeWatch,
         config: AgentConfig,
-        read_hardware: Callable[[], Awaitable[HardwareCapacity]],
+        read_links: Callable[[], Awaitable[LinkSnapshot]],
         *,
         instance_type: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._client, self._node_watch, self._config = client, node_watch, config
-        self._read_hardware, self._instance_type = read_hardware, instance_type
+        self._read_links, self._instance_type = read_links, instance_type
         self._backoff = Backoff(base_s=0.2, cap_s=30.0)
         self._wake = asyncio.Event()
         self._have_links_changed = True
@@ -132,7 +134,7 @@ class Publisher:
             due_s = MIN_READ_PAUSE_S if self._have_links_changed else POLL_S
             if loop.time() - read_at_s >= due_s:
                 self._have_links_changed, due_s = False, POLL_S
-                hardware, read_at_s = await self._read_links(hardware), loop.time()
+                hardware, read_at_s = await self._read_hardware(hardware), loop.time()
             idle_s = read_at_s + due_s - loop.time()
             node = self._node_watch.node
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
@@ -152,10 +154,10 @@ class Publisher:
             await asyncio.sleep(pause_s)
             await wait_until_set(self._wake, max(0.0, idle_s - pause_s))
 
-    async def _read_links(self, before: HardwareCapacity) -> HardwareCapacity:
+    async def _read_hardware(self, before: HardwareCapacity) -> HardwareCapacity:
         """Read the links' capacity; ``before`` if they cannot be read."""
         try:
-            capacity = await self._read_hardware()
+            capacity = find_capacity(await self._read_links())
         except KernelError as error:
             log.log_change("links", str(error), "cannot read links, using the last result", error=error)
             return before

@@ -124,7 +124,8 @@ class ProbingManager:
         elif outcome.failure is not None:
             self._results_queue.add_failure(outcome.failure, outcome.test)
         elif outcome.has_peer_answered:
-            self._results_queue.clear_failure(outcome.origin, outcome.destination, outcome.test)
+            probe = outcome.probe
+            self._results_queue.clear_failure(probe.origin.location, probe.destination.location, outcome.test)
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 

@@ -23,9 +23,9 @@ from prometheus_client.core import (
 
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome
-from netperf.plans import Peer
+from netperf.plans import Probe
 from netperf.probers.failure import FailureName
-from netperf.sample import PERCENTILES, NodeLocation, QualityFlag, Sample, Test
+from netperf.sample import PERCENTILES, QualityFlag, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -60,7 +60,7 @@ class ProbeMetrics:
 
     def apply_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
-        pairs = [_pair_of(p.origin, p.destination) for p in self._plans.own_probes if p.pair_index == 0]
+        pairs = [_zone_pair_of(probe) for probe in self._plans.own_probes if probe.pair_index == 0]
         self._pairs = {pair: self._pairs.get(pair) or _ZonePairState() for pair in pairs}
 
     def add_outcome(self, outcome: ProbeOutcome) -> None:
@@ -68,8 +68,8 @@ class ProbeMetrics:
 
         Series describe a zone pair by its first node pair, so outcomes of additional node pairs are ignored.
         """
-        state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
-        if state is None or outcome.result == "waiting" or outcome.pair_index:
+        state = self._pairs.get(_zone_pair_of(outcome.probe))
+        if state is None or outcome.result == "waiting" or outcome.probe.pair_index:
             return
         key = outcome.test, outcome.result
         state.outcome_counts[key] = state.outcome_counts.get(key, 0) + 1
@@ -181,8 +181,8 @@ class ProbeMetrics:
         )
 
 
-def _pair_of(origin: Peer | NodeLocation, destination: Peer | NodeLocation) -> ZonePair:
-    return origin.zone, destination.zone, origin.region, destination.region
+def _zone_pair_of(probe: Probe) -> ZonePair:
+    return probe.origin.zone, probe.destination.zone, probe.origin.region, probe.destination.region
 
 
 def _pair_gauge(name: str, help_text: str) -> GaugeMetricFamily:

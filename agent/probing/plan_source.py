@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from agent.node import OwnNodeWatch
@@ -72,15 +73,11 @@ class PlanSource:
                 namespace=namespace,
                 field_selector=f"metadata.name={plan_object_name(zone)}",
             )
-
-            def on_change(_key: str, _old: ConfigMap | None, new: ConfigMap | None, zone: str = zone) -> None:
-                self._apply_config_map(zone, new)
-
-            reflector.subscribe(on_change)
+            reflector.subscribe(partial(self._apply_config_map, zone))
             await run_until(reflector.run(), _wait_for_other_zone(node_watch, zone))
             self.set_plan(None)
 
-    def _apply_config_map(self, zone: str, config_map: ConfigMap | None) -> None:
+    def _apply_config_map(self, zone: str, _key: str, _old: ConfigMap | None, config_map: ConfigMap | None) -> None:
         if config_map is None:
             self.set_plan(None)
             return

@@ -79,11 +79,8 @@ class ResultsWriter:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._namespace, self._plans, self._queue = client, namespace, plans, queue
-        self._upstream_percentiles, self._wall_clock, self._rng = (
-            upstream_percentiles,
-            wall_clock,
-            rng or random.Random(),
-        )
+        self._upstream_percentiles, self._wall_clock = upstream_percentiles, wall_clock
+        self._rng = rng or random.Random()
         self._target = _Target("")
         self._refusal_by_key: dict[str, _Refusal] = {}
         self._writes = Counter(
@@ -115,11 +112,8 @@ class ResultsWriter:
         if name != self._target.name:
             self._target = _Target(name)
             self._queue.forget_written()
-        keys = (
-            {key for probe in self._plans.own_probes for key in list_sample_keys(plan, probe)}
-            if plan is not None
-            else set()
-        )
+        probes = self._plans.own_probes
+        keys = {key for probe in probes for key in list_sample_keys(plan, probe)} if plan is not None else set()
         # The planner leaves out a node whose results are refused. If the node forgot the refusals, it would be planned again.
         if keys:
             self._refusal_by_key = {key: refusal for key, refusal in self._refusal_by_key.items() if key in keys}
@@ -209,15 +203,11 @@ class ResultsWriter:
             target.continue_sequences(results, self._wall_clock())
         data = self._encode(target, results)
         check_growth(target.name, target.data, data)
-        after = await self._client.patch(
-            CONFIGMAPS,
-            target.name,
-            build_merge_patch(data),
-            ConfigMap,
-            patch_type=MERGE_PATCH,
-            namespace=self._namespace,
+        patch = build_merge_patch(data)
+        config_map = await self._client.patch(
+            CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._namespace
         )
-        target.data, target.has_our_sequences = after.data or {}, True
+        target.data, target.has_our_sequences = config_map.data or {}, True
         self._queue.mark_written(results)
         for result in results:
             self._refusal_by_key.pop(result.key, None)
@@ -229,22 +219,18 @@ class ResultsWriter:
 
     def _encode(self, target: _Target, results: Sequence[PendingResult]) -> dict[str, str | None]:
         """Encode results as the changes of the ConfigMap's data; None removes a key."""
-        plan = self._plans.plan
+        plan, offset = self._plans.plan, target.sequence_offset
         data: dict[str, str | None] = {}
         for result in results:
             if result.removes_failure:
                 data[result.key + FAILED_SUFFIX] = None
             if result.sample is not None:
-                sample = msgspec.structs.replace(
-                    result.sample, sequence=result.sample.sequence + target.sequence_offset
-                )
+                sample = msgspec.structs.replace(result.sample, sequence=result.sample.sequence + offset)
                 # Upstream's keys do not name a test, so only the usual one is written in that format.
                 is_usual_test = plan is not None and result.test == plan.settings.test
                 data |= encode_samples([sample], upstream=self._upstream_percentiles if is_usual_test else ())
             if result.failure is not None:
-                failure = msgspec.structs.replace(
-                    result.failure, sequence=result.failure.sequence + target.sequence_offset
-                )
+                failure = msgspec.structs.replace(result.failure, sequence=result.failure.sequence + offset)
                 data |= encode_failure(failure, result.test)
         return data
 

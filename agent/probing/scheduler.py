@@ -37,7 +37,6 @@ from netperf.sample import (
     MIN_DATAGRAMS,
     Failure,
     Measurement,
-    NodeLocation,
     QualityFlag,
     Sample,
     Test,
@@ -59,7 +58,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one run, or of datagrams alone.
 
     Attributes:
-        origin, destination, pair_index: of the probe.
+        probe: the pair of nodes.
         test: the test that was run.
         result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
         sample: after a run that succeeded, else if enough datagrams came back, else None.
@@ -69,9 +68,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
         has_peer_answered: whether the peer responded to the run or a datagram.
     """
 
-    origin: NodeLocation
-    destination: NodeLocation
-    pair_index: int = 0
+    probe: Probe
     test: Test
     result: ProbeResult
     sample: Sample | None = None
@@ -187,7 +184,8 @@ class ProbeScheduler:
     async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> ProbeOutcome:
         probe, settings, test, now_s = scheduled.probe, plan.settings, scheduled.test, self._wall_clock()
         if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
-            skipped = _make_outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
+            detail = "see --max-stream-bandwidth"
+            skipped = ProbeOutcome(probe=probe, test=test, result="over-budget", detail=detail)
             _log_change(skipped)
             return skipped
         run_result: Measurement | ProbeFailedError
@@ -237,7 +235,9 @@ class ProbeScheduler:
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
         sample = self._make_sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
-        return _make_outcome(probe, test, "ok", sample=sample, run_flags=run_flags, has_peer_answered=True)
+        return ProbeOutcome(
+            probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_peer_answered=True
+        )
 
     def _make_datagram_outcome(
         self, probe: Probe, test: Test, run_error: ProbeFailedError | None, datagrams: Measurement | None, answers: int
@@ -250,7 +250,9 @@ class ProbeScheduler:
         if run_error is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs_in_a_row[probe.nodes] = self._failed_runs_in_a_row.get(probe.nodes, 0) + 1
         result: ProbeResult = "ok" if run_error is None else run_error.name
-        detail = "" if run_error is None else run_error.detail
+        outcome = ProbeOutcome(
+            probe=probe, test=test, result=result, detail="" if run_error is None else run_error.detail
+        )
         sample = None
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
@@ -262,10 +264,10 @@ class ProbeScheduler:
                 failed_runs=self._failed_runs_in_a_row.get(probe.nodes, 0),
             )
         if sample is not None or answers:
-            return _make_outcome(probe, test, result, sample=sample, detail=detail, has_peer_answered=True)
+            return msgspec.structs.replace(outcome, sample=sample, has_peer_answered=True)
         if run_error is None:
-            return _make_outcome(probe, test, "waiting")
-        return _make_outcome(probe, test, result, failure=self._make_failure(probe, run_error), detail=detail)
+            return msgspec.structs.replace(outcome, result="waiting")
+        return msgspec.structs.replace(outcome, failure=self._make_failure(probe, run_error))
 
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         count = self._failures_in_a_row[probe.nodes] = self._failures_in_a_row.get(probe.nodes, 0) + 1
@@ -289,20 +291,9 @@ class ProbeScheduler:
         }
 
 
-def _make_outcome(probe: Probe, test: Test, result: ProbeResult, **fields: Any) -> ProbeOutcome:
-    return ProbeOutcome(
-        origin=probe.origin.location,
-        destination=probe.destination.location,
-        pair_index=probe.pair_index,
-        test=test,
-        result=result,
-        **fields,
-    )
-
-
 def _log_change(outcome: ProbeOutcome) -> None:
     """Log an outcome if its result differs from the last one of its destination and test."""
-    destination, test, result = outcome.destination.node, outcome.test, outcome.result
+    destination, test, result = outcome.probe.destination.node, outcome.test, outcome.result
     topic = f"{destination}/{test}"
     if result == "ok":
         log.log_change(topic, "", "probes succeed again", destination=destination, test=test)

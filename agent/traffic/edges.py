@@ -86,15 +86,14 @@ class ByteTotal:
     def update(self) -> None:
         """Export the new total. A second low value means that events were dropped, so the counter continues from the first low value."""
         value = self.ended + self.live + self.offset
-        if value < self.exported and self.low_value is None:
+        if value >= self.exported:
+            self.exported, self.low_value = value, None
+        elif self.low_value is None:
             self.low_value = value
-            return
-        if value < self.exported and self.low_value is not None:
+        else:
             lost_bytes = self.exported - self.low_value
             self.offset += lost_bytes
-            value += lost_bytes
-        self.low_value = None
-        self.exported = max(self.exported, value)
+            self.exported, self.low_value = max(self.exported, value + lost_bytes), None
 
 
 class _EdgeState:

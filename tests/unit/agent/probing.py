@@ -31,10 +31,11 @@ def measured(p50_us: float = 500.0, **fields: Any) -> Measurement:
     return Measurement(p50_us=p50_us, **(usual | fields))
 
 
-def outcome(to: Peer, measurement: Measurement | None = None, **fields: Any) -> ProbeOutcome:
-    """A run from `HERE`: ok with ``measurement``, else what ``fields`` say."""
+def outcome(to: Peer, measurement: Measurement | None = None, *, pair_index: int = 0, **fields: Any) -> ProbeOutcome:
+    """A run from `HERE`: ok with ``measurement``, unless ``fields`` differ."""
     good = measurement and Sample(
         origin=HERE.location, destination=to.location, measurement=measurement, taken_at=1000.0
     )
     usual = {"test": "TCP_RR", "result": "ok", "sample": good}
-    return ProbeOutcome(origin=HERE.location, destination=to.location, **(usual | fields))
+    probe = Probe(origin=HERE, destination=to, slot=0, pair_index=pair_index)
+    return ProbeOutcome(probe=probe, **(usual | fields))

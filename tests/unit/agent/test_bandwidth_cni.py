@@ -44,6 +44,8 @@ def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) ->
     cache = ResultCache(tmp_path)
     assert cache.read_attachments("eth0") == {
         UID: Attachment(
+            pod_uid=UID,
+            interface="eth0",
             container_id="new",
             network="cbr0",
             plugins=("bridge", "bandwidth"),

@@ -35,6 +35,11 @@ def pod(ingress: int | None = None, egress: int | None = None, **changes: Any) -
     return PodBandwidthSpec(**{"namespace": "default", "name": "p", "uid": UID, "limits": limits, **changes})
 
 
+def attachment(**changes: Any) -> Attachment:
+    usual: dict[str, Any] = {"pod_uid": UID, "interface": "eth0", "container_id": CONTAINER_ID, "network": NETWORK}
+    return Attachment(**(usual | changes))
+
+
 def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> tc.Qdisc:
     return tc.Qdisc(device_index=device, kind="tbf", handle=handle, parent=tc.ROOT, params=params)
 
@@ -199,21 +204,14 @@ def test_a_stricter_limit_of_another_program_stays() -> None:
     assert (only_status(found).verdict, found.actions) == ("wrong-rate", ())
     assert "stricter" in only_status(found).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
-    requested = Attachment(
-        container_id=CONTAINER_ID,
-        network=NETWORK,
-        plugins=("bandwidth",),
-        requested_bandwidth={"ingressRate": RATE // 2},
-    )
+    requested = attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
     assert len(plan(pod(RATE), qdiscs=(strict,), sandbox=changed(POD_SANDBOX, attachment=requested)).actions) == 1
     assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
-    attachment = Attachment(container_id="b" * 64, network="delegate-net")
-    (action,) = plan(
-        pod(egress=RATE), sandbox=changed(POD_SANDBOX, container_id="b" * 64, attachment=attachment)
-    ).actions
+    delegate = attachment(container_id="b" * 64, network="delegate-net")
+    (action,) = plan(pod(egress=RATE), sandbox=changed(POD_SANDBOX, container_id="b" * 64, attachment=delegate)).actions
     assert isinstance(action, tc.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 

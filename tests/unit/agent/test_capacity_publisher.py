@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.capacity.node_bandwidth import HardwareCapacity
+from agent.capacity.links import Link, LinkSnapshot, Route
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -82,18 +82,19 @@ class NodeStore:
         return self.node
 
 
-class Links:
-    """Hardware that a test can change, and a count of how often it was read."""
+class SimulatedLinks:
+    """Links whose speed a test can change, and a count of reads."""
 
     def __init__(self) -> None:
         self.rate_bps, self.reads, self.broken = 10 * G, 0, False
 
-    async def read(self) -> HardwareCapacity:
+    async def read(self) -> LinkSnapshot:
         self.reads += 1
         await asyncio.sleep(0.005)
         if self.broken:
             raise KernelError("cannot read links: no buffer space")
-        return HardwareCapacity(self.rate_bps, "eno1", ("eno1",))
+        nic = Link(index=2, name="eno1", is_physical=True, sysfs_mbps=self.rate_bps // 10**6)
+        return LinkSnapshot(links=(nic,), routes=(Route(device_index=2),))
 
 
 class Bench:
@@ -101,7 +102,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.node_watch = OwnNodeWatch()
-        self.store, self.links = NodeStore(self.node_watch), Links()
+        self.store, self.links = NodeStore(self.node_watch), SimulatedLinks()
         self.publisher = Publisher(
             cast("Client", self.store),
             self.node_watch,

@@ -165,7 +165,7 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
     async with probing(None, background) as (plans, outcomes):
         plans.set_plan(plan(*THERE[:2]))
         await asyncio.sleep(600)
-    assert [o.destination.node for o in outcomes] == ["n2", "n3"] * 10
+    assert [o.probe.destination.node for o in outcomes] == ["n2", "n3"] * 10
     assert {o.sample.measurement.prober for o in outcomes if o.sample is not None} == {"datagrams"}
 
 
@@ -201,7 +201,7 @@ async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
     async with probing(prober) as (plans, outcomes):
         plans.set_plan(plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)
-    results = [(o.destination.node, o.result) for o in outcomes]
+    results = [(o.probe.destination.node, o.result) for o in outcomes]
     assert results.count(("n2", "timeout")) >= 9
     for healthy in ("n3", "n4"):
         assert results.count((healthy, "ok")) >= 9
