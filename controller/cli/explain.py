@@ -16,7 +16,7 @@ from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_t
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import build_facts
 from controller.diagnosis.pod_diagnosis import PodDiagnosis
-from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
+from controller.scheduler.explain import Candidate, Explanation, Peer, PeerCost, explain
 from kubekit.text import pluralize
 
 MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
@@ -65,7 +65,7 @@ class ExplainCommand(Command):
             parts += render_pod(pod, answer.at)
         # The rule decides only about pods that are placed or wait for the scheduler.
         if pod is None or pod.kind in {"placed", "waiting"}:
-            parts.append(Text(explanation.decided))
+            parts.append(Text(explanation.conclusion))
         if explanation.peers:
             parts += [Text(), _make_peer_table(explanation)]
         if explanation.candidates:
@@ -85,7 +85,7 @@ def _make_headline(explanation: Explanation) -> Text:
 def _make_peer_table(explanation: Explanation) -> RenderableType:
     table = make_table("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", numeric=("MAX COST",))
     for peer in explanation.peers:
-        zones = format_counts(peer.places) or Text("nowhere yet", style=FAINT)
+        zones = format_counts(peer.pods_by_zone) or Text("nowhere yet", style=FAINT)
         direction = "needs it" if peer.direction == "depended-on-by" else "needed"
         table.add_row(peer.workload, Text(direction, style=FAINT), str(peer.max_cost), zones)
     return table
@@ -98,11 +98,11 @@ def _make_candidate_table(explanation: Explanation) -> RenderableType:
     hidden_peers = len(explanation.peers) - len(peers)
     numbers = (*names, *([f"+{hidden_peers}"] if hidden_peers else []), "COST", "SCORE")
     table = make_table("", "ZONE", "NODES", *numbers, numeric=numbers)
-    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.chosen or c.planned)
+    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.has_pod or c.is_target)
     for candidate in (*explanation.candidates[:MAX_CANDIDATES], *own_candidates):
-        cells = [_format_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]
+        cells = [_format_cell(cell, peer) for cell, peer in zip(candidate.peer_costs[:MAX_PEERS], peers, strict=True)]
         if hidden_peers:
-            cells.append(Text(str(sum(cell.cost for cell in candidate.cells[MAX_PEERS:])), style=FAINT))
+            cells.append(Text(str(sum(cell.cost for cell in candidate.peer_costs[MAX_PEERS:])), style=FAINT))
         table.add_row(
             _format_sign(candidate),
             candidate.zone or candidate.region or "-",
@@ -117,28 +117,28 @@ def _make_candidate_table(explanation: Explanation) -> RenderableType:
     return Group(table, legend, *note)
 
 
-def _format_sign(candidate: CandidateLine) -> Text:
-    if candidate.chosen:
+def _format_sign(candidate: Candidate) -> Text:
+    if candidate.has_pod:
         return Text("●", style=GOOD)
-    if candidate.planned:
+    if candidate.is_target:
         return Text("○", style=GOOD)
     return Text("" if candidate.passes else "✗", style=BAD)
 
 
-def _format_score(candidate: CandidateLine) -> Text:
+def _format_score(candidate: Candidate) -> Text:
     if candidate.score is not None:
         return Text(str(candidate.score))
     return Text("-" if candidate.passes else "refused", style=BAD)
 
 
-def _format_reasons(candidate: CandidateLine) -> list[str]:
+def _format_reasons(candidate: Candidate) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
     ranked = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
     return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS]]
 
 
-def _format_cell(cell: Cell, peer: PeerLine) -> Text:
-    if not peer.places:
+def _format_cell(cell: PeerCost, peer: Peer) -> Text:
+    if not peer.pods_by_zone:
         return Text("-", style=FAINT)
     if cell.violated:
         return Text(f"{cell.cost}✗", style=BAD)

@@ -1,12 +1,13 @@
-"""Explains a placement: a pod's candidate locations, the cost of each dependency there, and the score. Pure.
+"""Explains a pod's node: the nodes where it could be, the cost of each dependency from there, and the score.
 
-Tables are by location, because all nodes of a location score equally except nodes with pods of peers, which have lines of their own.
+All nodes of a location are one candidate, because they score equally; only nodes with pods of peers are candidates of their own.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -19,28 +20,31 @@ from kubekit.text import join_first
 MAX_PEERS_SHOWN = 5
 
 
-class Struct(msgspec.Struct, frozen=True, rename="camel"):
+Direction = Literal["depends-on", "depended-on-by"]
+
+
+class _JsonStruct(msgspec.Struct, frozen=True, rename="camel"):
     """Base of the output of ``-o json``: names in camelCase."""
 
 
-class PeerLine(Struct, frozen=True):
-    """A workload that the pod depends on, or that depends on it.
+class Peer(_JsonStruct, frozen=True):
+    """A workload that the pod depends on, or that depends on the pod.
 
     Attributes:
         workload: its selector.
         direction: ``depends-on``, which counts in filter and score, or ``depended-on-by``, which counts only in the score.
         max_cost: maxNetworkCost.
-        places: zone (or node without zone) -> number of placed pods.
+        pods_by_zone: zone (or node without zone) -> number of placed pods.
     """
 
     workload: str
-    direction: str
+    direction: Direction
     max_cost: int
-    places: Mapping[str, int]
+    pods_by_zone: Mapping[str, int]
 
 
-class Cell(Struct, frozen=True):
-    """One peer seen from one candidate: total cost over its pods, and how many pods are within, beyond, or at no known cost."""
+class PeerCost(_JsonStruct, frozen=True):
+    """A peer seen from a candidate; the attributes are those of `NodeScore`, of this peer alone."""
 
     cost: int
     satisfied: int
@@ -48,19 +52,19 @@ class Cell(Struct, frozen=True):
     unknown: int
 
 
-class CandidateLine(Struct, frozen=True):
-    """Candidate nodes with equal scores: one node, or all nodes of a location without a line of their own.
+class Candidate(_JsonStruct, frozen=True):
+    """Nodes with equal scores: one node with pods of peers, or all other nodes of a location.
 
     Attributes:
-        region, zone: of the nodes.
-        node: name of the only node; empty for all nodes of a location.
+        region, zone: location of the nodes.
+        node: name of the only node; empty for several nodes.
         nodes: number of nodes.
         passes, satisfied, violated, cost: see `NodeScore`.
-        score: 0 to 100 among the candidates that pass and have an eligible node, else null.
-        cells: in the order of `Explanation.peers`.
-        planned: whether the plan has the pod here.
-        chosen: whether the pod is here.
-        ineligible: reason for which nodes may not run the pod, or are full -> number of nodes.
+        score: 0 to 100 if the candidate is feasible, else null.
+        peer_costs: in the order of `Explanation.peers`.
+        is_target: whether the plan has the pod here.
+        has_pod: whether the pod is here.
+        ineligible: reason why nodes may not run the pod, or are full -> number of nodes.
     """
 
     region: str
@@ -72,32 +76,32 @@ class CandidateLine(Struct, frozen=True):
     violated: int
     cost: int
     score: int | None
-    cells: tuple[Cell, ...]
-    planned: bool
-    chosen: bool
+    peer_costs: tuple[PeerCost, ...]
+    is_target: bool
+    has_pod: bool
     ineligible: Mapping[str, int] = {}
 
     @property
-    def takes_pod(self) -> bool:
-        """Whether filter passes these nodes, and any of them may run the pod."""
+    def is_feasible(self) -> bool:
+        """Whether the filter passes these nodes, and at least one of them may run the pod."""
         return self.passes and sum(self.ineligible.values()) < self.nodes
 
 
-class Explanation(Struct, frozen=True):
-    """Scores of one pod on every candidate, and the reason for its node.
+class Explanation(_JsonStruct, frozen=True):
+    """Scores of a pod on every candidate, and the reason for its node.
 
     Attributes:
-        pod: ``namespace/name``.
-        node: of the pod; empty while it waits.
-        group: ``namespace/name`` of its AppGroup, empty if it has none.
-        workload: its selector.
-        topology: ``namespace/name`` of the NetworkTopology in use.
-        weight: name of the weight in use.
-        neutral_reason: reason for which the rule scores all nodes equally; empty if it does not.
+        pod: ``namespace/name`` of the pod.
+        node: the pod's node; empty while the pod waits.
+        group: ``namespace/name`` of its AppGroup; empty without an AppGroup.
+        workload: selector of its workload.
+        topology: ``namespace/name`` of the NetworkTopology with the costs.
+        weight: name of the weight with the costs.
+        neutral_reason: why the rule scores all nodes equally; empty if there are scores.
         peers: dependencies, then dependents.
-        candidates: by score, best first; refused candidates last.
-        target: of the plan; null without a plan.
-        decided: the reason for its node, in one sentence.
+        candidates: by cost, the lowest first; candidates that are not feasible last.
+        target: target of the plan; null without a plan.
+        conclusion: the reason for the pod's node, in one sentence.
     """
 
     pod: str
@@ -107,10 +111,10 @@ class Explanation(Struct, frozen=True):
     topology: str
     weight: str
     neutral_reason: str
-    peers: tuple[PeerLine, ...]
-    candidates: tuple[CandidateLine, ...]
+    peers: tuple[Peer, ...]
+    candidates: tuple[Candidate, ...]
     target: Target | None
-    decided: str
+    conclusion: str
 
 
 def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Explanation:
@@ -119,7 +123,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
     Args:
         state: the cluster, for the rules.
         pod: waiting or placed.
-        ineligible: node -> reason for which it does not take the pod, see `PlanInputs.ineligible_nodes`.
+        ineligible: node -> why it may not run the pod, see `PlanInputs.ineligible_nodes`.
 
     Raises:
         DeletedNodeError: in upstream parity, if a pod of a dependency is on a deleted node.
@@ -129,14 +133,14 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
     score_table = state.score(namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else Costs(CostTable())
     dependencies, dependents = state.find_peers(key, pod.workload, state.pod_counts(key)) if key else ((), ())
-    lines: Sequence[CandidateLine] = ()
+    candidates: Sequence[Candidate] = ()
     if not score_table.neutral_reason:
         table, locations, location_index = costs.table, state.locations, state.location_index
         by_peer = [
             *(score_locations((peer,), (), locations, location_index, table) for peer in dependencies),
             *(score_locations((), (peer,), locations, location_index, table) for peer in dependents),
         ]
-        lines = _candidate_lines(state, pod, score_table, by_peer, ineligible)
+        candidates = _candidates(state, pod, score_table, by_peer, ineligible)
     explanation = Explanation(
         pod=pod.metadata.key,
         node=pod.spec.node_name,
@@ -146,47 +150,44 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         weight=costs.weight_name,
         neutral_reason=score_table.neutral_reason,
         peers=(
-            *(_peer_line(state, peer, "depends-on") for peer in dependencies),
-            *(_peer_line(state, peer, "depended-on-by") for peer in dependents),
+            *(_describe_peer(state, peer, "depends-on") for peer in dependencies),
+            *(_describe_peer(state, peer, "depended-on-by") for peer in dependents),
         ),
-        candidates=tuple(lines),
+        candidates=tuple(candidates),
         target=target_of(pod),
-        decided="",
+        conclusion="",
     )
-    decided = _conclude_placed(explanation) if explanation.node else _conclude_waiting(explanation)
-    return msgspec.structs.replace(explanation, decided=decided)
+    conclusion = _conclude_placed(explanation) if explanation.node else _conclude_waiting(explanation)
+    return msgspec.structs.replace(explanation, conclusion=conclusion)
 
 
-def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
-    places: Counter[str] = Counter()
+def _describe_peer(state: State, peer: PeerWorkload, direction: Direction) -> Peer:
+    pods_by_zone: Counter[str] = Counter()
     for node, count in peer.pods_by_node.items():
-        places[state.locations[state.location_index[node]].zone or node] += count
-    return PeerLine(peer.selector, direction, peer.max_cost, dict(sorted(places.items())))
+        pods_by_zone[state.locations[state.location_index[node]].zone or node] += count
+    return Peer(peer.selector, direction, peer.max_cost, dict(sorted(pods_by_zone.items())))
 
 
-def _candidate_lines(
+def _candidates(
     state: State,
     pod: Pod,
     score_table: ScoreTable,
     by_peer: Sequence[ScoreTable],
     ineligible: Mapping[str, str],
-) -> list[CandidateLine]:
-    """One line for each location, and for each node that holds pods of peers; best first.
+) -> list[Candidate]:
+    """All candidates, the lowest cost first. ``by_peer`` has the pod's scores by each peer alone."""
 
-    ``by_peer`` has the pod's scores by each peer alone.
-    """
-
-    def line_key(node: str) -> tuple[int, str]:
+    def candidate_key(node: str) -> tuple[int, str]:
         return state.location_index.get(node, -1), node if node in score_table.by_node else ""
 
-    nodes_by_line: dict[tuple[int, str], list[str]] = defaultdict(list)
+    nodes_by_key: dict[tuple[int, str], list[str]] = defaultdict(list)
     for node in state.location_index:
-        nodes_by_line[line_key(node)].append(node)
-    target, lines = target_of(pod), []
-    for (index, node), nodes in nodes_by_line.items():
+        nodes_by_key[candidate_key(node)].append(node)
+    target, candidates = target_of(pod), []
+    for (index, node), nodes in nodes_by_key.items():
         score, location = score_table.node_score(node, index), state.locations[index]
         peer_scores = (table.node_score(node, index) for table in by_peer)
-        line = CandidateLine(
+        candidate = Candidate(
             region=location.region,
             zone=location.zone,
             node=node,
@@ -196,42 +197,47 @@ def _candidate_lines(
             violated=score.violated,
             cost=score.cost,
             score=None,
-            cells=tuple(Cell(s.cost, s.satisfied, s.violated, s.unknown) for s in peer_scores),
-            planned=target is not None and line_key(target.node) == (index, node),
-            chosen=line_key(pod.spec.node_name) == (index, node),
+            peer_costs=tuple(PeerCost(s.cost, s.satisfied, s.violated, s.unknown) for s in peer_scores),
+            is_target=target is not None and candidate_key(target.node) == (index, node),
+            has_pod=candidate_key(pod.spec.node_name) == (index, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
-        lines.append(line)
-    lines.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
-    costs = [line.cost for line in lines if line.takes_pod]
-    scores = [normalise_cost(line.cost, min(costs), max(costs)) if line.takes_pod else None for line in lines]
-    return [msgspec.structs.replace(line, score=score) for line, score in zip(lines, scores, strict=True)]
+        candidates.append(candidate)
+    candidates.sort(key=lambda c: (not c.is_feasible, c.cost, c.region, c.zone, not c.node, c.node))
+    return _with_scores(candidates)
+
+
+def _with_scores(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates; those that are feasible with their scores."""
+    costs = [c.cost for c in candidates if c.is_feasible]
+    scores = [normalise_cost(c.cost, min(costs), max(costs)) if c.is_feasible else None for c in candidates]
+    return [msgspec.structs.replace(c, score=score) for c, score in zip(candidates, scores, strict=True)]
 
 
 def _conclude_placed(explanation: Explanation) -> str:
-    chosen = next((line for line in explanation.candidates if line.chosen), None)
+    current = next((candidate for candidate in explanation.candidates if candidate.has_pod), None)
     target, node = explanation.target, explanation.node
     details = f"; {explanation.neutral_reason}" if explanation.neutral_reason else ""
-    if chosen is not None:
-        details = f": {_format_costs(chosen, explanation)}{_compare(chosen, explanation)}"
+    if current is not None:
+        details = f": {_format_costs(current, explanation)}{_format_alternatives(current, explanation)}"
     if target is None:
         return f"on {node} by the rule{details}"
     if target.node == node:
         return f"on {node} as planned with its group{details}"
-    if chosen is not None and (chosen.region, chosen.zone) == target.location:
+    if current is not None and (current.region, current.zone) == target.location:
         return f"on {node} in the planned zone{details}"
     return f"on {node}, though {target.node} was planned{details}"
 
 
 def _conclude_waiting(explanation: Explanation) -> str:
     candidates, target = explanation.candidates, explanation.target
-    best = next((line for line in candidates if line.takes_pod), None)
-    if candidates and not any(line.passes for line in candidates):
-        return "no node: every place violates more dependencies than it satisfies"
+    best = next((candidate for candidate in candidates if candidate.is_feasible), None)
+    if candidates and not any(candidate.passes for candidate in candidates):
+        return "no node: every node violates more dependencies than it satisfies"
     if candidates and best is None:
-        return "no node: none that the filter passes may run it, or has room"
+        return "no node: the nodes that the filter passes may not run the pod, or lack resources"
     if target is not None:
-        planned = next((line for line in candidates if line.planned), None)
+        planned = next((candidate for candidate in candidates if candidate.is_target), None)
         details = f": {_format_costs(planned, explanation)}" if planned is not None else ""
         return f"waits for {target.node}, planned with its group{details}"
     if best is None:
@@ -239,22 +245,22 @@ def _conclude_waiting(explanation: Explanation) -> str:
     return f"best place {_format_place(best)}: {_format_costs(best, explanation)}"
 
 
-def _format_place(line: CandidateLine) -> str:
-    return line.node or line.zone or line.region or "nodes without zone"
+def _format_place(candidate: Candidate) -> str:
+    return candidate.node or candidate.zone or candidate.region or "nodes without zone"
 
 
-def _format_costs(line: CandidateLine, explanation: Explanation) -> str:
+def _format_costs(candidate: Candidate, explanation: Explanation) -> str:
     details = [
-        f"{peer.workload} {cell.cost}" + (f" of {peer.max_cost}" if sum(peer.places.values()) == 1 else "")
-        for peer, cell in zip(explanation.peers, line.cells, strict=True)
-        if peer.places
+        f"{peer.workload} {cost.cost}" + (f" of {peer.max_cost}" if sum(peer.pods_by_zone.values()) == 1 else "")
+        for peer, cost in zip(explanation.peers, candidate.peer_costs, strict=True)
+        if peer.pods_by_zone
     ]
-    violated = f", {line.violated} beyond their maximum" if line.violated else ""
-    return f"cost {line.cost} ({join_first(details, MAX_PEERS_SHOWN)}{violated})"
+    violated = f", {candidate.violated} beyond maxNetworkCost" if candidate.violated else ""
+    return f"cost {candidate.cost} ({join_first(details, MAX_PEERS_SHOWN)}{violated})"
 
 
-def _compare(chosen: CandidateLine, explanation: Explanation) -> str:
-    others = [line for line in explanation.candidates if line.zone != chosen.zone and line.takes_pod]
-    refused = sum(line.nodes for line in explanation.candidates if not line.passes)
-    next_best = f"; next best zone {_format_place(others[0])} costs {others[0].cost}" if others else ""
-    return next_best + (f"; {refused} nodes refused" if refused else "")
+def _format_alternatives(current: Candidate, explanation: Explanation) -> str:
+    others = [c for c in explanation.candidates if c.zone != current.zone and c.is_feasible]
+    refused = sum(candidate.nodes for candidate in explanation.candidates if not candidate.passes)
+    best_other = f"; best in another zone {_format_place(others[0])} with cost {others[0].cost}" if others else ""
+    return best_other + (f"; {refused} nodes refused" if refused else "")

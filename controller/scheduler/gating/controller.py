@@ -197,7 +197,7 @@ class GatingController:
             explanation = explain(self.state, pod)
         except DeletedNodeError:
             return  # In parity mode a peer on a deleted node has no costs to explain.
-        self._recorder.record_normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
+        self._recorder.record_normal(reference_to(PODS, pod.metadata), "NetworkPlacement", explanation.conclusion)
         host = self.node_cache.hosts.get(pod.spec.node_name)
         result = "elsewhere"
         if target is None:

@@ -36,7 +36,7 @@ from controller.diagnosis.cluster_views import PairBasis, PairView, ZoneView
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
-from controller.scheduler.explain import CandidateLine, Explanation
+from controller.scheduler.explain import Candidate, Explanation
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError
@@ -232,9 +232,9 @@ async def test_graph_shows_every_condition_that_does_not_hold() -> None:
 def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     """The candidate of the pod's own node is shown, wherever it is in the order."""
     numbers = {"nodes": 1, "satisfied": 0, "violated": 0, "cost": 0, "score": 100}
-    flags = {"passes": True, "planned": False, "chosen": False}
-    line = msgspec.convert({"region": "r", "zone": "z", "node": "", "cells": [], **numbers, **flags}, CandidateLine)
-    candidates = (*[line] * (MAX_CANDIDATES + 2), msgspec.structs.replace(line, chosen=True))
+    flags = {"passes": True, "isTarget": False, "hasPod": False}
+    line = msgspec.convert({"region": "r", "zone": "z", "node": "", "peerCosts": [], **numbers, **flags}, Candidate)
+    candidates = (*[line] * (MAX_CANDIDATES + 2), msgspec.structs.replace(line, has_pod=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
     assert "and 2 more" in print_answer(ExplainView(explanation), "explain", "pod", "p")
 

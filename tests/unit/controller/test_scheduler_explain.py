@@ -16,19 +16,19 @@ from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topo
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
-def example(*placed: tuple[str, str]) -> State:
+def make_state(*placed: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
     nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
     return state_of(nodes, topology({("z1", "z2"): 20, ("z2", "z1"): 20}), CALLS, placed)
 
 
-def planned(target: Target) -> dict[str, Any]:
+def target_annotation(target: Target) -> dict[str, Any]:
     return {"annotations": {"netaware.io/target": msgspec.json.encode(target).decode()}}
 
 
-def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> None:
-    found = explain(example(("P2", "n1"), ("P0", "n3")), pod("P1"))
-    assert [(b.workload, b.direction, b.max_cost, b.places) for b in found.peers] == [
+def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
+    found = explain(make_state(("P2", "n1"), ("P0", "n3")), pod("P1"))
+    assert [(b.workload, b.direction, b.max_cost, b.pods_by_zone) for b in found.peers] == [
         ("P2", "depends-on", 15, {"z1": 1}),
         ("P0", "depended-on-by", 5, {"z2": 1}),
     ]
@@ -40,22 +40,22 @@ def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> 
         (1, False, 20, None),
         (1, False, 21, None),
     ]
-    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].cells] == [(20, 0, 1), (1, 0, 0)]
-    assert found.decided == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
+    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].peer_costs] == [(20, 0, 1), (1, 0, 0)]
+    assert found.conclusion == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
     assert (found.group, found.topology, found.weight) == ("default/a1", "default/nt-default", "UserDefined")
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
-def test_costs_of_cells_add_up_to_the_cost_of_their_line(distribution: str) -> None:
-    state = example(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
+def test_costs_by_peer_add_up_to_the_cost_of_their_candidate(distribution: str) -> None:
+    state = make_state(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
     state.on_service_change("default/p2", None, service)
     for line in explain(state, pod("P1")).candidates:
-        assert sum(cell.cost for cell in line.cells) == line.cost
+        assert sum(cell.cost for cell in line.peer_costs) == line.cost
         depends = [
             cell
-            for cell, peer in zip(line.cells, explain(state, pod("P1")).peers, strict=True)
+            for cell, peer in zip(line.peer_costs, explain(state, pod("P1")).peers, strict=True)
             if peer.direction == "depends-on"
         ]
         assert sum(c.satisfied for c in depends) == line.satisfied
@@ -63,29 +63,29 @@ def test_costs_of_cells_add_up_to_the_cost_of_their_line(distribution: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "placed", "sentence"),
+    ("waiting_or_placed", "placed", "sentence"),
     [
         (pod("P1", "n2"), [("P2", "n1")], "on n2 by the rule: cost 1 (P2 1 of 15); 2 nodes refused"),
         (
-            pod("P1", "n1", metadata=planned(Target("z1", "r", "n1"))),
+            pod("P1", "n1", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused",
         ),
         (
-            pod("P1", "n2", metadata=planned(Target("z1", "r", "n1"))),
+            pod("P1", "n2", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused",
         ),
         (
-            pod("P1", "n3", metadata=planned(Target("z1", "r", "n1"))),
+            pod("P1", "n3", metadata=target_annotation(Target("z1", "r", "n1"))),
             [("P2", "n1")],
             (
-                "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond their maximum); "
-                "next best zone n1 costs 0; 2 nodes refused"
+                "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond maxNetworkCost); "
+                "best in another zone n1 with cost 0; 2 nodes refused"
             ),
         ),
         (
-            pod("P1", metadata=planned(Target("z2", "r", "n3"))),
+            pod("P1", metadata=target_annotation(Target("z2", "r", "n3"))),
             [],
             "waits for n3, planned with its group",
         ),
@@ -94,30 +94,32 @@ def test_costs_of_cells_add_up_to_the_cost_of_their_line(distribution: str) -> N
         (pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
     ],
 )
-def test_the_reason_for_a_node_is_one_sentence(asked: Pod, placed: list[tuple[str, str]], sentence: str) -> None:
-    assert explain(example(*placed), asked).decided == sentence
+def test_the_reason_for_a_node_is_one_sentence(
+    waiting_or_placed: Pod, placed: list[tuple[str, str]], sentence: str
+) -> None:
+    assert explain(make_state(*placed), waiting_or_placed).conclusion == sentence
 
 
 @pytest.mark.parametrize(
-    ("ineligible", "decided"),
+    ("ineligible", "conclusion"),
     [
         ({"n1": "insufficient cpu"}, "best place z1: cost 1 (P2 1 of 15)"),
         (
             {"n1": "insufficient cpu", "n2": "taint own"},
-            "no node: none that the filter passes may run it, or has room",
+            "no node: the nodes that the filter passes may not run the pod, or lack resources",
         ),
     ],
 )
-def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], decided: str) -> None:
-    found = explain(example(("P2", "n1")), pod("P1"), ineligible)
-    assert found.decided == decided
+def test_ineligible_nodes_are_counted_and_never_the_best_place(ineligible: dict[str, str], conclusion: str) -> None:
+    found = explain(make_state(("P2", "n1")), pod("P1"), ineligible)
+    assert found.conclusion == conclusion
     rows = {line.node or line.zone: line for line in found.candidates}
     assert dict(rows["n1"].ineligible) == {"insufficient cpu": 1}
     assert (rows["n1"].score, rows["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
 
 
-def test_nodes_without_labels_have_a_line_and_the_node_of_the_dependency_passes() -> None:
-    state = example(("P2", "bare"))
+def test_nodes_without_labels_are_candidates_and_the_node_of_the_dependency_passes() -> None:
+    state = make_state(("P2", "bare"))
     state.on_node_change("bare", None, node("bare", "", ""))
     found = explain(state, pod("P1"))
     assert [(line.zone, line.node, line.passes) for line in found.candidates] == [
