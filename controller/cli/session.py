@@ -126,7 +126,7 @@ class Session:
         """Read the controller's configuration, nodes, topologies, results and plans, and more on request.
 
         Args:
-            groups: adds AppGroups with their pods, Services, and namespaces, whose labels give consent to groups.
+            groups: adds AppGroups with their pods, Services and namespaces.
             bandwidth: adds all pods of the session's namespace, and verdicts on limits from Prometheus.
             everything: adds these, the agents' pods, and the state of the controller and its Lease.
             all_namespaces: reads pods and AppGroups of all namespaces instead of the session's.
@@ -134,62 +134,75 @@ class Session:
         Raises:
             KubekitError: the nodes cannot be read.
         """
-        groups, bandwidth = groups or everything, bandwidth or everything
         namespace = None if all_namespaces else self.namespace
-        config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
+        readings = [self._read_network()]
+        if groups or everything:
+            readings.append(self._read_groups(namespace))
+        if bandwidth or everything:
+            readings.append(self._read_bandwidth(namespace))
+        fields = {name: value for part in await asyncio.gather(*readings) for name, value in part.items()}
+        snapshot = ClusterSnapshot(now_s=self.clock(), netaware_namespace=self.netaware_namespace, **fields)
+        if not everything:
+            return snapshot
+        agent_pods, control_plane = await asyncio.gather(
+            self._list_pods(self.netaware_namespace, AGENT_POD_SELECTOR), self._read_control_plane()
+        )
+        return msgspec.structs.replace(snapshot, agent_pods=tuple(agent_pods), control_plane=control_plane)
+
+    async def _read_network(self) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on the controller's configuration, nodes, topologies, results and plans."""
+        config, nodes, topologies, plans = await asyncio.gather(
             self.read_configuration(),
             self.client.list(NODES, Node),
-            self.list_objects(NAMESPACES, Object, is_needed=groups),
             self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
             self._read_plans(),
-            self.list_objects(SERVICES, Service, is_needed=groups),
         )
-        names = list_results_names(
-            topologies, plans, self.netaware_namespace, len(build_zone_map(nodes).region_by_zone)
+        zone_count = len(build_zone_map(nodes).region_by_zone)
+        names = list_results_names(topologies, plans, self.netaware_namespace, zone_count)
+        return {
+            "policy": config.topology.policy(),
+            "scheduler": config.scheduler,
+            "prices": config.traffic.prices.resolve(),
+            "nodes": tuple(nodes),
+            "topologies": tuple(topologies),
+            "plans": tuple(plans),
+            "results": await self._read_results(names),
+        }
+
+    async def _read_groups(self, namespace: str | None) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on AppGroups, their pods and Services, and namespaces, whose labels give consent."""
+        groups, namespaces, pods, services = await asyncio.gather(
+            self._list_app_groups(namespace),
+            self.list_objects(NAMESPACES, Object),
+            self.list_objects(PODS, Pod, label_selector=APPGROUP_LABEL),
+            self.list_objects(SERVICES, Service),
         )
-        app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
-            self._list_app_groups(namespace, is_needed=groups),
-            self.list_objects(PODS, Pod, None, APPGROUP_LABEL, is_needed=groups),
-            self._list_pods(namespace, is_needed=bandwidth),
-            self._list_pods(self.netaware_namespace, AGENT_POD_SELECTOR, is_needed=everything),
-            self._read_results(names),
-            self._read_verdicts(is_needed=bandwidth),
-        )
-        return ClusterSnapshot(
-            now_s=self.clock(),
-            netaware_namespace=self.netaware_namespace,
-            nodes=tuple(nodes),
-            topologies=tuple(topologies),
-            groups=tuple(app_groups),
-            namespaces=tuple(namespaces),
-            pods=tuple(pods),
-            bandwidth_pods=tuple(bandwidth_pods),
-            agent_pods=tuple(agent_pods),
-            results=results,
-            plans=tuple(plans),
-            services=tuple(services),
-            policy=config.topology.policy(),
-            scheduler=config.scheduler,
-            verdicts_by_pod=verdicts,
-            prices=config.traffic.prices.resolve(),
-            control_plane=await self._read_control_plane() if everything else None,
-        )
+        return {
+            "groups": tuple(groups),
+            "namespaces": tuple(namespaces),
+            "pods": tuple(pods),
+            "services": tuple(services),
+        }
+
+    async def _read_bandwidth(self, namespace: str | None) -> dict[str, Any]:
+        """Fields of `ClusterSnapshot` on requests and limits of pods."""
+        pods, verdicts_by_pod = await asyncio.gather(self._list_pods(namespace), self._read_verdicts())
+        return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
 
     async def read_configuration(self) -> ControllerConfiguration:
         """Read the configuration that the controller's Deployment mounts; the defaults, with a note, if it cannot be read."""
-        reason = f"no controller in {self.netaware_namespace} has one"
+        namespace = self.netaware_namespace
+        reason = f"no controller in {namespace} has one"
         try:
-            deployment = await self.client.get(
-                DEPLOYMENTS, CONTROLLER, dict[str, Any], namespace=self.netaware_namespace
-            )
+            deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, dict[str, Any], namespace=namespace)
             volumes = deployment.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
-            config_maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
-            name = next((config_map["name"] for config_map in config_maps if "name" in config_map), "")
+            sources = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
+            name = next((source["name"] for source in sources if "name" in source), "")
             if name:
-                config_map = await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.netaware_namespace)
+                config_map = await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=namespace)
                 text = (config_map.data or {}).get(CONFIG_FILE)
                 if text is not None:
-                    return parse_config(text, f"ConfigMap {self.netaware_namespace}/{name}")
+                    return parse_config(text, f"ConfigMap {namespace}/{name}")
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
@@ -198,9 +211,9 @@ class Session:
         self.unreadable["configuration"] = f"{reason}; defaults are used"
         return ControllerConfiguration()
 
-    async def _list_app_groups(self, namespace: str | None, *, is_needed: bool) -> list[AppGroup]:
+    async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
         """AppGroups of all namespaces; if that is forbidden, of ``namespace``, with a note."""
-        groups = await self.list_objects(APPGROUPS, AppGroup, is_needed=is_needed)
+        groups = await self.list_objects(APPGROUPS, AppGroup)
         if namespace and self.unreadable.get(APPGROUPS.plural) == _FORBIDDEN:
             self.unreadable[f"{APPGROUPS.plural} of other namespaces"] = self.unreadable.pop(APPGROUPS.plural)
             groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
@@ -277,11 +290,9 @@ class Session:
         return await self._list_pods(None, field_selector=UNFINISHED_PODS_SELECTOR)
 
     async def _list_pods(
-        self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", is_needed: bool = True
+        self, namespace: str | None, label_selector: str = "", field_selector: str = ""
     ) -> list[PodInfo]:
-        pods = await self.list_objects(
-            PODS, Pod, namespace, label_selector, field_selector=field_selector, is_needed=is_needed
-        )
+        pods = await self.list_objects(PODS, Pod, namespace, label_selector, field_selector)
         return list(map(PodReader().read, pods))
 
     async def list_objects(
@@ -290,14 +301,10 @@ class Session:
         type_: type[T],
         namespace: str | None = None,
         label_selector: str = "",
-        *,
         field_selector: str = "",
-        is_needed: bool = True,
     ) -> list[T]:
-        """Objects of a namespace, or of all; empty if not ``is_needed``, and with a note if the user may not list them."""
+        """Objects of a namespace, or of all; empty, with a note, if the user may not list them."""
         objects: list[T] = []
-        if not is_needed:
-            return objects
         try:
             async for page in self.client.list_pages(
                 resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
@@ -341,10 +348,10 @@ class Session:
                 self.unreadable.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 
-    async def _read_verdicts(self, *, is_needed: bool) -> dict[str, dict[str, str]]:
+    async def _read_verdicts(self) -> dict[str, dict[str, str]]:
         """Read verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict."""
         verdicts: dict[str, dict[str, str]] = defaultdict(dict)
-        if self.prometheus is None or not is_needed:
+        if self.prometheus is None:
             return verdicts
         try:
             for series in await self.prometheus.query(VERDICTS_QUERY):
