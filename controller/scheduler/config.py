@@ -19,8 +19,8 @@ class ResourceWeight(Section, frozen=True):
     """A resource and its factor.
 
     Attributes:
-        name: such as ``cpu``.
-        weight: above 0.
+        name: the resource, such as ``cpu``.
+        weight: its factor, above 0.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ResourceWeight(Section, frozen=True):
 
 
 class AllocatableArgs(Section, frozen=True):
-    """Arguments of NodeResourcesAllocatable (docs/contracts, section 5).
+    """Arguments of NodeResourcesAllocatable (docs/contracts.md, section 5).
 
     Attributes:
         mode: prefer nodes with little (``Least``) or much (``Most``) allocatable.
@@ -49,9 +49,9 @@ class AllocatableArgs(Section, frozen=True):
             raise ConfigError(join_path(field, "resources"), "is empty", "name at least one resource")
         for resource in self.resources:
             if resource.weight <= 0 or not resource.name:
-                problem = f"{resource.name!r} has weight {resource.weight}"
+                fault = f"{resource.name!r} has weight {resource.weight}"
                 raise ConfigError(
-                    join_path(field, "resources"), problem, "give every resource a name and a weight above 0"
+                    join_path(field, "resources"), fault, "give every resource a name and a weight above 0"
                 )
 
 
