@@ -65,11 +65,11 @@ async def _measure() -> Figures:
     working = asyncio.create_task(world.plans.run())
     began = time.monotonic()
     for group in (PHANTOMS, GROUP):
-        world.plans.get_or_request(group, world.of(group))
+        world.plans.get_or_request(group, world.pods_of(group))
     while len(world.woken) < 2:
         await asyncio.sleep(0.005)
     took_s = time.monotonic() - began
-    pods = world.of(GROUP)
+    pods = world.pods_of(GROUP)
     await asyncio.sleep(0)
     plan_state = world.plans.get_or_request(GROUP, pods)
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def _begin(process: PlanningProcess, world: World) -> None:
     """Have the process know all hosts before anything counts: it learns of them once."""
     world.add_group("warm/up", 1)
     world.add_pod("warm/up", "w", "P1", 1)
-    snapshot = world.plans._build_snapshot("warm/up", world.of("warm/up"))
+    snapshot = world.plans._build_snapshot("warm/up", world.pods_of("warm/up"))
     await process.plan(snapshot)
     world.pods.pop("warm/w")
 

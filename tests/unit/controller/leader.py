@@ -1,4 +1,4 @@
-"""A cluster of any size, and what the leader knows of it: groups, pods and plans without an API server."""
+"""A cluster of any size with the leader's indexes of it: groups, pods and plans, without an API server."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from tests.unit.controller import groups, scheduling
 
 
 class Declarations:
-    """What workloads declare, in some namespaces otherwise."""
+    """Stands in for `DeclaredReplicas`: replicas by selector, the same in all namespaces without an entry of their own."""
 
     def __init__(self) -> None:
         self.by_workload: dict[str, int] = {}
         self.elsewhere: dict[str, dict[str, int]] = {}
 
     def replicas(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
-        known = self.elsewhere.get(namespace, self.by_workload)
-        return {w.selector: known[w.selector] for w in workloads if w.selector in known}
+        declared = self.elsewhere.get(namespace, self.by_workload)
+        return {w.selector: declared[w.selector] for w in workloads if w.selector in declared}
 
 
 class World:
-    """A cluster, and what the leader knows of it; plans are made at once, in this process."""
+    """A cluster with the leader's indexes of it; plans are made at once, in this process."""
 
     def __init__(self, hosts: int, cpu: int) -> None:
         self.config = SchedulerConfig()
         self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, Pod] = {}
-        self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
+        self.declared, self.woken, self.notified = Declarations(), list[str](), list[str]()
         self.failure: PlanningError | None = None
-        self.plan_takes_s, self.solved, self.asked = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
+        self.plan_takes_s, self.searches, self.planned_snapshots = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
             PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),  # type: ignore[arg-type]
-            self.of,
+            self.pods_of,
             config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
             wake=self.woken.append,
-            notify=self.told.append,
+            notify=self.notified.append,
             clock=lambda: self.now,
         )
 
@@ -101,19 +101,19 @@ class World:
     def bind(self, key: str, node: str) -> None:
         self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
 
-    def seat(self, key: str) -> None:
+    def count_on_node(self, key: str) -> None:
         self.node_cache.on_pod_change(key, None, PodReader().read(self.pods[key]))
 
     def run(self, key: str, node: str) -> None:
-        """A pod runs on a node, which counts it."""
+        """Bind a pod to a node, and count it in the node's usage."""
         self.bind(key, node)
-        self.seat(key)
+        self.count_on_node(key)
 
     def request(self, group: str) -> PlanState:
-        return self.plans.get_or_request(group, self.of(group))
+        return self.plans.get_or_request(group, self.pods_of(group))
 
-    async def nodes(self, group: str) -> dict[str, str]:
-        """Make the group's plan now; pod key -> node."""
+    async def planned_nodes(self, group: str) -> dict[str, str]:
+        """Make the group's plan now; returns pod key -> node."""
         await self.plans.make_plan(group)
         return {key: target.node for key, target in self.plan_of(group).targets.items()}
 
@@ -122,7 +122,7 @@ class World:
         self.node_cache.on_pod_change(key, None, None)
         self.plans.reservations.forget_pod(key)
 
-    def of(self, group: str) -> list[Pod]:
+    def pods_of(self, group: str) -> list[Pod]:
         namespace, _, label = group.partition("/")
         return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
 
@@ -130,48 +130,50 @@ class World:
         if self.failure is not None:
             raise self.failure
         self.now += self.plan_takes_s
-        self.asked.append(snapshot)
-        self.solved.append((snapshot.group.metadata.namespace, search_s))
+        self.planned_snapshots.append(snapshot)
+        self.searches.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, deadline_s=search_s)
 
     async def plan_all(self, *groups: str) -> None:
-        """Request plans of all these groups, and have them made."""
+        """Request plans of all these groups, and wait until they are made."""
         for group in groups:
             self.request(group)
         planner = asyncio.create_task(self.plans.run())
-        while len(self.solved) < len(groups):
+        while len(self.searches) < len(groups):
             await asyncio.sleep(0)
         planner.cancel()
 
     def plan_of(self, group: str) -> Plan:
-        """The plan that was made last, whether or not it holds; an empty one where there is none."""
+        """The plan that was made last, even if it is not valid any more; an empty plan if there is none."""
         cached = self.plans._cached_plans.get(group)
         return cached.plan if cached is not None else Plan()
 
     def free_node(self, pod: Pod, rng: random.Random) -> str:
-        """Where the scheduler would bind a pod: the host it was told while there is room, or any other that has some."""
+        """The node to which the scheduler binds a pod: the target if it has capacity, else any node that has; empty if none has."""
         bound: dict[str, int] = {}
         for other in self.pods.values():
             if other.spec.node_name:
                 cpu = self.plans.reservations.requests_with_ports_of(other)["cpu"]
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
-        wanted, carried = self.plans.reservations.requests_with_ports_of(pod)["cpu"], target_of(pod)
-        free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
-        if carried is not None and carried.node in free and not pod.status.scheduling_failed:
-            return carried.node
+        requested, target = self.plans.reservations.requests_with_ports_of(pod)["cpu"], target_of(pod)
+        free = [n for n in self.node_cache.hosts if bound.get(n, 0) + requested <= 1000 * self.cpu]
+        if target is not None and target.node in free and not pod.status.scheduling_failed:
+            return target.node
         return rng.choice(free) if free else ""
 
     def overbooked(self) -> list[str]:
-        """Hosts that a pod is about to be sent to though bound pods, and places given before, leave it no room there."""
-        taken: dict[str, int] = {}
-        promised: set[str] = set()
+        """Nodes of gated pods on which bound pods and planned pods together request more than there is."""
+        requested: dict[str, int] = {}
+        nodes_of_gated: set[str] = set()
         for group in self.state.groups:
             targets = self.plan_of(group).targets
-            for pod in self.of(group):
+            for pod in self.pods_of(group):
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.is_waiting else "")
                 if node:
-                    taken[node] = taken.get(node, 0) + self.plans.reservations.requests_with_ports_of(pod)["cpu"]
+                    requested[node] = (
+                        requested.get(node, 0) + self.plans.reservations.requests_with_ports_of(pod)["cpu"]
+                    )
                 if pod.is_gated:
-                    promised.add(node)
-        return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)
+                    nodes_of_gated.add(node)
+        return sorted(node for node in nodes_of_gated if requested.get(node, 0) > 1000 * self.cpu)

@@ -78,7 +78,7 @@ class Planners(World):
         pod = self.pods["d/p1"]
         self.file.pods.append(pod)
         await self.plans.make_plan("d/g")
-        leader = self.plans.get_or_request("d/g", self.of("d/g")).plan
+        leader = self.plans.get_or_request("d/g", self.pods_of("d/g")).plan
         offline, _ = plan_offline(self.file)
         assert leader is not None
         assert dict(leader.unplaced_reasons) == offline.unplaced

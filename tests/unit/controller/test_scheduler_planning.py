@@ -29,8 +29,8 @@ ROUNDS = int(os.environ.get("NETAWARE_ROUNDS", "12"))
 GROUPS = ("d/g1", "d/g2", "e/g3")
 
 
-async def play(seed: int) -> int:
-    """Three groups at once on 12 nodes of 4 cpu, in a random order of events; returns how many pods were planned."""
+async def simulate_events(seed: int) -> int:
+    """Three groups at once on 12 nodes of 4 cpu, in a random order of events; returns the number of planned pods."""
     rng, world = random.Random(seed), World(12, 4)
     cpu = {(group, workload): rng.choice([1, 2, 3, 4]) for group in GROUPS for workload in ("P1", "P2")}
     for group in GROUPS:
@@ -45,30 +45,30 @@ async def play(seed: int) -> int:
     for step in range(12):
         world.now += 60
         group = rng.choice(GROUPS)
-        pods = world.of(group)
+        pods = world.pods_of(group)
         if not pods:
             continue
         pod = rng.choice(pods)
         key = pod.metadata.key
         target = world.plan_of(group).targets.get(key)
-        match rng.choice(["release", "bind", "refuse", "delete", "add", "seat"]):
+        match rng.choice(["release", "bind", "refuse", "delete", "add", "count"]):
             case "release" if pod.is_gated:
                 world.release(key, target)
             case "bind" if pod.is_waiting and not pod.is_gated and (node := world.free_node(pod, rng)):
                 world.bind(key, node)
             case "refuse" if pod.is_waiting and not pod.is_gated and not pod.status.scheduling_failed:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
-                if (carried := target_of(pod)) is not None:
-                    world.plans.reservations.record_refusal(world.pods[key], carried.node)
+                if (old_target := target_of(pod)) is not None:
+                    world.plans.reservations.record_refusal(world.pods[key], old_target.node)
             case "delete":
                 world.delete(group, key)
             case "add":
                 world.add_pod(group, f"{group[2:]}-new-{step}", "P1", cpu[group, "P1"])
-            case "seat" if pod.is_bound:
-                world.seat(key)
-        # A pod that was bound against the plan may take room that is reserved for a group which was checked before.
+            case "count" if pod.is_bound:
+                world.count_on_node(key)
+        # A pod that is bound against the plan may use resources that are reserved for a group that was checked before.
         for other in rng.sample(GROUPS, 3) + rng.sample(GROUPS, 3):
-            pods = world.of(other)
+            pods = world.pods_of(other)
             if not any(p.is_waiting for p in pods):
                 world.plans.drop_plan(other, pods)
             elif world.plans.get_or_request(other, pods).is_pending:
@@ -82,10 +82,10 @@ async def play(seed: int) -> int:
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 async def test_three_groups_never_reserve_the_same_resources(seed: int) -> None:
-    assert await play(seed) > 0
+    assert await simulate_events(seed) > 0
 
 
-def one_pod(hosts: int = 3, cpu: int = 1) -> World:
+def world_with_one_pod(hosts: int = 3, cpu: int = 1) -> World:
     """A cluster with one group, d/g1, which has one pod, d/a."""
     world = World(hosts, 4)
     world.add_group("d/g1", 1)
@@ -94,16 +94,16 @@ def one_pod(hosts: int = 3, cpu: int = 1) -> World:
 
 
 async def test_a_refused_node_is_not_planned_again_until_it_changes() -> None:
-    world = one_pod(cpu=2)
-    first = (await world.nodes("d/g1"))["d/a"]
+    world = world_with_one_pod(cpu=2)
+    first = (await world.planned_nodes("d/g1"))["d/a"]
     world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
     world.plans.reservations.record_refusal(world.pods["d/a"], first)
     assert world.request("d/g1").is_pending
-    assert (await world.nodes("d/g1"))["d/a"] != first
-    assert world.plans.reservations.refused_nodes_by_pod(world.of("d/g1")) == {"d/a": frozenset({first})}
+    assert (await world.planned_nodes("d/g1"))["d/a"] != first
+    assert world.plans.reservations.refused_nodes_by_pod(world.pods_of("d/g1")) == {"d/a": frozenset({first})}
     world.add_node(first, "another-zone")
-    assert world.plans.reservations.refused_nodes_by_pod(world.of("d/g1")) == {}
+    assert world.plans.reservations.refused_nodes_by_pod(world.pods_of("d/g1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_a_refused_node_is_planned_again_when_its_usage_falls(
 
 
 async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
-    world = one_pod(hosts=1, cpu=3)
+    world = world_with_one_pod(hosts=1, cpu=3)
     await world.plans.make_plan("d/g1")
     assert world.plans.reservations.reserved_by_others("d/g2")
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
@@ -138,9 +138,10 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     assert world.plans.reservations.reserved_by_others("d/g2") == {}
 
 
-@pytest.mark.parametrize("is_complete", [False, True], ids=["cannot start whole", "can"])
-async def test_a_started_group_gets_the_reservations_of_an_incomplete_one(*, is_complete: bool) -> None:
-    """It would keep it for two minutes."""
+@pytest.mark.parametrize("is_complete", [False, True], ids=["incomplete", "complete"])
+async def test_a_started_group_may_use_the_reservations_of_a_group_with_an_incomplete_plan(
+    *, is_complete: bool
+) -> None:
     world = World(2, 4)
     for group in ("d/started", "d/other"):
         world.add_group(group, 2)
@@ -150,15 +151,15 @@ async def test_a_started_group_gets_the_reservations_of_an_incomplete_one(*, is_
     world.add_pod("d/other", "c", "P1", 2)
     if not is_complete:
         world.add_pod("d/other", "e", "P2", 9)
-    assert await world.nodes("d/other") == {"d/c": "n01"}
-    nodes = await world.nodes("d/started")
+    assert await world.planned_nodes("d/other") == {"d/c": "n01"}
+    nodes = await world.planned_nodes("d/started")
     if is_complete:
         assert world.plan_of("d/started").unplaced == ("d/b",)
         return
     assert nodes["d/b"] == "n01"
     assert "d/other" in world.woken
     assert world.request("d/other").is_pending
-    assert await world.nodes("d/other") == {}
+    assert await world.planned_nodes("d/other") == {}
     assert not world.request("d/started").is_pending
 
 
@@ -175,7 +176,7 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
     assert report is not None
     if members == 3:
         assert (report.status, report.reason) == ("True", "MoreDeclared")
-        assert world.asked[0].replicas == {"P1": 3, "P2": 0}
+        assert world.planned_snapshots[0].replicas == {"P1": 3, "P2": 0}
     else:
         assert (report.status, report.reason) == ("False", "TooManyPods")
         assert world.request("d/g1").plan is None
@@ -183,7 +184,7 @@ async def test_replicas_that_do_not_exist_count_up_to_num_members(members: int) 
 
 
 async def test_a_failed_plan_is_reported_and_retried_later() -> None:
-    world = one_pod()
+    world = world_with_one_pod()
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
     assert world.request("d/g1").is_pending
     await world.plans.make_plan("d/g1")
@@ -207,7 +208,7 @@ async def test_a_failed_plan_is_reported_and_retried_later() -> None:
 
 
 async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> None:
-    world = one_pod()
+    world = world_with_one_pod()
     world.plan_takes_s = 2.0
     await world.plans.make_plan("d/g1")
     world.add_pod("d/g1", "b", "P1", 1)
@@ -219,12 +220,11 @@ async def test_a_group_that_changes_all_the_time_pauses_between_its_plans() -> N
     for _ in range(20):
         await asyncio.sleep(0)
     planner.cancel()
-    assert len(world.asked) == 1
+    assert len(world.planned_snapshots) == 1
 
 
 @pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
 async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(weight: int, nodes: set[str]) -> None:
-    """Seed 002, as an AppGroup."""
     world = World(0, 10)
     world.state.allocatable = AllocatableArgs(weight=weight)
     for world.cpu, name in ((10, "small"), (200, "large")):
@@ -232,11 +232,11 @@ async def test_small_pods_leave_the_large_node_free_with_an_allocatable_weight(w
     world.add_group("d/g", 6)
     for i in range(6):
         world.add_pod("d/g", f"p{i}", "P1" if i % 2 else "P2", 1)
-    assert set((await world.nodes("d/g")).values()) == nodes
+    assert set((await world.planned_nodes("d/g")).values()) == nodes
 
 
 async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> None:
-    """Every node is full; only n00's pods are less important than the group, and evicting one of them is not enough."""
+    """Every node is full; only n00's pods have a lower priority, and the group needs two of their places."""
     world = World(3, 4)
     world.add_group("d/g", 2)
     for i, priority in enumerate((0, 100, 100)):
@@ -247,7 +247,7 @@ async def test_pods_of_lower_priority_are_evicted_only_as_a_last_resort() -> Non
     for name, workload in (("p1", "P1"), ("p2", "P2")):
         world.add_pod("d/g", name, workload, 1)
         world.change(f"d/{name}", spec={"priority": 10})
-    assert await world.nodes("d/g") == {"d/p1": "n00", "d/p2": "n00"}
+    assert await world.planned_nodes("d/g") == {"d/p1": "n00", "d/p2": "n00"}
     plan_state = world.request("d/g")
     assert (plan_state.awaiting_rollout, plan_state.is_pending) == (frozenset(), False), (
         "no pod is evicted for a gated one"
@@ -273,7 +273,7 @@ def bind_volume(world: World, _: str) -> None:
 def bind_noisy_pod(world: World, target: str) -> None:
     world.add_pod("d/other", "noisy", "P1", 1)
     world.bind("d/noisy", target)
-    world.seat("d/noisy")
+    world.count_on_node("d/noisy")
     world.now += 60
 
 
@@ -291,21 +291,21 @@ def bind_noisy_pod(world: World, target: str) -> None:
             lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}},
         ),
     ],
-    ids=["a volume is bound", "its host is hot", "a foreign pod comes in its way", "another gate opens"],
+    ids=["a volume is bound", "its node is hot", "a foreign pod excludes its node", "another gate opens"],
 )
 async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: Any, hosts: Any) -> None:
-    world = one_pod()
+    world = world_with_one_pod()
     world.add_pod("d/g1", "b", "P1", 1)
     claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
     gates = [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]
     world.change("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
     world.change("d/b", spec={"schedulingGates": gates, "affinity": AWAY_FROM_OTHERS})
-    first = await world.nodes("d/g1")
+    first = await world.planned_nodes("d/g1")
     assert not world.request("d/g1").is_pending
     assert first.keys() == {"d/a"}
     change(world, first["d/a"])
     assert world.request("d/g1").is_pending
-    second, expected = await world.nodes("d/g1"), hosts(first["d/a"])
+    second, expected = await world.planned_nodes("d/g1"), hosts(first["d/a"])
     assert second.keys() == expected.keys()
     assert all(second[key] in nodes for key, nodes in expected.items())
 
@@ -318,7 +318,7 @@ async def test_constraints_of_waiting_pods_count_beside_bound_pods_of_another_te
         if node:
             world.run(f"d/{name}", node)
     world.change("d/new", spec={"affinity": AWAY_FROM_OTHERS})
-    assert (await world.nodes("d/g1"))["d/new"] == "n01"
+    assert (await world.planned_nodes("d/g1"))["d/new"] == "n01"
 
 
 async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> None:
@@ -332,7 +332,7 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
         target = await world.plans.simulate_replacement("d/g1", "d/a", 0)
         return target.node if target is not None else ""
 
-    assert await simulated() == "n00", "it has room for the pod only because the pod is gone; n01 has none"
+    assert await simulated() == "n00", "n00 has the capacity only without the pod, n01 has none"
     world.add_node("n02", "z2")
     world.node_cache.set_avoided_nodes(frozenset({"n00"}))
     assert await simulated() == "n02"
@@ -341,51 +341,53 @@ async def test_a_replacement_is_simulated_without_its_pod_and_hot_nodes() -> Non
 
 
 async def test_a_node_is_reserved_for_a_replacement_until_it_exists_or_expires() -> None:
-    """A StatefulSet's replacement comes when its predecessor is gone; another group's plan is made meanwhile."""
+    """A StatefulSet creates a replacement after its predecessor is gone; another group's plan is made meanwhile."""
     world = World(2, 4)
     for group in ("d/g1", "d/g2"):
         world.add_group(group, 1)
     world.add_pod("d/g2", "other", "P1", 3)
 
-    async def other_goes_to() -> str:
+    async def node_of_other_group() -> str:
         for group in ("d/g1", "d/g2"):
-            world.plans.drop_plan(group, world.of(group))
-        return (await world.nodes("d/g2"))["d/other"]
+            world.plans.drop_plan(group, world.pods_of(group))
+        return (await world.planned_nodes("d/g2"))["d/other"]
 
-    wanted = await other_goes_to()
-    target = Target("z1", "r", wanted)
+    reserved = await node_of_other_group()
+    target = Target("z1", "r", reserved)
     world.plans.expect_replacement("d/g1", "P1", target, (), duration_s=60, requests={"cpu": 3000, "pods": 1})
-    assert await other_goes_to() != wanted
+    assert await node_of_other_group() != reserved
     world.add_pod("d/g1", "replacement", "P1", 3)
-    assert await world.nodes("d/g1") == {"d/replacement": wanted}
+    assert await world.planned_nodes("d/g1") == {"d/replacement": reserved}
     assert world.overbooked() == []
     await world.plans.make_plan("d/g2")
-    assert world.asked[-1].reserved[wanted]["cpu"] == 3000, "its plan reserves for it now"
+    assert world.planned_snapshots[-1].reserved[reserved]["cpu"] == 3000, (
+        "now the plan of its own group reserves the node"
+    )
     world.delete("d/g1", "d/replacement")
-    assert await other_goes_to() != wanted
+    assert await node_of_other_group() != reserved
     world.now += 61
-    assert await other_goes_to() == wanted, "the reservation has ended"
+    assert await node_of_other_group() == reserved, "the reservation has ended"
 
 
 @pytest.mark.parametrize(("waits_s", "is_kept"), [(1, True), (61, False)])
 async def test_a_replacement_is_planned_for_its_reserved_node_until_that_expires(
     waits_s: float, *, is_kept: bool
 ) -> None:
-    unasked = (await one_pod(hosts=6).nodes("d/g1"))["d/a"]
-    world, reserved = one_pod(hosts=6), "n00" if unasked != "n00" else "n01"
+    preferred = (await world_with_one_pod(hosts=6).planned_nodes("d/g1"))["d/a"]
+    world, reserved = world_with_one_pod(hosts=6), "n00" if preferred != "n00" else "n01"
     zone = world.node_cache.hosts[reserved].location.zone
     world.plans.expect_replacement("d/g1", "P1", Target(zone, "r", reserved), (), duration_s=60)
     world.now += waits_s
-    assert await world.nodes("d/g1") == {"d/a": reserved if is_kept else unasked}
+    assert await world.planned_nodes("d/g1") == {"d/a": reserved if is_kept else preferred}
 
 
 @pytest.mark.parametrize(
     ("namespaces", "groups", "members", "dense", "takes_s", "before"),
     [
-        pytest.param(1, 12, 1200, 0, 3.0, 1, id="of one namespace"),
-        pytest.param(30, 1, 1200, 0, 3.0, 1, id="of thirty"),
-        pytest.param(30, 1, 1, 30, 3.0, 1, id="few pods of many dependencies"),
-        pytest.param(10, 6, 1, 0, 0.2, 10, id="many tiny ones"),
+        pytest.param(1, 12, 1200, 0, 3.0, 1, id="large groups of one namespace"),
+        pytest.param(30, 1, 1200, 0, 3.0, 1, id="large groups of thirty namespaces"),
+        pytest.param(30, 1, 1, 30, 3.0, 1, id="few pods with many dependencies"),
+        pytest.param(10, 6, 1, 0, 0.2, 10, id="many small groups"),
     ],
 )
 async def test_slow_plans_of_others_do_not_delay_a_small_group(
@@ -400,8 +402,8 @@ async def test_slow_plans_of_others_do_not_delay_a_small_group(
     world.add_group("tenant/small", 2)
     world.add_pod("tenant/small", "web", "P1", 1)
     await world.plan_all(*hostile, "tenant/small")
-    assert [namespace for namespace, _ in world.solved].index("tenant") <= before
-    searches = [search_s for namespace, search_s in world.solved if namespace != "tenant"]
+    assert [namespace for namespace, _ in world.searches].index("tenant") <= before
+    searches = [search_s for namespace, search_s in world.searches if namespace != "tenant"]
     assert max(searches[:-1]) <= 1, "while others wait"
     if namespaces == 1:
         assert searches[-1] < 1, "a namespace that has used much planner time gets short searches"
@@ -415,22 +417,22 @@ async def test_a_large_group_is_planned_before_newer_small_ones_of_its_namespace
         world.request(group)
         world.now += 60
     await world.plan_all("d/large", "d/small")
-    assert [snapshot.group.metadata.name for snapshot in world.asked] == ["large", "small"]
+    assert [snapshot.group.metadata.name for snapshot in world.planned_snapshots] == ["large", "small"]
 
 
 async def test_a_plan_with_unplaced_pods_is_made_again_only_after_resources_were_freed() -> None:
-    world = one_pod(hosts=1, cpu=3)
+    world = world_with_one_pod(hosts=1, cpu=3)
     world.add_group("d/g2", 1)
     world.add_pod("d/g2", "other", "P1", 3)
     world.run("d/other", "n00")
-    assert await world.nodes("d/g1") == {}
+    assert await world.planned_nodes("d/g1") == {}
     world.now += 600
     assert not world.request("d/g1").is_pending
     world.delete("d/g2", "d/other")
     assert world.request("d/g1").is_pending
 
 
-def test_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:
+def test_histogram_buckets_of_plans_and_gates_reach_the_longest_possible_time() -> None:
     metrics = GateMetrics(CollectorRegistry())
     for histogram, longest_s in ((metrics.plan_duration, PLAN_DEADLINE_S), (metrics.gate_wait, 3600)):
         (family,) = histogram.collect()

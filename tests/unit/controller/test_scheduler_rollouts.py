@@ -35,7 +35,7 @@ class Cluster(World):
     def roll(self, service: str) -> None:
         """What the Deployment and ReplicaSet controllers do about one service now."""
         group, new_hash = self.services[service], f"h{self.revision}"
-        mine = [pod for pod in self.of(group) if pod.workload == service]
+        mine = [pod for pod in self.pods_of(group) if pod.workload == service]
         new = [pod for pod in mine if pod.metadata.label("pod-template-hash") == new_hash]
         old = [pod for pod in mine if pod not in new]
         if len(new) < REPLICAS and len(mine) < REPLICAS + bool(old):
@@ -60,7 +60,7 @@ class Cluster(World):
 
     async def lead(self, group: str) -> None:
         """Reconcile one group, as the leader does."""
-        pods = self.of(group)
+        pods = self.pods_of(group)
         if not any(pod.is_waiting for pod in pods):
             self.plans.drop_plan(group, pods)
             return
@@ -81,7 +81,7 @@ class Cluster(World):
             if pod.is_waiting and not pod.is_gated and target is not None:
                 self.refused += self.free_node(pod, self.rng) != target.node
                 self.bind(key, target.node)
-                self.seat(key)
+                self.count_on_node(key)
                 self.bound_at[key] = self.now
 
     async def step(self) -> None:
@@ -119,10 +119,10 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
     await cluster.roll_out(20)
     assert cluster.services_across_zones() == []
     for cluster.revision in (1, 2):
-        cluster.solved.clear()
+        cluster.searches.clear()
         await cluster.roll_out(120)
         assert cluster.services_across_zones() == []
-        made = [search_s for _, search_s in cluster.solved if search_s > MIN_SEARCH_S]
+        made = [search_s for _, search_s in cluster.searches if search_s > MIN_SEARCH_S]
         assert len(made) < 36, "no plan is made anew because a pod was replaced"
     assert cluster.refused == 0
 

@@ -194,9 +194,9 @@ async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> 
     cluster.add_pod("d/g", "p1-0", "P1", 1)
     cluster.change("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
     cluster.bind("d/p1-0", "n01")
-    cluster.seat("d/p1-0")
+    cluster.count_on_node("d/p1-0")
     cluster.add_pod("d/g", "p2-0", "P2", 1)
     await cluster.plans.make_plan("d/g")
-    plan = cluster.plans.get_or_request("d/g", cluster.of("d/g")).plan
+    plan = cluster.plans.get_or_request("d/g", cluster.pods_of("d/g")).plan
     assert plan is not None
     assert plan.targets["d/p2-0"].zone == "z2"
