@@ -32,12 +32,8 @@ def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: 
 
 
 def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> Pod:
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": reason,
-        "lastTransitionTime": format_time(CREATED - since_s),
-    }
+    since = format_time(CREATED - since_s)
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "lastTransitionTime": since}
     return pod(name, workload, gated=False, conditions=[condition])
 
 
@@ -57,9 +53,8 @@ def terminating(made: Pod) -> Pod:
 
 def with_pod_affinity(made: Pod) -> Pod:
     body = msgspec.to_builtins(made)
-    body["spec"]["affinity"] = {
-        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
-    }
+    terms = [{"topologyKey": "zone"}]
+    body["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return msgspec.convert(body, Pod)
 
 
@@ -84,7 +79,7 @@ SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1
         (inputs_of(DONE, terminating(pod("a-gone", "A")), BOUND, B), 0, "b"),
         (inputs_of(unschedulable("a", "A", since_s=1), B), 0, ""),
         (inputs_of(unschedulable("a", "A", since_s=WAIT_S), B), 0, "b"),
-        # kube-scheduler says so of a pod whose volume cannot be bound.
+        # kube-scheduler sets this reason if the pod's volume cannot be bound.
         (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
         (inputs_of(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
         (inputs_of(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
@@ -93,7 +88,7 @@ SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1
         (inputs_of(UNTRIED, B, unplaced=frozenset({"d/a"})), 0, ""),
         (inputs_of(DONE, B), 0, "b"),
         (inputs_of(terminating(DONE), B), 0, ""),
-        (inputs_of(pod("b1", "B", node="n"), pod("b2", "B")), 0, "b2"),  # A's Job is done and swept away
+        (inputs_of(pod("b1", "B", node="n"), pod("b2", "B")), 0, "b2"),  # A's Job has finished and was deleted
         (inputs_of(BOUND, pod("b1", "B", node="n"), pod("b2", "B"), declared_replicas={"A": 2}), 0, ""),
         (inputs_of(BOUND, B, declared_replicas={"A": 1, "B": 4, "C": 4}), 0, "b"),
         (inputs_of(B, pod("c", "C", gated=False), declared_replicas={"A": 0, "B": 1}), 0, "b"),
@@ -101,7 +96,7 @@ SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1
         (LONE, DEBOUNCE_S, "a"),
     ],
 )
-def test_a_workload_is_released_when_earlier_ones_are_bound_finished_or_overdue(
+def test_a_workload_is_released_when_earlier_workloads_are_bound_finished_or_overdue(
     group: ReleaseInputs, after_s: float, expected: str
 ) -> None:
     decision = decide_releases(group, CREATED + after_s, CONFIG)
@@ -110,24 +105,19 @@ def test_a_workload_is_released_when_earlier_ones_are_bound_finished_or_overdue(
 
 
 def test_the_order_follows_positions_and_not_names_or_the_order_of_the_list() -> None:
-    """Z is first, A second, M last."""
-    places = {"M": 3, "A": 2, "Z": 1}
-    waiting = ReleaseInputs((pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z")), places)
-    decision = decide_releases(waiting, CREATED, CONFIG)
+    positions = {"M": 3, "A": 2, "Z": 1}
+    pods = (pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z"))
+    decision = decide_releases(ReleaseInputs(pods, positions), CREATED, CONFIG)
     assert released(decision) == [("z", "turn")]
-    assert (
-        decision.wait_reasons["d/a1"]
-        == decision.wait_reasons["d/m"]
-        == "workload Z comes first, and its pod z is not bound yet"
-    )
-    late = decide_releases(waiting, CREATED + 100, CONFIG)
+    reasons = {decision.wait_reasons["d/a1"], decision.wait_reasons["d/m"]}
+    assert reasons == {"workload Z comes first, and its pod z is not bound yet"}
+    late = decide_releases(ReleaseInputs(pods, positions), CREATED + 100, CONFIG)
     assert [r.pod.metadata.name for r in late.releases] == ["z", "a1", "a2", "m", "x"], "unknown workloads come last"
 
 
 def test_unplaced_pods_are_released_at_once_and_together() -> None:
     pods = [pod("a", "A", gated=False), pod("b", "B"), pod("c1", "C"), pod("c2", "C")]
-    held = inputs_of(*pods)
-    assert released(decide_releases(held, CREATED, CONFIG)) == []
+    assert released(decide_releases(inputs_of(*pods), CREATED, CONFIG)) == []
     decision = decide_releases(inputs_of(*pods, unplaced=frozenset({"d/c1", "d/c2"})), CREATED, CONFIG)
     assert released(decision) == [("c1", "unplaced"), ("c2", "unplaced")]
     assert set(decision.wait_reasons) == {"d/b"}
@@ -187,8 +177,8 @@ def test_every_pod_is_released_after_max_wait_and_checked_before(
 
 
 @pytest.mark.parametrize("age_s", [0.0, CONFIG.max_wait_s, 100 * CONFIG.max_wait_s])
-def test_a_pod_with_another_gate_delays_no_other_and_keeps_our_gate(age_s: float) -> None:
-    """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
+def test_a_pod_with_another_gate_delays_no_other_pod_and_keeps_our_gate(age_s: float) -> None:
+    """An open gate would freeze the pod's affinity before there is a plan: plans omit such pods."""
     made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
     made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
     decision = decide_releases(inputs_of(msgspec.convert(made, Pod), pod("b", "B"), order="AB"), CREATED, CONFIG)
@@ -208,7 +198,7 @@ def test_a_pod_with_another_gate_delays_no_other_and_keeps_our_gate(age_s: float
 def test_pods_of_one_pod_group_are_released_together(
     gang: str, others: list[str], age_s: float, expected: list[tuple[str, str]]
 ) -> None:
-    """Whoever is not of it waits as before: b comes before c."""
+    """Pods outside the PodGroup wait as before: b is before c in the order."""
     pods = [msgspec.to_builtins(pod(name, name.upper(), age_s=age_s)) for name in ("a", "c")]
     for made in pods:
         made["spec"]["schedulingGroup"] = {"podGroupName": gang}
@@ -218,11 +208,10 @@ def test_pods_of_one_pod_group_are_released_together(
 
 
 def test_max_wait_counts_from_the_opening_of_the_last_other_gate() -> None:
-    freed = inputs_of(
-        pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), other_gates_opened_at={"d/b": CREATED - 1}
-    )
-    assert released(decide_releases(freed, CREATED, CONFIG)) == [("a", "turn")]
-    assert ("b", "waited") in released(decide_releases(freed, CREATED + CONFIG.max_wait_s, CONFIG))
+    opened_at = {"d/b": CREATED - 1}
+    inputs = inputs_of(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), other_gates_opened_at=opened_at)
+    assert released(decide_releases(inputs, CREATED, CONFIG)) == [("a", "turn")]
+    assert ("b", "waited") in released(decide_releases(inputs, CREATED + CONFIG.max_wait_s, CONFIG))
 
 
 def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
@@ -233,36 +222,33 @@ def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
     for short in ({"num_members": 3}, {"declared_replicas": {"A": 1, "B": 2}}):
         growing = inputs_of(*pods, order="AB", first_seen_at=seen, **{"num_members": 2, **short})
         assert released(decide_releases(growing, CREATED, CONFIG)) == []
-    almost = inputs_of(
-        *pods, order="AB", num_members=3, first_seen_at={"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2}
-    )
+    seen = {"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2}
+    almost = inputs_of(*pods, order="AB", num_members=3, first_seen_at=seen)
     assert decide_releases(almost, CREATED, CONFIG).next_check_s == pytest.approx(0.2), "the newest pod counts"
     assert seconds_until_complete(almost, CREATED) == pytest.approx(0.2)
     assert seconds_until_complete(almost, CREATED + 9) == 0
     unseen = inputs_of(*pods, order="AB", num_members=3)
     assert seconds_until_complete(unseen, CREATED) == 0
-    over = inputs_of(
-        pod("a", "A"),
-        pod("b", "B", gated=False, phase="Failed"),
-        order="AB",
-        num_members=3,
-        first_seen_at={"d/b": CREATED},
-    )
-    assert seconds_until_complete(over, CREATED) == 0, "nobody waits for company of one that is done"
+    failed = pod("b", "B", gated=False, phase="Failed")
+    finished = inputs_of(pod("a", "A"), failed, order="AB", num_members=3, first_seen_at={"d/b": CREATED})
+    assert seconds_until_complete(finished, CREATED) == 0, "after a finished pod no more pods are expected"
 
 
 @pytest.mark.parametrize(
     ("group", "next_check_s"),
     [
-        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # the longest wait alone ends it
-        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is behind
+        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # only maxWaitS ends the wait
+        (inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is slow
         (inputs_of(pod("a", "A", node="n"), pod("b", "B", age_s=5), declared_replicas={"A": 2}), 15),
         (inputs_of(unschedulable("a", "A", since_s=5), pod("b", "B")), 15),
         (inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), 1.0),
-        (inputs_of(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")), 100),  # b goes, c waits for it
+        (
+            inputs_of(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")),
+            100,
+        ),  # b is released, c waits for b
         (inputs_of(pod("a", "A", node="n")), None),
         (inputs_of(pod("a", "A")), None),
-        (inputs_of(unschedulable("a", "A", since_s=5)), None),  # nobody waits for it
+        (inputs_of(unschedulable("a", "A", since_s=5)), None),  # no pod waits
     ],
 )
 def test_the_next_check_is_at_the_end_of_the_first_wait(group: ReleaseInputs, next_check_s: float | None) -> None:
@@ -271,11 +257,11 @@ def test_the_next_check_is_at_the_end_of_the_first_wait(group: ReleaseInputs, ne
 
 
 def test_a_check_just_before_the_end_of_a_wait_is_not_repeated_at_once() -> None:
-    nearly = decide_releases(inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
-    assert (nearly.releases, nearly.next_check_s) == ((), 0.05)
-    stuck = decide_releases(inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
-    assert stuck.releases == ()
-    assert stuck.next_check_s == pytest.approx(0.5)
+    decision = decide_releases(inputs_of(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
+    assert (decision.releases, decision.next_check_s) == ((), 0.05)
+    decision = decide_releases(inputs_of(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
+    assert decision.releases == ()
+    assert decision.next_check_s == pytest.approx(0.5)
 
 
 def test_pods_without_timestamps_count_as_new_and_as_refused_for_long() -> None:
