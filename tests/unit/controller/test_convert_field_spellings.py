@@ -1,4 +1,4 @@
-"""Field names of KEP-260 and of talks about it are converted to objects that the API server accepts."""
+"""Objects with the field names of KEP-260 and of talks about it become objects that the API server accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of all groups: no resources are reserved twice, no group delays others, and a failed plan is reported."""
+"""Plans of several groups: no resources are reserved twice, no group delays other groups, and failed plans are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes of one reconciliation: a failure stops no other write."""
+"""A failed write of a reconciliation stops no other write."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pytest
 from controller.scheduler.gating.pod_updater import gather_in_batches
 
 
-async def test_a_failed_write_stops_no_other_and_keeps_nothing_in_memory() -> None:
+async def test_a_failed_write_stops_no_other_write_and_keeps_no_object_in_memory() -> None:
     class Large:
-        """What a round works with."""
+        """An object of a reconciliation."""
 
-    made = list[int]()
+    written = list[int]()
 
-    async def deliver(number: int) -> None:
+    async def write(number: int) -> None:
         if number % 3 == 0:
             raise ValueError(number)
-        made.append(number)
+        written.append(number)
 
-    async def round_() -> weakref.ref[Large]:
+    async def reconcile() -> weakref.ref[Large]:
         large = Large()
         with pytest.raises(ValueError, match="0") as caught:
-            await gather_in_batches(deliver(number) for number in range(40))
+            await gather_in_batches(write(number) for number in range(40))
         del caught
         return weakref.ref(large)
 
     gc.disable()
     try:
-        kept = await round_()
+        reference = await reconcile()
         await asyncio.sleep(0)
-        assert kept() is None
+        assert reference() is None
     finally:
         gc.enable()
-    assert made == [number for number in range(40) if number % 3]
+    assert written == [number for number in range(40) if number % 3]

@@ -1,4 +1,4 @@
-"""Pods for which the scheduler found no node are retried, replaced, or reported."""
+"""Pods for which the scheduler found no node are requeued, replaced or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts with the leader's own parts: a Deployment replaces its pods as Kubernetes does, and the plan's gain stays."""
+"""Rollouts: while Deployments replace their pods, groups stay in the zones that their plans chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events on pods that wait at their gate: when, and how often."""
+"""Pods that wait at their gates for long get one event."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def pod(name: str, *, age_s: float = 10.0) -> Pod:
 
 
 @pytest.mark.parametrize(
-    ("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING_REASON, REPORT_PENDING_PLAN_AFTER_S)]
+    ("reason", "report_after_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING_REASON, REPORT_PENDING_PLAN_AFTER_S)]
 )
-def test_a_long_wait_is_reported_once_and_a_second_wait_again(text: str, patience_s: float) -> None:
-    events, waiting = WaitingEvents(), {"web/front": text}
-    assert events.pop_due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
-    due = NOW_S + patience_s - 2
-    told, next_check_s = events.pop_due([pod("front", age_s=2)], waiting, due)
-    assert [(p.metadata.name, note) for p, note in told] == [("front", f"it waits at its gate: {text}")]
+def test_a_long_wait_is_reported_once_and_a_second_wait_again(reason: str, report_after_s: float) -> None:
+    events, wait_reasons = WaitingEvents(), {"web/front": reason}
+    assert events.pop_due([pod("front", age_s=2)], wait_reasons, NOW_S) == ([], report_after_s - 2)
+    due = NOW_S + report_after_s - 2
+    due_events, next_check_s = events.pop_due([pod("front", age_s=2)], wait_reasons, due)
+    assert [(p.metadata.name, note) for p, note in due_events] == [("front", f"it waits at its gate: {reason}")]
     assert next_check_s is None
-    assert events.pop_due([pod("front", age_s=2)], waiting, due + 600) == ([], None)
+    assert events.pop_due([pod("front", age_s=2)], wait_reasons, due + 600) == ([], None)
     events.pop_due([pod("front", age_s=2)], {}, due + 601)
-    assert len(events.pop_due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
+    assert len(events.pop_due([pod("front", age_s=2)], wait_reasons, due + 602)[0]) == 1
 
 
-def test_waits_of_a_large_group_are_reported_in_parts() -> None:
+def test_waits_in_a_large_group_are_reported_in_batches() -> None:
     events = WaitingEvents()
     pods = [pod(f"p{i}") for i in range(MAX_EVENTS + 5)]
-    waiting = {p.metadata.key: CART for p in pods}
-    first, next_check_s = events.pop_due(pods, waiting, NOW_S)
+    wait_reasons = {p.metadata.key: CART for p in pods}
+    first, next_check_s = events.pop_due(pods, wait_reasons, NOW_S)
     assert (len(first), next_check_s) == (MAX_EVENTS, 1.0)
-    second, next_check_s = events.pop_due(pods, waiting, NOW_S + 1)
+    second, next_check_s = events.pop_due(pods, wait_reasons, NOW_S + 1)
     assert (len(second), next_check_s) == (5, None)
