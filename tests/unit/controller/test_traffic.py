@@ -47,7 +47,7 @@ A, B = Location("r1", "z1"), Location("r1", "z2")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
 MONTH_S = 730 * 3600
-ACROSS = {"client_zone": "z1", "server_zone": "z2"}
+ACROSS: dict[str, Any] = {"client_zone": "z1", "server_zone": "z2"}
 
 
 def workload(name: str, namespace: str = "shop", kind: str = "Deployment") -> WorkloadId:
