@@ -26,21 +26,15 @@ class KernelEvents:
     """Calls listeners after changes of links or traffic control.
 
     Attributes:
+        link_listeners: called after changes of links.
+        tc_listeners: called after changes of queueing disciplines, filters and links.
         overruns: number of times that the socket lost messages.
     """
 
     def __init__(self) -> None:
         self.overruns = 0
-        self._link_listeners: list[Listener] = []
-        self._tc_listeners: list[Listener] = []
-
-    def subscribe_to_links(self, listener: Listener) -> None:
-        """Call ``listener`` after changes of links."""
-        self._link_listeners.append(listener)
-
-    def subscribe_to_tc(self, listener: Listener) -> None:
-        """Call ``listener`` after changes of queueing disciplines, filters and links."""
-        self._tc_listeners.append(listener)
+        self.link_listeners: list[Listener] = []
+        self.tc_listeners: list[Listener] = []
 
     async def run(self) -> None:
         """Listen until cancelled. If listening is not permitted, only wait, because other parts poll anyway."""
@@ -56,10 +50,10 @@ class KernelEvents:
     def _notify_listeners(self, netlink: socket.socket) -> None:
         listeners: dict[Listener, None] = {}
         for data in iter_datagrams(netlink):
-            listeners |= dict.fromkeys(self._tc_listeners)
+            listeners |= dict.fromkeys(self.tc_listeners)
             if data is None:
                 self.overruns += 1
             if data is None or any(kind in _LINK_TYPES for kind, _, _ in iter_messages(data)):
-                listeners |= dict.fromkeys(self._link_listeners)
+                listeners |= dict.fromkeys(self.link_listeners)
         for listener in listeners:
             listener()

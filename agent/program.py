@@ -104,7 +104,7 @@ class _AgentParts:
             instance_type=find_firmware_instance_type(read_machine(config.sys, config.proc)),
             registry=self.registry,
         )
-        self._kernel_events.subscribe_to_links(publisher.on_link_change)
+        self._kernel_events.link_listeners.append(publisher.on_link_change)
         UplinkMetrics(config.node_name, NetDirectory(config.sys), lambda: publisher.node_bandwidth, self.registry)
         self.tasks["capacity"] = publisher.run()
         return publisher.on_throughput
@@ -117,7 +117,7 @@ class _AgentParts:
         instance = self._config.node_name
         recorder = EventRecorder(self._client, component=AGENT, instance=instance, registry=self.registry)
         manager = BandwidthManager(self._config, recorder, self.registry, pods)
-        self._kernel_events.subscribe_to_tc(manager.on_kernel_change)
+        self._kernel_events.tc_listeners.append(manager.on_kernel_change)
         self.tasks |= {"events": recorder.run(), **manager.tasks()}
 
     def _add_traffic(self, pods: Reflector[Pod]) -> None:

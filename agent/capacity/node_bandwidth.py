@@ -6,6 +6,7 @@ capacity is not published.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -82,10 +83,14 @@ def choose_bandwidth(
     """
     warnings: list[str] = []
     instance_type = (node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else "") or firmware_instance_type
-    configured = _find_configured(node, config, warnings, instance_type)
-    gross_bps, source, explanation = configured or _choose_detected(hardware, measured_bps)
-    if source == "unknown" and instance_type:
-        explanation = f"instance type {instance_type} is not in the table; {explanation}"
+    candidates = [
+        *_iter_configured(node, config, instance_type, warnings),
+        _GrossBandwidth(hardware.rate_bps, "hardware", hardware.explanation),
+        _GrossBandwidth(measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"),
+    ]
+    unknown_type = f"instance type {instance_type} is not in the table; " if instance_type else ""
+    unknown = _GrossBandwidth(None, "unknown", unknown_type + hardware.explanation)
+    gross_bps, source, explanation = next((gross for gross in candidates if gross.rate_bps is not None), unknown)
     rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
     if rate_bps is not None and rate_bps <= 0:
         warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
@@ -102,35 +107,21 @@ def choose_bandwidth(
     )
 
 
-def _choose_detected(hardware: HardwareCapacity, measured_bps: int | None) -> _GrossBandwidth:
-    """Choose the hardware's capacity, else the measured one, else unknown."""
-    if hardware.rate_bps is None and measured_bps is not None:
-        explanation = f"highest throughput of stream probes; {hardware.explanation}"
-        return _GrossBandwidth(measured_bps, "measured", explanation)
-    source: CapacitySource = "unknown" if hardware.rate_bps is None else "hardware"
-    return _GrossBandwidth(hardware.rate_bps, source, hardware.explanation)
-
-
-def _find_configured(
-    node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
-) -> _GrossBandwidth | None:
-    """Find the first of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types.
-
-    None if there is none of them. Adds to ``warnings`` if the annotation is invalid.
-    """
+def _iter_configured(
+    node: OwnNode | None, config: AgentConfig, instance_type: str, warnings: list[str]
+) -> Iterator[_GrossBandwidth]:
+    """Yield the capacity by each configurable source, in order of precedence. An invalid annotation adds to ``warnings``."""
     annotated_bps = _read_capacity_annotation(node, warnings)
-    if annotated_bps is not None:
-        return _GrossBandwidth(annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}")
-    if config.capacity_bps is not None:
-        return _GrossBandwidth(config.capacity_bps, "flag", "--capacity")
+    yield _GrossBandwidth(annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}")
+    yield _GrossBandwidth(config.capacity_bps, "flag", "--capacity")
     for rule in config.capacity_rules:
         if node is not None and rule.selector.matches(node.metadata.labels):
-            return _GrossBandwidth(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
-    if instance_type in config.capacity_by_type:
-        rate_bps = config.capacity_by_type[instance_type]
-        return _GrossBandwidth(rate_bps, "instance-type", f"configured for {instance_type}")
+            yield _GrossBandwidth(rule.rate_bps, "node-label", f"configured for nodes with {rule.selector_text}")
+    configured_bps = config.capacity_by_type.get(instance_type)
+    yield _GrossBandwidth(configured_bps, "instance-type", f"configured for {instance_type}")
     listed = find_instance(instance_type) if instance_type else None
-    return _GrossBandwidth(listed.rate_bps, "instance-type", listed.explanation) if listed is not None else None
+    if listed is not None:
+        yield _GrossBandwidth(listed.rate_bps, "instance-type", listed.explanation)
 
 
 def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:

@@ -234,7 +234,13 @@ class ProbeScheduler:
         run_flags = find_quality_flags(run, datagrams)
         cost_source = choose_cost_source(run, datagrams, run_flags)
         flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
-        sample = self._make_sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
+        sample = Sample(
+            measurement=run,
+            quality_flags=flags,
+            datagrams=datagrams,
+            cost_source=cost_source,
+            **self._next_stamp(probe),
+        )
         return ProbeOutcome(
             probe=probe, test=test, result="ok", sample=sample, run_flags=run_flags, has_peer_answered=True
         )
@@ -256,12 +262,12 @@ class ProbeScheduler:
         sample = None
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             substitute = msgspec.structs.replace(datagrams, test=test)
-            sample = self._make_sample(
-                probe,
-                substitute,
-                find_quality_flags(substitute),
+            sample = Sample(
+                measurement=substitute,
+                quality_flags=find_quality_flags(substitute),
                 run_failure=None if run_error is None else run_error.name,
                 failed_runs=self._failed_runs_in_a_row.get(probe.nodes, 0),
+                **self._next_stamp(probe),
             )
         if sample is not None or answers:
             return msgspec.structs.replace(outcome, sample=sample, has_peer_answered=True)
@@ -274,11 +280,6 @@ class ProbeScheduler:
         return Failure(
             failure=error.name, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
         )
-
-    def _make_sample(
-        self, probe: Probe, measurement: Measurement, quality_flags: tuple[QualityFlag, ...], **fields: Any
-    ) -> Sample:
-        return Sample(measurement=measurement, quality_flags=quality_flags, **self._next_stamp(probe), **fields)
 
     def _next_stamp(self, probe: Probe) -> dict[str, Any]:
         """Return the fields that samples and failures share: the pair, a new sequence number, and the time."""

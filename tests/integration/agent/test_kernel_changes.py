@@ -35,7 +35,7 @@ def test_a_receive_buffer_may_exceed_the_limit_for_unprivileged_sockets() -> Non
 
 async def test_changes_reach_their_listeners_also_after_an_overrun_of_the_socket(device: str) -> None:
     events, calls = KernelEvents(), {"links": 0, "tc": 0}
-    for kind, subscribe in (("links", events.subscribe_to_links), ("tc", events.subscribe_to_tc)):
+    for kind, subscribe in (("links", events.link_listeners.append), ("tc", events.tc_listeners.append)):
         subscribe(lambda kind=kind: calls.update({kind: calls[kind] + 1}))  # type: ignore[misc]
     listening = asyncio.create_task(events.run())
     await asyncio.sleep(0.05)
