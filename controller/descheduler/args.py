@@ -37,7 +37,7 @@ class NamespaceFilter(Section, frozen=True):
 
 
 class PodSelector(Section, frozen=True):
-    """A selector of pods that may be evicted; the name is for users."""
+    """A selector of pods that may be evicted. Its name has no effect."""
 
     selector: SelectorSpec
     name: str = ""
@@ -73,8 +73,9 @@ class WeightArgs(Section, frozen=True):
     bandwidth: Weight | None = msgspec.field(name=BANDWIDTH_RESOURCE, default=None)
 
 
-DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, memory=70)
-"""Default thresholds. koord-descheduler has none."""
+DEFAULT_LOW_THRESHOLDS = PercentArgs(cpu=45, memory=45)
+DEFAULT_HIGH_THRESHOLDS = PercentArgs(cpu=70, memory=70)
+"""koord-descheduler has no default thresholds."""
 
 
 class PoolArgs(Section, frozen=True):
@@ -105,8 +106,8 @@ class PoolArgs(Section, frozen=True):
                     "is empty",
                     "with useDeviationThresholds give both, such as cpu: 10",
                 )
-            low, high = DEFAULT_LOW, DEFAULT_HIGH
-        low_thresholds, high_thresholds = _by_resource(low), _by_resource(high)
+            low, high = DEFAULT_LOW_THRESHOLDS, DEFAULT_HIGH_THRESHOLDS
+        low_thresholds, high_thresholds = _values_by_resource(low), _values_by_resource(high)
         _check_thresholds(low_thresholds, high_thresholds, field)
         selector, anomaly = self.node_selector, self.anomaly_condition or AnomalyCondition()
         return Pool(
@@ -115,7 +116,7 @@ class PoolArgs(Section, frozen=True):
             use_deviation=bool(self.use_deviation_thresholds),
             low_thresholds=low_thresholds,
             high_thresholds=high_thresholds,
-            weights=_by_resource(self.resource_weights) or dict.fromkeys({CPU, MEMORY, *high_thresholds}, 1),
+            weights=_values_by_resource(self.resource_weights) or dict.fromkeys({CPU, MEMORY, *high_thresholds}, 1),
             anomaly_timeout_s=parse_duration(
                 anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1
             ),
@@ -125,7 +126,7 @@ class PoolArgs(Section, frozen=True):
 
 
 class NodePool(PoolArgs, frozen=True):
-    """Settings of a named pool. It inherits the others from `LowNodeLoadArgs`."""
+    """Settings of a named pool; those that are None are inherited from `LowNodeLoadArgs`."""
 
     name: str = ""
 
@@ -226,7 +227,7 @@ class LowNodeLoadConfig:
         return frozenset(resource for pool in self.pools for resource in pool.high_thresholds)
 
 
-def _by_resource(args: PercentArgs | WeightArgs | None) -> dict[str, float]:
+def _values_by_resource(args: PercentArgs | WeightArgs | None) -> dict[str, float]:
     """The values that are set, by resource."""
     values = (None, None, None) if args is None else (args.cpu, args.memory, args.bandwidth)
     return {resource: value for resource, value in zip(RESOURCES, values, strict=True) if value is not None}

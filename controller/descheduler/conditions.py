@@ -68,7 +68,7 @@ def _check_reason_duration(_: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_usage_lag(builder: PlanBuilder, candidate: Candidate) -> str:
     """The node's usage shows the moves of the last `limits.usageLagS`."""
-    departures = builder.recent_departures[candidate.pod.node]
+    departures = builder.departures_by_node[candidate.pod.node]
     return f"waiting until {departures} recent moves show in its usage" if departures else ""
 
 

@@ -21,7 +21,7 @@ from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.misplacement import MisplacementStrategies
 from controller.descheduler.node_load import AnomalyDetector
 from controller.descheduler.plan import DeschedulePlan
-from controller.descheduler.plan_builder import Candidate, PlanBuilder
+from controller.descheduler.plan_builder import Candidate, PlanBuilder, PlannedMove
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
@@ -91,7 +91,7 @@ class UnconfirmedDecision:
     def decision(self) -> DescheduleDecision:
         """The decision so far."""
         builder, low_node_load = self._builder, self._low_node_load
-        pending = tuple(pending for _, pending in builder.moves_by_uid.values())
+        pending = tuple(planned.pending for planned in builder.moves_by_uid.values())
         plan = DeschedulePlan(
             moves=tuple(entry.move for entry in pending),
             skips=tuple(builder.skips),
@@ -124,7 +124,7 @@ class UnconfirmedDecision:
             builder.reserve_target(candidate)
             cost = candidate.target_rules.network_cost(candidate, target.node)
             move = msgspec.structs.replace(pending.move, target=target.node, cost_after=cost)
-            builder.moves_by_uid[uid] = candidate, msgspec.structs.replace(pending, move=move)
+            builder.moves_by_uid[uid] = PlannedMove(candidate, msgspec.structs.replace(pending, move=move))
             self._replacement_targets[uid] = ReplacementTarget(candidate.pod, group, target)
         return self.decision
 
@@ -200,7 +200,7 @@ def decide(
         detectors = low_node_load.plan_moves(detectors, assume_lasting=assume_lasting)
     misplacement = None
     if config.misplacement.enabled:
-        misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads)
+        misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads_by_node)
         better_since = misplacement.plan_moves(durations.better_since, assume_lasting=assume_lasting)
     return UnconfirmedDecision(
         builder, ReasonDurations(detectors, better_since), evaluated, low_node_load, misplacement

@@ -42,19 +42,15 @@ MIN_RELIEF_SHARE = 0.02
 
 
 class LowNodeLoadStrategy(TargetRules):
-    """LowNodeLoad in one round.
-
-    Attributes:
-        loads: load of every node of every pool, by name.
-    """
+    """LowNodeLoad in one round; ``loads_by_node`` has the nodes of all pools."""
 
     def __init__(self, builder: PlanBuilder, config: LowNodeLoadConfig) -> None:
         self._builder, self._config = builder, config
         loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.nodes)
-        self.loads = {load.name: load for load in loads}
-        self._unrelieved_reasons: dict[str, str] = {}
+        self.loads_by_node = {load.name: load for load in loads}
+        self._why_by_node: dict[str, str] = {}
         self._stuck_nodes: set[str] = set()
-        # Key of equivalent pods -> usage of one that fits nowhere, and why.
+        # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._targets_by_pool = {
             pool.name: sorted(
@@ -62,7 +58,7 @@ class LowNodeLoadStrategy(TargetRules):
             )
             for pool in config.pools
         }
-        self._free_by_pool = {pool.name: self._free_capacity(pool) for pool in config.pools}
+        self._free_capacity_by_pool = {pool.name: self._free_capacity(pool) for pool in config.pools}
 
     def plan_moves(
         self, detectors: Mapping[str, AnomalyDetector], *, assume_lasting: bool
@@ -78,18 +74,20 @@ class LowNodeLoadStrategy(TargetRules):
         """
         # With an interval near the timeout, a detector would otherwise expire between rounds.
         keep_s = max(self._config.detector_cache_timeout_s, 3 * self._builder.config.interval_s)
-        detectors = update_detectors(detectors, self.loads.values(), keep_s, self._builder.now)
+        detectors = update_detectors(detectors, self.loads_by_node.values(), keep_s, self._builder.now)
         for pool in self._config.pools:
-            overutilized = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
+            overutilized = (
+                load for load in self.loads_by_node.values() if load.pool is pool and load.kind == "overutilized"
+            )
             for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
                 detector = detectors[load.name]
-                if assume_lasting or detector.is_anomalous:
-                    if too_few := self._too_few_targets_reason(pool):
-                        self._builder.add_note(too_few)
-                    self._relieve(load)
-                else:
+                if not assume_lasting and not detector.is_anomalous:
                     rounds = f"{detector.abnormal_rounds} of {pool.consecutive_abnormalities}"
-                    self._unrelieved_reasons[load.name] = f"overutilized for {rounds} consecutive rounds"
+                    self._why_by_node[load.name] = f"overutilized for {rounds} consecutive rounds"
+                    continue
+                if too_few_targets := self._too_few_targets_reason(pool):
+                    self._builder.add_note(too_few_targets)
+                self._relieve(load)
         return detectors
 
     def node_states(self) -> tuple[NodeState, ...]:
@@ -106,26 +104,22 @@ class LowNodeLoadStrategy(TargetRules):
                 is_stuck=load.name in self._stuck_nodes,
                 why=_unknown_load_reason(load, expired)
                 if load.kind == "unknown"
-                else self._unrelieved_reasons.get(load.name, ""),
+                else self._why_by_node.get(load.name, ""),
             )
-            for load in self.loads.values()
+            for load in self.loads_by_node.values()
         )
 
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
         """See `TargetRules`."""
-        load = self.loads.get(node.name)
+        load = self.loads_by_node.get(node.name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
-        return load.overload_reason(candidate.usage, self._builder.arriving_usage.get(node.name, {}))
-
-    def network_cost(self, candidate: Candidate, node: str) -> int:  # noqa: ARG002
-        """See `TargetRules`."""
-        return -1
+        return load.overload_reason(candidate.usage, self._builder.arriving_usage_by_node.get(node.name, {}))
 
     def no_capacity_reason(self, candidate: Candidate) -> str:
         """See `TargetRules`."""
         pool = _load_of(candidate).pool
-        used_up = sorted(resource for resource, free in self._free_by_pool[pool.name].items() if free <= 0)
+        used_up = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
         shortage = f"underutilized nodes can take no more {', '.join(used_up)}" if used_up else ""
         return self._too_few_targets_reason(pool) or shortage
 
@@ -138,7 +132,7 @@ class LowNodeLoadStrategy(TargetRules):
 
     def _expected_usage(self, load: NodeLoad) -> dict[str, float]:
         """The node's usage once all moved pods have arrived."""
-        arriving = self._builder.arriving_usage.get(load.name, {})
+        arriving = self._builder.arriving_usage_by_node.get(load.name, {})
         return {resource: amount + arriving.get(resource, 0.0) for resource, amount in load.usage.items()}
 
     def _target_order(self, load: NodeLoad) -> tuple[float, str]:
@@ -152,12 +146,12 @@ class LowNodeLoadStrategy(TargetRules):
         for load in self._targets_by_pool[pool.name]:
             usage = self._expected_usage(load)
             add_amounts(free, {resource: load.high_amount(resource) - amount for resource, amount in usage.items()})
-        arriving_anywhere = self._builder.arriving_usage.get("", {})
+        arriving_anywhere = self._builder.arriving_usage_by_node.get("", {})
         return {r: free[r] - arriving_anywhere.get(r, 0.0) for r in RESOURCES if r in free}
 
     def _relieve(self, load: NodeLoad) -> None:
         """Plan moves off one anomalous node, as far as conditions allow."""
-        builder, failures = self._builder, Counter[str]()
+        builder, failure_counts = self._builder, Counter[str]()
         candidates = [
             Candidate(pod, "LowNodeLoad", proxy(self), usage_of(pod, builder.snapshot, load.usage), load)
             for pod in builder.snapshot.pods.where("node", load.name).values()
@@ -165,35 +159,29 @@ class LowNodeLoadStrategy(TargetRules):
         ]
         # These conditions have the same result for all pods of a node.
         if candidates and (failed := report_first_failure(builder, candidates[0], REASON_CONDITIONS)):
-            self._unrelieved_reasons[load.name] = failed.why
+            self._why_by_node[load.name] = failed.why
             return
         movable: list[Candidate] = []
         for candidate in candidates:
             if failed := report_first_failure(builder, candidate, POD_CONDITIONS):
-                failures[failed.condition.name] += 1
+                failure_counts[failed.condition.name] += 1
             else:
                 movable.append(candidate)
-        if why := self._move_until_relieved(load, movable, failures):
-            self._unrelieved_reasons[load.name] = why
+        if why := self._move_until_relieved(load, movable, failure_counts):
+            self._why_by_node[load.name] = why
             self._stuck_nodes.add(load.name)
 
-    def _move_until_relieved(self, load: NodeLoad, candidates: list[Candidate], failures: Counter[str]) -> str:
-        """Plan moves of candidates until the node is within its thresholds.
+    def _move_until_relieved(self, load: NodeLoad, candidates: list[Candidate], failure_counts: Counter[str]) -> str:
+        """Plan moves of candidates until the node is within its thresholds; returns why it is not, empty if it is.
 
-        Args:
-            load: load of the node.
-            candidates: pods of the node that may be moved; the planned ones are removed.
-            failures: number of the node's other pods by failed condition; candidates that fail are added.
-
-        Returns:
-            Why the node is not relieved; empty if it is.
+        ``failure_counts`` has the number of the node's pods by failed condition; candidates that fail are added.
         """
         usage: Amounts = dict(load.usage)
         while exceeded := exceeded_resources(to_percents(usage, load.node.allocatable), load.high_thresholds):
             candidate = choose_candidate(candidates, load, usage, exceeded)
             if candidate is None:
-                failures["too-small"] += len(candidates)
-                return _describe_failures(failures)
+                failure_counts["too-small"] += len(candidates)
+                return _describe_failures(failure_counts)
             candidates.remove(candidate)
             failed = report_first_failure(self._builder, candidate, MOVE_CONDITIONS)
             if failed is None:
@@ -202,7 +190,7 @@ class LowNodeLoadStrategy(TargetRules):
             if failed is None:
                 usage = self._add_move(candidate, usage, exceeded)
             elif failed.condition.scope == "pod":
-                failures[failed.condition.name] += 1
+                failure_counts[failed.condition.name] += 1
             else:
                 return failed.why
         return ""
@@ -214,7 +202,7 @@ class LowNodeLoadStrategy(TargetRules):
         """
         pod, pool = candidate.pod, _load_of(candidate).pool
         if not self._config.args.node_fit:
-            free = self._free_by_pool[pool.name]
+            free = self._free_capacity_by_pool[pool.name]
             short = [r for r in pool.high_thresholds if candidate.usage.get(r, 0) > free.get(r, 0)]
             candidate.fit_failure = (
                 f"it uses more {', '.join(short)} than underutilized nodes can take" if short else ""
@@ -239,17 +227,14 @@ class LowNodeLoadStrategy(TargetRules):
 
     def _misfit_reason(self, candidate: Candidate, load: NodeLoad) -> str:
         """Why the candidate does not fit on a node; empty if it fits."""
-        fit, pod, arriving = self._builder.fit, candidate.pod, self._builder.arriving_usage.get(load.name, {})
+        fit, pod, arriving = self._builder.fit, candidate.pod, self._builder.arriving_usage_by_node.get(load.name, {})
         reason = fit.static_unschedulable_reason(load.node, pod) or load.overload_reason(candidate.usage, arriving)
         return reason or fit.dynamic_unschedulable_reason(load.node, pod)
 
     def _add_move(self, candidate: Candidate, usage: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Add the candidate's move to the plan; returns the usage of its node after the move.
 
-        Args:
-            candidate: a candidate with a target, unless nodeFit is off.
-            usage: usage of its node before the move.
-            exceeded: resources above their threshold with that usage.
+        ``usage`` is that of the node before the move, which has ``exceeded`` these resources.
         """
         load, builder = _load_of(candidate), self._builder
         allocatable = load.node.allocatable
@@ -264,12 +249,12 @@ class LowNodeLoadStrategy(TargetRules):
             exceeded_thresholds={r: load.high_thresholds[r] for r in load.exceeded},
         )
         builder.add_move(candidate, pending)
-        self._deduct_free_capacity(candidate, self._free_by_pool[load.pool.name])
+        self._deduct_free_capacity(candidate, self._free_capacity_by_pool[load.pool.name])
         return after
 
     def _deduct_free_capacity(self, candidate: Candidate, free: dict[str, float]) -> None:
         """Deduct the candidate's usage from the free capacity of its pool, and sort its target in again."""
-        target = self.loads.get(candidate.target)
+        target = self.loads_by_node.get(candidate.target)
         measured = free if target is None else target.usage
         add_amounts(free, {r: amount for r, amount in candidate.usage.items() if r in free and r in measured}, -1)
         if target is not None:
@@ -311,9 +296,9 @@ def _load_of(candidate: Candidate) -> NodeLoad:
     return candidate.node_load
 
 
-def _describe_failures(failures: Mapping[str, int]) -> str:
+def _describe_failures(failure_counts: Mapping[str, int]) -> str:
     """Why no further pod of a node can be moved, by the number of its pods that fail each condition."""
-    ordered = sorted((-count, name) for name, count in failures.items() if count)
+    ordered = sorted((-count, name) for name, count in failure_counts.items() if count)
     parts = ", ".join(f"{-negated_count} {name}" for negated_count, name in ordered)
     return f"no further pod can be moved: {parts}" if parts else "no further pod runs on it"
 

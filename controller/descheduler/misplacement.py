@@ -44,11 +44,11 @@ class MisplacementStrategies(TargetRules):
 
     Args:
         builder: also has LowNodeLoad's moves.
-        loads: load of nodes by name, empty without LowNodeLoad; a node that is or would be overutilized is no target.
+        loads_by_node: empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
-    def __init__(self, builder: PlanBuilder, loads: Mapping[str, NodeLoad]) -> None:
-        self._builder, self._loads = builder, loads
+    def __init__(self, builder: PlanBuilder, loads_by_node: Mapping[str, NodeLoad]) -> None:
+        self._builder, self._loads_by_node = builder, loads_by_node
         self._network = network = builder.snapshot.network
         self._config = builder.config.misplacement
         self._zones_by_group: dict[str, Mapping[str, Counter[Location]]] = {}
@@ -58,7 +58,7 @@ class MisplacementStrategies(TargetRules):
             if node is not None and node.accepts_pods:
                 self._nodes_by_location[index].append(node)
         for nodes in self._nodes_by_location.values():
-            nodes.sort(key=lambda n: (loads[n.name].mean_percent if n.name in loads else 0.0, n.name))
+            nodes.sort(key=self._load_order)
 
     def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
         """Add moves to the plan.
@@ -72,7 +72,7 @@ class MisplacementStrategies(TargetRules):
         """
         updated: dict[str, float] = {}
         for pods in self._pods_by_group().values():
-            ranked = []
+            candidates: list[Candidate] = []
             for pod in pods:
                 candidate = self._find_candidate(pod)
                 if candidate is None:
@@ -82,9 +82,8 @@ class MisplacementStrategies(TargetRules):
                 if not assume_lasting and lasted_s < hold_s:
                     candidate.duration_failure = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
                 if report_first_failure(self._builder, candidate, REASON_CONDITIONS) is None:
-                    current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
-                    ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
-            for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
+                    candidates.append(candidate)
+            for candidate in sorted(candidates, key=self._gain_order):
                 self._try_move(candidate, pods)
         return updated
 
@@ -124,6 +123,16 @@ class MisplacementStrategies(TargetRules):
             if candidate.target:
                 return candidate
         return None
+
+    def _load_order(self, node: Host) -> tuple[float, str]:
+        """Sort key: the least loaded node first."""
+        load = self._loads_by_node.get(node.name)
+        return load.mean_percent if load is not None else 0.0, node.name
+
+    def _gain_order(self, candidate: Candidate) -> tuple[int, int, str]:
+        """Sort key: the greatest gain first."""
+        current, target = self._score(candidate, candidate.pod.node), self._score(candidate, candidate.target)
+        return target.violated - current.violated, target.cost - current.cost, candidate.pod.key
 
     def _score_table(self, candidate: Candidate) -> ScoreTable | None:
         """The pod's scores on all nodes; None if the strategy does not apply to the pod."""
@@ -194,29 +203,35 @@ class MisplacementStrategies(TargetRules):
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
         scores: list[tuple[NodeScore, str | int]] = [(score, name) for name, score in table.by_node.items()]
         scores += [(score, index) for index, score in enumerate(table.by_location)]
-        gains = [(score, place) for score, place in scores if self._is_gain(candidate, current, score)]
-        for _, place in sorted(gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))):
-            for node in self._nodes_at(place, table):
+        gains = [
+            (score, node_or_location) for score, node_or_location in scores if self._is_gain(candidate, current, score)
+        ]
+        for _, node_or_location in sorted(
+            gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))
+        ):
+            for node in self._nodes_at(node_or_location, table):
                 if node.name != pod.node and not self._misfit_reason(candidate, node, zone):
                     candidate.target, candidate.fit_failure = node.name, ""
                     return
 
-    def _nodes_at(self, place: str | int, table: ScoreTable) -> list[Host]:
-        """Schedulable nodes by the name of one node, or by the index of a location, without nodes that have a score of their own."""
-        if isinstance(place, int):
-            return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
-        node = self._builder.snapshot.nodes.get(place)
+    def _nodes_at(self, node_or_location: str | int, table: ScoreTable) -> list[Host]:
+        """The node of this name, or the nodes of the location of this index that have no score of their own; only schedulable ones."""
+        if isinstance(node_or_location, int):
+            return [
+                node for node in self._nodes_by_location.get(node_or_location, ()) if node.name not in table.by_node
+            ]
+        node = self._builder.snapshot.nodes.get(node_or_location)
         return [node] if node is not None and node.accepts_pods else []
 
     def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
-        fit, pod, load = self._builder.fit, candidate.pod, self._loads.get(node.name)
+        fit, pod, load = self._builder.fit, candidate.pod, self._loads_by_node.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         why = fit.static_unschedulable_reason(node, pod)
         if not why and load is not None and load.kind != "unknown":
             usage = usage_of(pod, self._builder.snapshot, load.usage)
-            why = load.overload_reason(usage, self._builder.arriving_usage.get(node.name, {}))
+            why = load.overload_reason(usage, self._builder.arriving_usage_by_node.get(node.name, {}))
         return why or fit.dynamic_unschedulable_reason(node, pod)
 
     def _try_move(self, candidate: Candidate, pods: Sequence[PodInfo]) -> None:

@@ -46,15 +46,15 @@ class WorkloadSize(NamedTuple):
 
 
 class TargetRules(ABC):
-    """Rules of a strategy on targets of its candidates, in one round."""
+    """Rules of a strategy for the targets of its candidates, in one round."""
 
     @abstractmethod
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
         """Why the node is no better for the candidate than its own; empty if it is better."""
 
-    @abstractmethod
-    def network_cost(self, candidate: Candidate, node: str) -> int:
+    def network_cost(self, candidate: Candidate, node: str) -> int:  # noqa: ARG002
         """Network cost of the candidate's pod on a node; -1 if the strategy does not compare costs."""
+        return -1
 
     def no_capacity_reason(self, candidate: Candidate) -> str:  # noqa: ARG002
         """Why no target can take any pod of the candidate's node; empty if one may."""
@@ -89,17 +89,26 @@ class Candidate:
     planner_failure: str = ""
 
 
+class PlannedMove(NamedTuple):
+    """A planned move with its candidate."""
+
+    candidate: Candidate
+    pending: PendingMove
+
+
 class PlanBuilder:
     """Collects moves, skips and notes; counts evictions against limits and disruption budgets.
 
     Attributes:
         now: time of the round, unix seconds.
-        breaker, allowed_disruptions, fit: they count the history, the planned evictions and the planned moves.
-        moves_by_uid: planned moves by uid of the pod, each with its candidate.
+        breaker: stops strategies, by the history.
+        allowed_disruptions: disruption budgets, counting planned evictions.
+        fit: checks whether pods fit nodes, counting planned moves.
+        moves_by_uid: planned moves by uid of the pod.
         skips, notes, skip_counts: see `DeschedulePlan`.
-        arriving_usage: usage of pods that are moving to a node and that its usage does not show yet, by name of the node; the
-            name is empty for unknown targets.
-        recent_departures: number of pods evicted so recently that their node's usage does not show it yet, by name of the node.
+        arriving_usage_by_node: usage of moved pods that their new node's usage does not show yet; by an empty name if the target is
+            unknown.
+        departures_by_node: number of pods evicted so recently that their old node's usage does not show it yet.
         evictions_by_scope: number of planned evictions, and of earlier ones whose replacements are not bound yet.
         evictions_by_workload: number of planned evictions.
         awaited_by_workload: number of earlier evictions whose replacements are not bound yet.
@@ -111,16 +120,18 @@ class PlanBuilder:
         self.breaker = EvictionBreaker(history, config.limits, now)
         self.allowed_disruptions = AllowedDisruptions(snapshot.budgets)
         self.fit = FitChecker(snapshot)
-        self.moves_by_uid: dict[str, tuple[Candidate, PendingMove]] = {}
+        self.moves_by_uid: dict[str, PlannedMove] = {}
         self.skips: list[Skip] = []
         self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = list(config.warnings)
         usage_lag_s = config.limits.usage_lag_s
-        self.recent_departures = Counter(p.move.node for p in history.pending if now - p.planned_at_s < usage_lag_s)
-        self.arriving_usage: dict[str, dict[str, float]] = defaultdict(dict)
+        self.departures_by_node = Counter(p.move.node for p in history.pending if now - p.planned_at_s < usage_lag_s)
+        self.arriving_usage_by_node: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in history.pending:
             if not pending.replacement_node or now - pending.replacement_bound_at_s < usage_lag_s:
-                add_amounts(self.arriving_usage[pending.replacement_node or pending.move.target], pending.move.usage)
+                add_amounts(
+                    self.arriving_usage_by_node[pending.replacement_node or pending.move.target], pending.move.usage
+                )
         awaited = [pending.move for pending in history.pending if not pending.replacement_node]
         self.awaited_by_workload = Counter(move.workload for move in awaited)
         self.evictions_by_scope = Counter(scope for move in awaited for scope in scopes_of(move))
@@ -173,14 +184,15 @@ class PlanBuilder:
         self.reserve_target(candidate)
         workload_pods = self.snapshot.pods.where("workload", pod.workload).values()
         siblings = tuple(sorted(short_uid(p.uid) for p in workload_pods if p.uid != pod.uid))
-        self.moves_by_uid[pod.uid] = candidate, msgspec.structs.replace(pending, sibling_short_uids=siblings)
+        pending = msgspec.structs.replace(pending, sibling_short_uids=siblings)
+        self.moves_by_uid[pod.uid] = PlannedMove(candidate, pending)
 
     def reserve_target(self, candidate: Candidate) -> None:
         """Count a planned move against its target's capacity."""
         self.fit.reserve(candidate.pod, candidate.target)
-        add_amounts(self.arriving_usage[candidate.target], candidate.usage)
+        add_amounts(self.arriving_usage_by_node[candidate.target], candidate.usage)
 
     def release_target(self, candidate: Candidate) -> None:
         """Undo `reserve_target`."""
         self.fit.release(candidate.pod)
-        add_amounts(self.arriving_usage[candidate.target], candidate.usage, -1)
+        add_amounts(self.arriving_usage_by_node[candidate.target], candidate.usage, -1)

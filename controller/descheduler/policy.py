@@ -162,19 +162,22 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     if len(config.profiles) > 1:
         raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools")
     profile = config.profiles[0] if config.profiles else _Profile()
-    plugins = {
+    args_by_plugin = {
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    load_document, load_field = plugins.get(_LOW_NODE_LOAD, ({}, profiles))
+    load_document, load_field = args_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles))
     load_args = _read_load_args(load_document, load_field)
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
-    migration_document, migration_field = plugins.get(_MIGRATION, ({}, ""))
+    migration_document, migration_field = args_by_plugin.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
     is_enabled, interval = bool(profile.plugins.balance.enabled), config.descheduling_interval
-    warning = f"{profiles}[0].plugins.balance.enabled: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect"
+    warnings: tuple[str, ...] = ()
+    if _LOW_NODE_LOAD in args_by_plugin and not is_enabled:
+        field_of_list = f"{profiles}[0].plugins.balance.enabled"
+        warnings = (f"{field_of_list}: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect",)
     return Policy(
         low_node_load=load_args.resolve(load_field) if is_enabled else None,
         interval_s=None
@@ -183,7 +186,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         dry_run=config.dry_run,
         limits=_limits_of(config, migration, migration_field),
         evict_local_storage=migration.evict_local_storage_pods,
-        warnings=(warning,) if _LOW_NODE_LOAD in plugins and not is_enabled else (),
+        warnings=warnings,
     )
 
 
