@@ -102,14 +102,14 @@ class MisplacementStrategies(TargetRules):
         return self._score(candidate, node).cost
 
     def _pods_by_group(self) -> dict[str, list[PodInfo]]:
-        """The active pods of each AppGroup, by key of the group; sorted."""
+        """The active pods of each AppGroup, by key of the group; groups and pods are sorted by key."""
         pods_by_group: dict[str, list[PodInfo]] = defaultdict(list)
-        for _, pod in sorted(self._builder.snapshot.pods.by_key.items()):
+        for pod in self._builder.snapshot.pods.by_key.values():
             name = pod.labels.get(APPGROUP_LABEL, "")
             group = self._network.group_key_of(pod.namespace, name) if name and pod.is_active else ""
             if group:
                 pods_by_group[group].append(pod)
-        return dict(sorted(pods_by_group.items()))
+        return {group: sorted(pods, key=lambda pod: pod.key) for group, pods in sorted(pods_by_group.items())}
 
     def _find_candidate(self, pod: PodInfo) -> Candidate | None:
         """A candidate with a target, by the first strategy that finds one; None without, or if the pod does not run."""

@@ -1,4 +1,4 @@
-"""A stage for each test of the descheduler: nodes of its own, a scheduler, usage in a real Prometheus."""
+"""The harness of each test: nodes of its own, and usage in a real Prometheus."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cluster whose load is known: real API server, scheduler, controller manager and Prometheus; usage itself is simulated.
+"""A cluster whose load is known: real API server, scheduler, controller manager and Prometheus; usage is simulated.
 
-kwok runs no containers, so a small exporter plays the kubelets' resource metrics: each running pod uses the cores that its
-annotation says, a node the sum of its pods'. Prometheus scrapes it as it scrapes kubelets.
+kwok runs no containers, so an exporter simulates the kubelets' resource metrics: a running pod uses the cores of its annotation, a
+node the sum of its pods'. Prometheus scrapes the exporter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FakeKubeletMetrics:
 
     Attributes:
         pods: store of the namespace's pods.
-        url: where it is served.
+        nodes: names of the nodes.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -52,29 +52,25 @@ class FakeKubeletMetrics:
         self._at = time.monotonic()
         self.nodes: set[str] = set()
 
-    def running(self) -> dict[str, list[Pod]]:
-        """Pods that run, by node."""
-        found: dict[str, list[Pod]] = {name: [] for name in self.nodes}
+    def running_pods(self) -> dict[str, list[Pod]]:
+        """Running pods by node."""
+        by_node: dict[str, list[Pod]] = {name: [] for name in self.nodes}
         for pod in self.pods:
-            if pod.spec.node_name in found and pod.status.phase == "Running" and not pod.metadata.deletion_timestamp:
-                found[pod.spec.node_name].append(pod)
-        return found
-
-    def cores(self) -> dict[str, float]:
-        """Cores in use, by node."""
-        return {name: sum(_cores(pod) for pod in pods) for name, pods in self.running().items()}
+            if pod.spec.node_name in by_node and pod.status.phase == "Running" and not pod.metadata.deletion_timestamp:
+                by_node[pod.spec.node_name].append(pod)
+        return by_node
 
     def _advance(self) -> None:
         now = time.monotonic()
-        for node, pods in self.running().items():
+        for node, pods in self.running_pods().items():
             self._seconds[node, ""] += 0.0
             for pod in pods:
-                used = _cores(pod) * (now - self._at)
-                self._seconds[node, ""] += used
-                self._seconds[node, pod.metadata.name] += used
+                cpu_s = float(pod.metadata.annotation(CORES) or 0) * (now - self._at)
+                self._seconds[node, ""] += cpu_s
+                self._seconds[node, pod.metadata.name] += cpu_s
         self._at = now
 
-    def text(self, namespace: str) -> str:
+    def metrics_text(self, namespace: str) -> str:
         """The metrics in Prometheus' text format."""
         self._advance()
         alive = {pod.metadata.name for pod in self.pods}
@@ -87,18 +83,14 @@ class FakeKubeletMetrics:
         return "\n".join(lines) + "\n"
 
 
-def _cores(pod: Pod) -> float:
-    return float(pod.metadata.annotation(CORES) or 0)
-
-
 @asynccontextmanager
 async def serve_usage(client: Client, namespace: str) -> AsyncIterator[FakeKubeletMetrics]:
-    """The exporter, with pods from a watch."""
+    """Serve the exporter, which watches pods."""
     kubelets = FakeKubeletMetrics(client, namespace)
     store = asyncio.create_task(kubelets.pods.run())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(text=kubelets.text(namespace))
+        return web.Response(text=kubelets.metrics_text(namespace))
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
@@ -112,7 +104,7 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[FakeKubel
 
 
 def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:
-    """Labels, usage and spec of a pod that asks for half of what it uses."""
+    """A pod template whose request is half of its usage."""
     request = {"cpu": f"{int(cores * 500)}m"}
     return {
         "metadata": {"labels": {"app": app, **labels}, "annotations": {CORES: str(cores)}},
@@ -136,11 +128,11 @@ async def create_bound_replica_set(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> None:
-    """A ReplicaSet whose first pods are on the nodes named, and whose later ones go where the scheduler wants.
+    """Create a ReplicaSet whose first pods are on these nodes, and whose later pods the scheduler places.
 
-    The pods are created bound and then adopted, since a template that named a node would name it for replacements too. The
-    controller manager may see the ReplicaSet before them, and create others. The gate keeps surplus pods unscheduled until the
-    ReplicaSet deletes them; otherwise it would delete the bound ones, which share nodes.
+    The pods are created bound and then adopted, because a template with a node name would bind replacements too. The controller
+    manager may see the ReplicaSet first, and create other pods. The gate keeps these unscheduled until the ReplicaSet deletes
+    them; otherwise it would delete the bound pods, which share nodes.
     """
     template = pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
@@ -160,20 +152,20 @@ async def create_bound_replica_set(
     }
     created = await client.create(REPLICA_SETS, body, Object, namespace=namespace)
 
-    async def adopted() -> bool:
+    async def are_adopted() -> bool:
         pods = await client.list(PODS, Pod, namespace=namespace, label_selector=f"app={app}")
-        owned = [pod for pod in pods if created.metadata.uid in {o.uid for o in pod.metadata.owner_references or []}]
-        return len(owned) == len(pods) == len(nodes) and all(pod.spec.node_name for pod in pods)
+        adopted = [pod for pod in pods if created.metadata.uid in {o.uid for o in pod.metadata.owner_references or []}]
+        return len(adopted) == len(pods) == len(nodes) and all(pod.spec.node_name for pod in pods)
 
-    await eventually(adopted, 60)
+    await eventually(are_adopted, 60)
     open_gate = {"spec": {"template": {"spec": {"schedulingGates": None}}}}
     changed = await client.patch(REPLICA_SETS, app, open_gate, Object, namespace=namespace)
 
-    async def observed() -> bool:
+    async def is_observed() -> bool:
         found: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
         return bool(found["status"].get("observedGeneration", 0) >= changed.metadata.generation)
 
-    await eventually(observed, 60)
+    await eventually(is_observed, 60)
 
 
 SHORT_LIMITS = {
@@ -197,7 +189,7 @@ class Event(Object, frozen=True):
 
 
 class DeschedulerHarness:
-    """Nodes of one test, their simulated usage, and controllers restricted to them."""
+    """Nodes of one test, their simulated usage, and managers whose LowNodeLoad is restricted to these nodes."""
 
     def __init__(
         self,
@@ -248,35 +240,33 @@ class DeschedulerHarness:
         found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
         return [event for event in found if event.reason == reason]
 
-    async def running(self, count: int) -> None:
+    async def wait_for_running_pods(self, count: int) -> None:
         async def all_run() -> bool:
-            return sum(len(pods) for pods in self.usage.running().values()) >= count
+            return sum(len(pods) for pods in self.usage.running_pods().values()) >= count
 
         await eventually(all_run, 60)
 
 
-async def make_nodes(stage: DeschedulerHarness, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
-    names = [f"{prefix}{i:02}-{stage.namespace}" for i in range(count)]
+async def make_nodes(stage: DeschedulerHarness, make_node: MakeNode, count: int) -> list[str]:
+    names = [f"d{i:02}-{stage.namespace}" for i in range(count)]
     for name in names:
         await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
     stage.usage.nodes.update(names)
     return names
 
 
-async def evictions(replica: Replica) -> float:
-    found = await replica.metrics()
-    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_evictions_total"))
+async def count_evictions(replica: Replica) -> float:
+    return await _sum_metric(replica, "netaware_descheduler_evictions_total")
 
 
-async def rounds(replica: Replica) -> float:
-    found = await replica.metrics()
-    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_rounds_total"))
+async def wait_for_rounds(replica: Replica, count: int) -> None:
+    goal = await _sum_metric(replica, "netaware_descheduler_rounds_total") + count
+
+    async def are_done() -> bool:
+        return await _sum_metric(replica, "netaware_descheduler_rounds_total") >= goal
+
+    await eventually(are_done, 30 + 5 * count)
 
 
-async def after_rounds(replica: Replica, count: int) -> None:
-    goal = await rounds(replica) + count
-
-    async def reached() -> bool:
-        return await rounds(replica) >= goal
-
-    await eventually(reached, 30 + 5 * count)
+async def _sum_metric(replica: Replica, prefix: str) -> float:
+    return sum(value for name, value in (await replica.metrics()).items() if name.startswith(prefix))

@@ -1,4 +1,4 @@
-"""The descheduler on a real control plane, with usage from a real Prometheus: it converges, keeps budgets, and knows when to stop."""
+"""The descheduler on a real control plane with usage from a real Prometheus: nodes that cannot be relieved, budgets, dry runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from netperf.contract import CONTROLLER
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
 from tests.integration.descheduler.stage import (
     DeschedulerHarness,
-    after_rounds,
+    count_evictions,
     create_bound_replica_set,
-    evictions,
     make_nodes,
+    wait_for_rounds,
 )
 
 
 @pytest_asyncio.fixture(autouse=True)
 async def stock_scheduler(scheduler: StartScheduler) -> None:
-    """Replacements are placed by kube-scheduler as it is."""
+    """kube-scheduler places replacements, without the extender."""
     await scheduler()
 
 
@@ -38,8 +38,8 @@ def move_of(pod: Pod, uid: str = "") -> Move:
     return Move(pod.metadata.key, uid or pod.metadata.uid, "", pod.spec.node_name, "", "LowNodeLoad", "")
 
 
-async def deschedule(stage: DeschedulerHarness) -> Any:
-    """What `kubectl netaware deschedule --dry-run` prints as JSON, in a process of its own, with the configuration in the cluster."""
+async def run_dry_run(stage: DeschedulerHarness) -> Any:
+    """The JSON of `kubectl netaware deschedule --dry-run`, in a process of its own, with the configuration in the cluster."""
     head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     data = {"config.yaml": yaml.safe_dump({**head, "descheduler": stage.config()})}
     labels, volume = {"app": CONTROLLER}, {"name": "config", "configMap": {"name": "config"}}
@@ -64,13 +64,13 @@ async def deschedule(stage: DeschedulerHarness) -> Any:
 
 
 @pytest.mark.timeout(240)
-async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says_why(
+async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why(
     stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 3)
     only_here = {"nodeSelector": {"kubernetes.io/hostname": names[0]}}
     await create_bound_replica_set(stage.client, stage.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
-    await stage.running(6)
+    await stage.wait_for_running_pods(6)
     replica = stage.start()
 
     async def has_event() -> bool:
@@ -79,8 +79,8 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
     await eventually(has_event, 60)
     (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
-    await after_rounds(replica, 10)
-    assert await evictions(replica) == 0
+    await wait_for_rounds(replica, 10)
+    assert await count_evictions(replica) == 0
     assert (await replica.metrics())["netaware_descheduler_stuck_nodes"] == 1
 
 
@@ -93,16 +93,16 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     budget = {**DISRUPTION_BUDGETS.type_meta, "metadata": {"name": "never"}, "spec": spec}
     await stage.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=stage.namespace)
     await create_bound_replica_set(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
-    await stage.running(6)
+    await stage.wait_for_running_pods(6)
     replica = stage.start()
-    await after_rounds(replica, 15)
-    assert await evictions(replica) == 0
+    await wait_for_rounds(replica, 15)
+    assert await count_evictions(replica) == 0
     assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
-    shown = (await deschedule(stage))["plan"]
+    shown = (await run_dry_run(stage))["plan"]
     assert shown["moves"] == []
     why = f"PodDisruptionBudget {stage.namespace}/never allows no disruption now"
     assert {(skip["condition"], skip["why"]) for skip in shown["skips"]} == {("disruption-budget", why)}
-    (pod, *_) = stage.usage.running()[names[0]]
+    (pod, *_) = stage.usage.running_pods()[names[0]]
     result = await evict(stage.client, move_of(pod))
     assert result.kind == "disruption-budget", "the API server says the same"
 
@@ -114,41 +114,41 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     names = await make_nodes(stage, make_node, 4)
     await create_bound_replica_set(stage.client, stage.namespace, "a", 0.8, [names[0]] * 3)
     await create_bound_replica_set(stage.client, stage.namespace, "b", 0.7, [names[0]] * 3)
-    await stage.running(6)
-    rehearsal = stage.start(dryRun=True)
+    await stage.wait_for_running_pods(6)
+    dry_run = stage.start(dryRun=True)
 
-    async def rehearsed() -> bool:
-        return await evictions(rehearsal) > 0
+    async def has_planned() -> bool:
+        return await count_evictions(dry_run) > 0
 
-    await eventually(rehearsed, 60)
-    found = await rehearsal.metrics()
+    await eventually(has_planned, 60)
+    found = await dry_run.metrics()
     assert {name for name, count in found.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }
-    (planned,) = (await deschedule(stage))["plan"]["moves"]
+    (planned,) = (await run_dry_run(stage))["plan"]["moves"]
     assert planned["target"] in names[1:]
     assert planned["nodeBefore"]["cpu"] > 50 > planned["nodeAfter"]["cpu"]
-    assert len(stage.usage.running()[names[0]]) == 6
-    await rehearsal.stop()
+    assert len(stage.usage.running_pods()[names[0]]) == 6
+    await dry_run.stop()
     live = stage.start()
 
-    async def moved() -> bool:
+    async def has_evicted() -> bool:
         return bool(await stage.events("Descheduled"))
 
-    await eventually(moved, 60)
-    await after_rounds(live, 3)
+    await eventually(has_evicted, 60)
+    await wait_for_rounds(live, 3)
     (event,) = await stage.events("Descheduled")
     assert event.metadata.name.startswith(planned["pod"].partition("/")[2])
     assert planned["pod"] not in stage.usage.pods.items
 
 
-async def test_an_eviction_leaves_another_pod_of_the_same_name_alone(
+async def test_an_eviction_does_not_evict_another_pod_of_the_same_name(
     stage: DeschedulerHarness, make_node: MakeNode, client: Client
 ) -> None:
     (name,) = await make_nodes(stage, make_node, 1)
     await create_bound_replica_set(client, stage.namespace, "one", 0.1, [name])
-    await stage.running(1)
-    ((pod,),) = stage.usage.running().values()
+    await stage.wait_for_running_pods(1)
+    ((pod,),) = stage.usage.running_pods().values()
     assert (await evict(client, move_of(pod, uid="another"))).kind == "gone"
     assert (await client.get(PODS, pod.metadata.name, Pod, namespace=stage.namespace)).metadata.uid == pod.metadata.uid
     assert (await evict(client, move_of(pod))).kind == "evicted"

@@ -1,4 +1,4 @@
-"""Usage is read from both sources, expires, and is refused if it is impossible.
+"""Usage is read from metrics.k8s.io and Prometheus, checked, and expires.
 
 The servers here are simulated: real HTTP on the loopback that answers as the resource metrics API and Prometheus do.
 """
@@ -44,13 +44,13 @@ def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> di
         (reading(1, name="stranger"), "unknown-node"),
     ],
 )
-def test_impossible_readings_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
+def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, why: str) -> None:
     store = UsageStore(180)
     assert update(store, reading(100), bad) == {why: 1}
     assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
-def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
+def test_usage_of_unknown_pods_is_dropped_and_counted() -> None:
     store = UsageStore(180)
     pods = [reading(1.0, name=name) for name in ("default/a", "default/gone")]
     assert store.update(UsageBatch(pods=tuple(pods)), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
@@ -63,7 +63,7 @@ def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
-def test_usage_expires_and_is_dropped_with_its_node() -> None:
+def test_usage_expires_and_is_removed_with_its_node() -> None:
     for expiry_s in (90, 180):
         store = UsageStore(expiry_s)
         update(store, reading(100), reading(50, name="m"))
@@ -117,7 +117,7 @@ async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() 
     assert batch.nodes == (UsageReading("n", "cpu", 182250, NOW_S), UsageReading("n", "memory", 1367 * 2**20, NOW_S))
     assert batch.pods == (UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", "memory", 2 * GI, NOW_S))
     assert len(batch.faults) == 1
-    assert "m: 'lots'" in batch.faults[0], "half a node's usage is not used"
+    assert "m: 'lots'" in batch.faults[0], "an invalid value drops the whole object"
 
 
 async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
@@ -131,15 +131,15 @@ async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
 
 
 class SimulatedPrometheus:
-    """Answers instant queries with the vectors that a test gave for their expressions."""
+    """Answers instant queries by expression."""
 
     def __init__(self, vectors: dict[str, list[tuple[dict[str, str], str]]]) -> None:
-        self.vectors, self.asked, self.tokens = vectors, dict[str, str](), set[str]()
+        self.vectors, self.times, self.tokens = vectors, dict[str, str](), set[str]()
 
     def __call__(self, request: web.Request) -> tuple[int, Any]:
         form = {key: str(value) for key, value in request._post.items()} if request._post else {}
         assert request.path == "/api/v1/query"
-        self.asked[form["query"]] = form["time"]
+        self.times[form["query"]] = form["time"]
         self.tokens.add(request.headers.get("Authorization", ""))
         if form["query"] not in self.vectors:
             return 400, {"status": "error", "errorType": "bad_data", "error": "parse error"}
@@ -151,8 +151,8 @@ class SimulatedPrometheus:
 QUERIES = Queries(node_cpu="nc", node_memory="nm", node_bandwidth="nb", pod_cpu="pc", pod_memory="", pod_bandwidth="pb")
 
 
-async def asked(url: str, token_file: str = "") -> UsageBatch:
-    """What Prometheus alone says."""
+async def read_prometheus(url: str, token_file: str = "") -> UsageBatch:
+    """Usage with Prometheus as the only source."""
     prometheus = PrometheusConfig(url=url, token_file=token_file, queries=QUERIES)
     config = UsageConfig(source="prometheus", prometheus=prometheus)
     return await UsageReader(config, cast("Client", None), lambda: NOW_S).read()
@@ -171,27 +171,27 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
         }
     )
     async with serving(simulated) as url:
-        batch = await asked(url, str(token))
+        batch = await read_prometheus(url, str(token))
     assert batch.faults == ()
     assert batch.nodes[:2] == (UsageReading("n", "cpu", 3825, NOW_S), UsageReading("n", "memory", 4247781376, NOW_S))
-    assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be refused and counted"
+    assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be dropped and counted"
     assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
     assert simulated.tokens == {"Bearer secret"}
-    assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
+    assert len(set(simulated.times.values())) == 1, "all queries are evaluated at one moment"
     store = UsageStore(180)
     assert store.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
 
 
-async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
+async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
     simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
-        batch = await asked(url)
+        batch = await read_prometheus(url)
     assert batch.nodes == (UsageReading("n", "cpu", 1000, NOW_S),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
 
 
-async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
+async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
     simulated = SimulatedPrometheus({"nb": [({"node": "n"}, "7e9")], "pb": []})
 
     def answer(request: web.Request) -> tuple[int, Any]:
@@ -202,15 +202,15 @@ async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
         config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
         batch = await UsageReader(config, client).read()
     assert {(r.name, r.resource) for r in batch.nodes} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
-    assert set(simulated.asked) == {"nb", "pb"}, "cpu and memory are not asked for twice"
+    assert set(simulated.times) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
 
 
 async def test_a_prometheus_that_is_down_or_a_binary_token_is_a_fault_and_raises_nothing(tmp_path: Path) -> None:
     async with serving(lambda _: (200, {})) as url:
         pass
-    batch = await asked(url)
+    batch = await read_prometheus(url)
     assert batch.nodes == ()
     assert len(batch.faults) == 5
     (tmp_path / "token").write_bytes(b"\xff")
-    (fault,) = (await asked(url, str(tmp_path / "token"))).faults
+    (fault,) = (await read_prometheus(url, str(tmp_path / "token"))).faults
     assert fault.startswith("descheduler.usage.prometheus.tokenFile: ")
