@@ -108,16 +108,17 @@ def _check_local_storage(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_namespace(builder: PlanBuilder, candidate: Candidate) -> str:
     """`evictableNamespaces` allows its namespace, which is not one of the cluster's or netaware's own."""
-    load, namespace = builder.config.low_node_load, candidate.pod.namespace
+    low_node_load, namespace = builder.config.low_node_load, candidate.pod.namespace
     if namespace in SYSTEM_NAMESPACES or namespace == builder.snapshot.netaware_namespace:
         return f"the admission policy forbids evictions in {namespace}"
-    is_allowed = load is None or load.args.evictable_namespaces.allows(namespace)
+    is_allowed = low_node_load is None or low_node_load.args.evictable_namespaces.allows(namespace)
     return "" if is_allowed else f"namespace {namespace} is not evictable"
 
 
 def _check_pod_selector(builder: PlanBuilder, candidate: Candidate) -> str:
     """One of `podSelectors` matches it, if there are any."""
-    selectors = builder.config.low_node_load.pod_selectors if builder.config.low_node_load else ()
+    low_node_load = builder.config.low_node_load
+    selectors = low_node_load.pod_selectors if low_node_load else ()
     is_selected = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
     return "" if is_selected else "no pod selector matches it"
 
@@ -174,7 +175,8 @@ def _check_namespace_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_limit(builder: PlanBuilder, scope: tuple[LimitScope, str], limit: int) -> str:
     is_reached = builder.evictions_by_scope[scope] >= limit
-    return f"limit of {limit} evictions per {scope[0]}, with those whose replacement has no node" if is_reached else ""
+    text = f"limit of {limit} evictions per {scope[0]}; earlier ones count until their replacement is bound"
+    return text if is_reached else ""
 
 
 def _check_group_limit(builder: PlanBuilder, candidate: Candidate) -> str:

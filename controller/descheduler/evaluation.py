@@ -32,7 +32,6 @@ from controller.descheduler.usage import exceeded_resources, to_percents
 
 REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
-
 MIN_BREAKER_ENTRIES = 4
 """A strategy's breaker opens only if at least this many moves have an outcome."""
 INEFFECTIVE_OUTCOMES: frozenset[MoveOutcome] = frozenset(
@@ -72,30 +71,30 @@ def evaluate_moves(
     """Evaluate pending moves; returns the history with the results, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     still_pending: list[PendingMove] = []
-    outcomes: list[tuple[PendingMove, MoveOutcome]] = []
+    moves_with_outcome: list[tuple[PendingMove, MoveOutcome]] = []
     for pending in sorted(history.pending, key=lambda pending: pending.planned_at_s):
-        pending = _claim_replacement(pending, snapshot, claimed_uids, now)
+        pending = _claim_bound_replacement(pending, snapshot, claimed_uids, now)
         outcome = _find_outcome(pending, snapshot, limits, now)
         if outcome is None:
             still_pending.append(pending)
         else:
-            outcomes.append((pending, outcome))
+            moves_with_outcome.append((pending, outcome))
     if tuple(still_pending) != history.pending:
         history = msgspec.structs.replace(history, pending=tuple(still_pending))
     evaluated: list[EvaluatedMove] = []
-    backed_off: set[str] = set()
-    for pending, outcome in outcomes:
+    failed_workloads: set[str] = set()
+    for pending, outcome in moves_with_outcome:
         workload, is_ineffective = pending.move.workload, outcome in INEFFECTIVE_OUTCOMES
         if outcome == "not-evicted":
             history = remove_move(history, pending)
-        elif uid := _claim_replica(pending, snapshot, claimed_uids):
+        elif uid := _claim_replacement_uid(pending, snapshot, claimed_uids):
             history = _back_off_replica(history, uid, outcome, now)
         if outcome == "not-scheduled" or (pending.replacement_node and outcome != "unknown"):
             history = _add_breaker_entry(history, BreakerEntry(now, pending.move.strategy, outcome == "helped"))
         # Several moves of one workload that fail in one round count as one failure.
-        if is_ineffective and workload not in backed_off:
+        if is_ineffective and workload not in failed_workloads:
             history = extend_backoff(history, workload, outcome, limits.failure_backoff_s, now)
-            backed_off.add(workload)
+            failed_workloads.add(workload)
         elif outcome == "helped":
             history = _clear_failures(history, workload, now)
         # The workload has no back-off if `MAX_BACKOFFS` was exceeded.
@@ -119,14 +118,14 @@ def _clear_failures(history: History, workload: str, now: float) -> History:
 
 def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: float) -> History:
     """Set the back-off of the replacement with this uid, twice as long if its move did not help."""
-    failures = int(outcome in INEFFECTIVE_OUTCOMES)
+    failures = 1 if outcome in INEFFECTIVE_OUTCOMES else 0
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
     return set_backoff(history, uid, BackoffEntry(until_s, failures, reason))
 
 
-def _claim_replica(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
-    """The uid of the bound replacement, else of the oldest new pod without a node, which is claimed; empty without either."""
+def _claim_replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
+    """The uid of the claimed replacement; without one, claim the oldest new pod, which has no node. Empty if there is none."""
     if pending.replacement_uid:
         return pending.replacement_uid
     unscheduled = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
@@ -136,10 +135,10 @@ def _claim_replica(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_
     return unscheduled.uid
 
 
-def _claim_replacement(
+def _claim_bound_replacement(
     pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str], now: float
 ) -> PendingMove:
-    """Claim a bound replacement that no other move has claimed, and add it to the move.
+    """Claim a bound pod that no other move has claimed as the replacement, and add it to the move.
 
     If a replacement is deleted before the evaluation, its successor is claimed, because it needs a back-off too.
     """
@@ -164,7 +163,7 @@ def _claim_replacement(
 
 
 def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> list[PodInfo]:
-    """Active, unclaimed pods of the workload that did not exist before the move. Compares uids, because clocks differ."""
+    """Active pods of the workload that did not exist before the move and that no move has claimed. Clocks differ, uids do not."""
     pods = snapshot.pods.where("workload", pending.move.workload).values()
     older_short_uids = {short_uid(pending.move.uid), *pending.sibling_short_uids}
     return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older_short_uids]

@@ -48,12 +48,7 @@ class NodeLoad:
         return self.high_thresholds[resource] / 100.0 * self.node.allocatable.get(resource, 0)
 
     def overload_reason(self, pod_usage: Amounts, arriving_usage: Amounts) -> str:
-        """Why another pod would make the node overutilized; empty if it would not.
-
-        Args:
-            pod_usage: usage of the pod.
-            arriving_usage: usage of pods that are moving to the node.
-        """
+        """Why a pod of this usage would make the node overutilized, with pods that are arriving; empty if it would not."""
         for resource in self.high_thresholds:
             added = pod_usage.get(resource, 0.0)
             total = self.usage.get(resource, 0.0) + arriving_usage.get(resource, 0.0) + added
@@ -65,9 +60,7 @@ class NodeLoad:
 def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Percents, Percents]:
     """The pool's low and high thresholds; with deviation thresholds, ``mean - low`` and ``mean + high``, within 0 and 100.
 
-    Args:
-        pool: its settings.
-        usage_percents: percent by resource of every node of the pool whose usage is known.
+    ``usage_percents`` are those of every node of the pool whose usage is known.
     """
     if not pool.use_deviation:
         return pool.low_thresholds, pool.high_thresholds

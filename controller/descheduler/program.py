@@ -88,19 +88,19 @@ class Descheduler:
         """Run rounds until cancelled; does nothing if the descheduler is not enabled."""
         if not self._is_enabled:
             await asyncio.Event().wait()
-        self._metrics.count_from_zero()
+        self._metrics.init_counters()
         # After an earlier leadership of this replica the budgets may be hours old: wait for a new list.
         self._budgets.synced.clear()
         try:
             await supervise({"budgets": self._budgets.run(), "rounds": self._run_rounds()})
         finally:
-            self._metrics.clear()
+            self._metrics.clear_gauges()
             self._inputs.node_cache.set_avoided_nodes(frozenset())
 
     async def _run_rounds(self) -> None:
         await self._cache.pods.synced.wait()
         await self._budgets.synced.wait()
-        # Another replica may have led since.
+        # Another replica may have led since: start without durations, and load the history.
         self._durations, is_loaded = ReasonDurations(), False
         log.info("descheduler runs", interval_s=self._config.interval_s, dry_run=self._config.dry_run)
         for warning in self._config.warnings:
@@ -135,13 +135,13 @@ class Descheduler:
         self._inputs.node_cache.set_avoided_nodes(avoided)
         decision = await unconfirmed.confirm(self._planner.simulate_replacement)
         self._history = decision.history
-        self._metrics.show_round(decision)
+        self._metrics.set_round_gauges(decision)
         self._reporter.report_plan(decision.plan)
         if not self._config.dry_run:
             await self._write_taints(decision)
             self._reserve_replacement_targets(decision)
-        await self._evict(decision)
-        self._metrics.show_backoffs(self._history, self._config.limits, now)
+        await self._evict_pods(decision)
+        self._metrics.set_backoff_gauges(self._history, self._config.limits, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
@@ -206,7 +206,7 @@ class Descheduler:
         log.log_change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
-    async def _evict(self, decision: DescheduleDecision) -> None:
+    async def _evict_pods(self, decision: DescheduleDecision) -> None:
         """Record the moves, then evict their pods, and record the results."""
         dry_run = self._config.dry_run
         if not dry_run:

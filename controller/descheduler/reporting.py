@@ -22,7 +22,7 @@ log = logs.get("controller.descheduler")
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 _PREFIX = "netaware_descheduler"
-_INEFFECTIVE_TEXTS: dict[MoveOutcome, str] = {
+_TEXT_BY_OUTCOME: dict[MoveOutcome, str] = {
     "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-overutilized": "the node is still overutilized",
     "cost-not-fallen": "its network cost did not fall",
@@ -72,7 +72,7 @@ class DeschedulerReporter:
             return
         log.warning("move did not help", workload=move.workload, backoff_s=int(evaluated.backoff_s), **fields)
         note = (
-            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_INEFFECTIVE_TEXTS[evaluated.outcome]}; '
+            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_TEXT_BY_OUTCOME[evaluated.outcome]}; '
             f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
@@ -129,7 +129,7 @@ class DeschedulerMetrics:
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
         self._backed_off = gauge("backed_off", "Back-offs, by kind: workload or replica.", "kind")
 
-    def count_from_zero(self) -> None:
+    def init_counters(self) -> None:
         """Start counters of rare events at 0, because increase() misses the first event of a series that starts at 1."""
         for strategy in STRATEGIES:
             for result in get_args(ResultKind):
@@ -137,8 +137,8 @@ class DeschedulerMetrics:
             for outcome in get_args(MoveOutcome):
                 self.outcomes.labels(strategy, outcome)
 
-    def show_round(self, decision: DescheduleDecision) -> None:
-        """Set the gauges of a round."""
+    def set_round_gauges(self, decision: DescheduleDecision) -> None:
+        """Set the gauges of nodes and skipped pods."""
         plan = decision.plan
         self._nodes.clear()
         counts = Counts((state.pool, state.kind) for state in plan.nodes)
@@ -151,7 +151,7 @@ class DeschedulerMetrics:
         for condition, count in plan.skip_counts.items():
             self._skipped.labels(condition).set(count)
 
-    def show_backoffs(self, history: History, limits: LimitsConfig, now: float) -> None:
+    def set_backoff_gauges(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
         kinds = Counts(
             "workload" if is_workload(key) else "replica"
@@ -164,7 +164,7 @@ class DeschedulerMetrics:
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.stop_reason(strategy)))
 
-    def clear(self) -> None:
+    def clear_gauges(self) -> None:
         """Remove the gauges of a replica that no longer leads."""
         for gauge in (self._nodes, self._skipped, self._stopped, self._backed_off):
             gauge.clear()

@@ -43,9 +43,9 @@ class DeschedulerSnapshot:
 
     Attributes:
         nodes: by name.
-        pods: all pods.
+        pods: all pods, also terminating and finished ones.
         network: the scheduler's view of AppGroups and costs.
-        volumes: claims and volumes, which decide where the pods that mount them may run.
+        volumes: claims and volumes, which restrict the nodes of pods that mount them.
         budgets: all PodDisruptionBudgets.
         netaware_namespace: where netaware is installed.
         usage: unexpired usage.
@@ -75,14 +75,7 @@ def take_snapshot(
     budgets: Iterable[PodDisruptionBudget],
     netaware_namespace: str,
 ) -> DeschedulerSnapshot:
-    """An immutable copy of the current cluster, without usage.
-
-    Args:
-        inputs: the planner's inputs.
-        pods: all pods by key.
-        budgets: all disruption budgets.
-        netaware_namespace: where netaware is installed.
-    """
+    """Copy the current cluster, without usage; ``inputs`` are the planner's, ``pods`` are all pods by key."""
     return DeschedulerSnapshot(
         inputs.node_cache.hosts.copy(),
         PodIndex({**pods}),

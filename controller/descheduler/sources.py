@@ -74,10 +74,10 @@ class UsageReader:
             if isinstance(error, ApiError) and error.is_not_found:
                 return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
             return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no response in time'}",))
-        return await asyncio.to_thread(_metrics_batch, nodes, pods)
+        return await asyncio.to_thread(_convert_metrics, nodes, pods)
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:
-        """Usage by the configured queries, all evaluated for one time. Reads the token again, because tokens rotate."""
+        """Run the configured queries, all for the same time. The token is read again for each round, because tokens rotate."""
         queries, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
         try:
             token = await asyncio.to_thread(lambda: Path(path).read_text().strip() if path else "")
@@ -87,8 +87,10 @@ class UsageReader:
         node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH_RESOURCE: queries.node_bandwidth}
         pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
 
-        async def read(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> tuple[UsageReading, ...]:
-            """Readings by queries of all resources; the labels of a series name its node or pod."""
+        async def run_queries(
+            client: PrometheusClient, queries: Mapping[str, str], *labels: str
+        ) -> tuple[UsageReading, ...]:
+            """Readings of all resources; these labels of a series name its node or pod."""
             readings: list[UsageReading] = []
             for resource in resources:
                 if not queries[resource]:
@@ -98,34 +100,34 @@ class UsageReader:
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:
-                    readings += _vector_readings(resource, vector, labels)
+                    readings += _convert_vector(resource, vector, labels)
             return tuple(readings)
 
         url = self._config.prometheus.url
         async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
             nodes, pods = await asyncio.gather(
-                read(client, node_queries, "node"), read(client, pod_queries, "namespace", "pod")
+                run_queries(client, node_queries, "node"), run_queries(client, pod_queries, "namespace", "pod")
             )
         return UsageBatch(nodes, pods, tuple(faults))
 
 
-def _metrics_batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
+def _convert_metrics(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
     faults: list[str] = []
     node_readings, pod_readings = list[UsageReading](), list[UsageReading]()
     for node in nodes:
-        node_readings += _metrics_readings(node.metadata.name, node.timestamp, [node.usage], faults)
+        node_readings += _sum_containers(node.metadata.name, node.timestamp, [node.usage], faults)
     for pod in pods:
         usages = [container.usage for container in pod.containers or ()]
-        pod_readings += _metrics_readings(pod.metadata.key, pod.timestamp, usages, faults)
+        pod_readings += _sum_containers(pod.metadata.key, pod.timestamp, usages, faults)
     if len(faults) > 1:
         faults = [f"{faults[0]} and {len(faults) - 1} more"]
     return UsageBatch(tuple(node_readings), tuple(pod_readings), tuple(faults))
 
 
-def _metrics_readings(
+def _sum_containers(
     name: str, timestamp: str, usages: Iterable[dict[str, str] | None], faults: list[str]
 ) -> Iterable[UsageReading]:
-    """Sums over containers; none for an object with an invalid value, because a partial sum would be too low."""
+    """Sum usage over containers. An object with an invalid value has no readings, because a partial sum would be too low."""
     totals: dict[str, float] = {}
     try:
         at_s = parse_time(timestamp)
@@ -139,8 +141,8 @@ def _metrics_readings(
     return [UsageReading(name, resource, value, at_s) for resource, value in totals.items()]
 
 
-def _vector_readings(resource: str, vector: Iterable[VectorSample], labels: tuple[str, ...]) -> Iterable[UsageReading]:
-    """Readings of the samples that have these labels; cores become millicores."""
+def _convert_vector(resource: str, vector: Iterable[VectorSample], labels: tuple[str, ...]) -> Iterable[UsageReading]:
+    """Convert samples that have these labels to readings; cores become millicores."""
     factor = 1000.0 if resource == CPU else 1.0
     for sample in vector:
         names = [sample.labels.get(label, "") for label in labels]
