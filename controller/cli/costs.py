@@ -24,14 +24,13 @@ _MEANING_BY_SIGN = {
     "!": "newest sample not trusted",
     "·": "no value; a missing cost counts as 100",
 }
-_CORNER = "from \\ to"
-"""Header of the column of row names."""
+_CORNER_HEADER = "from \\ to"
 
 
 class CostsView(View, frozen=True):
-    """The network, and ``at``, when it was read (unix seconds)."""
+    """The network, and ``read_at``, when it was read (unix seconds)."""
 
-    at: float
+    read_at: float
     network: NetworkView
 
 
@@ -54,7 +53,7 @@ class CostsCommand(Command):
             session.require_readable(NETWORK_TOPOLOGIES)
         network = build_network(snapshot)
         session.note_unused_costs(network)
-        return CostsView(at=snapshot.now_s, network=network)
+        return CostsView(read_at=snapshot.now_s, network=network)
 
     def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The matrix, in blocks of columns if it is wider than the terminal."""
@@ -88,7 +87,7 @@ def _make_headline(answer: CostsView, percentile: str | None) -> Text:
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)
     if network.measured_at is not None:
-        text.append(f"  newest sample {format_age(answer.at - network.measured_at)} ago", style=FAINT)
+        text.append(f"  newest sample {format_age(answer.read_at - network.measured_at)} ago", style=FAINT)
     return text
 
 
@@ -100,11 +99,11 @@ def _make_blocks(
     # Zone names are too wide for headers. The space stands over the signs of the cells.
     headers = [f"{number} " for number in range(1, len(zones) + 1)]
     column_width = max(map(len, (*headers, *cells.values())), default=0) + COLUMN_GAP
-    name_width = max(map(len, (_CORNER, *row_names))) + COLUMN_GAP
+    name_width = max(map(len, (_CORNER_HEADER, *row_names))) + COLUMN_GAP
     columns_per_block = max(1, (width - name_width) // column_width)
     for start in range(0, len(zones), columns_per_block):
         columns = slice(start, start + columns_per_block)
-        table = make_table(_CORNER, *headers[columns], numeric=headers[columns])
+        table = make_table(_CORNER_HEADER, *headers[columns], numeric=headers[columns])
         for row_name, origin in zip(row_names, zones, strict=True):
             table.add_row(row_name, *(cells.get((origin.name, zone.name), "") for zone in zones[columns]))
         yield from ((Text(), table) if start else (table,))

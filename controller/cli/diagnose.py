@@ -24,10 +24,10 @@ from kubekit.text import join_first
 MAX_AFFECTED_SHOWN = 4
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
-    """Findings, and the diagnosis of the chosen pod; ``at`` is when they were read (unix seconds)."""
+class Diagnosis(msgspec.Struct, frozen=True, rename="camel"):
+    """Findings, and the diagnosis of the chosen pod; ``read_at`` is when they were read (unix seconds)."""
 
-    at: float
+    read_at: float
     findings: tuple[Finding, ...]
     pod: PodDiagnosis | None = None
 
@@ -50,7 +50,7 @@ class DiagnoseCommand(Command):
 
     async def run(self, session: Session, options: argparse.Namespace) -> Diagnosis:
         if options.kind and not options.name:
-            raise ConfigError("pod", "has no name", "give the pod's: diagnose pod NAME")
+            raise ConfigError("pod", "has no name", "give it: diagnose pod NAME")
         pod = await session.read_pod(options.name) if options.name else None
         facts = build_facts(await session.read_snapshot(everything=True, all_namespaces=True), pod)
         findings = diagnose(facts)
@@ -63,10 +63,10 @@ class DiagnoseCommand(Command):
         """The pod, then the findings."""
         parts: list[RenderableType] = []
         if answer.pod is not None:
-            parts += render_pod(answer.pod, answer.at)
+            parts += render_pod(answer.pod, answer.read_at)
             if answer.findings:
                 parts.append(Text())
-        parts += render_findings(answer.findings, answer.at)
+        parts += render_findings(answer.findings, answer.read_at)
         if not parts:
             parts.append(Text("✓ nothing is wrong", style=GOOD))
         return Group(*parts)
@@ -78,25 +78,25 @@ def diagnose_listed_pod(pod: Pod, facts: Facts, findings: Iterable[Finding]) -> 
     return diagnose_pod(listed_pod, facts, has_leader=has_leader(findings))
 
 
-def render_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
-    """A pod's diagnosis as lines: summary, fixes. ``at`` is now, in unix seconds."""
+def render_pod(pod: PodDiagnosis, now_s: float) -> list[RenderableType]:
+    """A pod's diagnosis as lines: summary, fixes."""
     headline = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
-        headline.append(f"  for {format_age(at - pod.since)}", style=FAINT)
-    if pod.until is not None and pod.until > at:
-        headline.append(f", at most {format_age(pod.until - at)} more", style=FAINT)
+        headline.append(f"  for {format_age(now_s - pod.since)}", style=FAINT)
+    if pod.until is not None and pod.until > now_s:
+        headline.append(f", at most {format_age(pod.until - now_s)} more", style=FAINT)
     return [headline, *(_indent(f"fix: {fix}") for fix in pod.fix)]
 
 
-def render_findings(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
-    """Findings as lines: summary, causes, affected objects, fixes. ``at`` is now, in unix seconds."""
+def render_findings(findings: tuple[Finding, ...], now_s: float) -> list[RenderableType]:
+    """Findings as lines: summary, causes, affected objects, fixes."""
     parts: list[RenderableType] = []
     for finding in findings:
         sign = "·" if finding.severity == "info" else "✗"
         style = BAD if finding.severity == "critical" else STRONG
         headline = Text.assemble((f"{sign} {finding.summary}", style))
         if finding.since is not None:
-            headline.append(f"  for {format_age(at - finding.since)}", style=FAINT)
+            headline.append(f"  for {format_age(now_s - finding.since)}", style=FAINT)
         if finding.alert:
             headline.append(f"  {finding.alert}", style=FAINT)
         parts.append(headline)

@@ -24,11 +24,11 @@ MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
-    """The explanation and the diagnosis of a pod; ``at`` is when they were read (unix seconds)."""
+    """The explanation and the diagnosis of a pod; ``read_at`` is when they were read (unix seconds)."""
 
     explanation: Explanation
     diagnosis: PodDiagnosis | None = None
-    at: float = 0.0
+    read_at: float = 0.0
 
 
 class ExplainCommand(Command):
@@ -62,7 +62,7 @@ class ExplainCommand(Command):
         parts: list[RenderableType] = [_make_headline(explanation)]
         # The headline suffices for a placed pod without a finding, and for a finished one.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
-            parts += render_pod(pod, answer.at)
+            parts += render_pod(pod, answer.read_at)
         # The rule decides only about pods that are placed or wait for the scheduler.
         if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(explanation.conclusion))

@@ -19,9 +19,9 @@ _UNMEASURED_BASES: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreac
 
 
 class LatencyView(View, frozen=True):
-    """Both directions of a pair of zones, and ``at``, when they were read (unix seconds)."""
+    """Both directions of a pair of zones, and ``read_at``, when they were read (unix seconds)."""
 
-    at: float
+    read_at: float
     forward: PairView
     reverse: PairView
 
@@ -46,7 +46,9 @@ class LatencyCommand(Command):
             zones = ", ".join(zone.name for zone in network.zones)
             msg = f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones or 'none'}"
             raise NotFoundError(msg)
-        return LatencyView(at=snapshot.now_s, forward=pairs[origin, destination], reverse=pairs[destination, origin])
+        return LatencyView(
+            read_at=snapshot.now_s, forward=pairs[origin, destination], reverse=pairs[destination, origin]
+        )
 
     def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each direction."""
@@ -58,7 +60,7 @@ class LatencyCommand(Command):
                 "-" if pair.cost is None else str(pair.cost),
                 *map(format_milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
                 "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}",
-                format_age(None if pair.measured_at is None else answer.at - pair.measured_at),
+                format_age(None if pair.measured_at is None else answer.read_at - pair.measured_at),
                 Text(pair.basis, style=BAD if pair.basis in _UNMEASURED_BASES else ""),
                 pair.prober or "-",
             )

@@ -121,7 +121,7 @@ class SimulateCommand(Command):
         }
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight_name:
-            session.notes.append("costs: the scheduler uses none, so all zones are equally near")
+            session.notes.append("the scheduler uses no costs: all zones are equally far from each other")
         without_template = [selector for selector in build_graph(group.spec).selectors if selector not in controllers]
         if without_template:
             names = join_first(without_template, MAX_NAMED_WORKLOADS)

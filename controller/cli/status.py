@@ -44,7 +44,7 @@ class StatusCommand(Command):
 
     def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:
         """A line for each part, then the findings; only these if netaware is not installed."""
-        findings = render_findings(answer.findings, answer.at)
+        findings = render_findings(answer.findings, answer.read_at)
         if any(finding.code == "not-installed" for finding in answer.findings):
             return Group(*findings)
         lines = Table.grid(padding=(0, 2, 0, 0))
@@ -70,7 +70,7 @@ def _format_agents(answer: Overview) -> str:
 def _format_samples(answer: Overview) -> str:
     zones, pairs = len(answer.network.zones), answer.network.pairs
     measured_at = {frozenset((p.origin, p.destination)): p.measured_at for p in pairs if p.measured_at is not None}
-    oldest = f"  oldest {format_age(answer.at - min(measured_at.values()))} ago" if measured_at else ""
+    oldest = f"  oldest {format_age(answer.read_at - min(measured_at.values()))} ago" if measured_at else ""
     return f"{len(measured_at)} of {zones * (zones - 1) // 2} zone pairs measured{oldest}"
 
 

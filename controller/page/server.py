@@ -128,5 +128,5 @@ def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:
     """The data of a snapshot. Its time ``at``, from which the page computes ages, is in the body but not in the ETag."""
     text = escape_control_characters(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode())
     content = text.encode()
-    body = b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content.removeprefix(b"{"))
+    body = b'{"readAt":%s,%s' % (msgspec.json.encode(snapshot.now_s), content.removeprefix(b"{"))
     return PageData(f'"{hashlib.sha256(content).hexdigest()[:16]}"', gzip.compress(body, compresslevel=6))

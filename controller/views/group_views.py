@@ -17,12 +17,7 @@ from netperf.latencies import ZonePair
 
 
 class PodView(View, frozen=True):
-    """A pod of a workload.
-
-    Attributes:
-        node, zone: empty until the pod is bound.
-        is_gated: whether it has scheduling gates.
-    """
+    """A pod of a workload; ``node`` and ``zone`` are empty until it is bound."""
 
     name: str
     node: str

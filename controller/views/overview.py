@@ -14,13 +14,13 @@ class Overview(View, frozen=True):
     """All data that ``status`` and the page show.
 
     Attributes:
-        at: time of the snapshot, unix seconds.
+        read_at: time of the snapshot, unix seconds.
         network, agents, bandwidth: of the whole cluster.
         groups: sorted by namespace and name.
         findings: worst first; empty if the state of the control plane was not read.
     """
 
-    at: float
+    read_at: float
     network: NetworkView
     agents: tuple[AgentView, ...]
     groups: tuple[GroupView, ...]
@@ -40,7 +40,7 @@ def build_overview(snapshot: ClusterSnapshot, namespace: str | None = None) -> O
     hidden_groups = {g.metadata.key for g in snapshot.groups if namespace not in {None, g.metadata.namespace}}
     findings = () if snapshot.control_plane is None else diagnose(facts)
     return Overview(
-        at=snapshot.now_s,
+        read_at=snapshot.now_s,
         network=facts.network,
         agents=facts.agents,
         groups=tuple(g for g in groups if namespace in {None, g.namespace}),

@@ -73,7 +73,7 @@ async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures
         async with browser.get(f"{root}metrics") as metrics:
             assert metrics.status == 404, "only the page's own paths"
         async with browser.get(f"{root}api/v1/overview") as overview:
-            assert (await overview.json())["at"] > 0
+            assert (await overview.json())["readAt"] > 0
         async with browser.get(f"{root}api/v1/overview", headers={"If-None-Match": overview.headers["ETag"]}) as again:
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)

@@ -51,7 +51,7 @@ def make_broken_snapshot() -> ClusterSnapshot:
 
 def page_data(overview: Overview) -> dict[str, Any]:
     """The data as the browser decodes it."""
-    text = msgspec.json.encode({"at": overview.at, **encode_overview(overview)})
+    text = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
     data: dict[str, Any] = msgspec.json.decode(text)
     return data
 
@@ -162,7 +162,7 @@ async def test_findings_and_their_commands_appear_without_a_reload(
         await show(tab, url, "data")
         assert "Nothing is wrong" in await text_of(tab, "#panel-now")
         await tab.evaluate("window.neverReloaded = true")
-        monkeypatch.setitem(PAGES, "data", PAGES["broken"] | {"at": PAGES["data"]["at"] + 60})
+        monkeypatch.setitem(PAGES, "data", PAGES["broken"] | {"readAt": PAGES["data"]["readAt"] + 60})
         await tab.wait_for("byId('panel-now').textContent.includes('no controller leads')")
         assert await tab.evaluate("window.neverReloaded === true")
         text = await text_of(tab, "#panel-now")

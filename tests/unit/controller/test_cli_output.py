@@ -157,7 +157,7 @@ async def test_screens_fit_the_terminal_and_wide_matrices_are_drawn_in_blocks(
     assert matrix.count("from \\ to") == blocks
     network = build_network(snapshot)
     one_digit = [msgspec.structs.replace(pair, cost=7, basis="given", quality_flags=()) for pair in network.pairs]
-    view = CostsView(at=0.0, network=msgspec.structs.replace(network, pairs=tuple(one_digit)))
+    view = CostsView(read_at=0.0, network=msgspec.structs.replace(network, pairs=tuple(one_digit)))
     assert re.search(r"^40 us-west-40 ", print_answer(view, "costs"), re.MULTILINE), "a name that is not folded"
 
 
@@ -193,11 +193,11 @@ async def test_quality_flags_are_shown_except_for_costs_without_a_sample(
     }
     zones = tuple(ZoneView(name=zone, region="", nodes=1, ready=1, agents=1) for zone in "abc")
     network = msgspec.structs.replace(build_network(make_healthy_snapshot()), zones=zones, pairs=tuple(pairs.values()))
-    view = CostsView(at=0.0, network=network)
+    view = CostsView(read_at=0.0, network=network)
     assert all(cell in print_answer(view, "costs") for cell in ("7*", "7x", "7!"))
     assert print_answer(view, "costs", "--percentile", "p50").count("1!") == 3
     good = msgspec.structs.replace(pairs["a", "b"], quality_flags=())
-    latency = LatencyView(at=0.0, forward=good, reverse=pairs["b", "a"])
+    latency = LatencyView(read_at=0.0, forward=good, reverse=pairs["b", "a"])
     assert "not trusted: throttled" in print_answer(latency, "latency", "a", "b")
 
 

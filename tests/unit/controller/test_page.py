@@ -116,7 +116,7 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
         assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
         later = await browser.get("/api/v1/overview")
         assert later.headers["ETag"] == answer.headers["ETag"]
-        assert (await later.json())["at"] > (await answer.json())["at"]
+        assert (await later.json())["readAt"] > (await answer.json())["readAt"]
         monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 3600.0)
         broken.set()
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
