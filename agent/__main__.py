@@ -10,7 +10,7 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType, SimpleNamespace
 from typing import cast
 
-from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
+from agent.config import AgentConfig, add_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, help_ in _HELP_BY_COMMAND.items():
         command = commands.add_parser(name, help=help_, description=help_)
-        add_run_flags(command)
+        add_flags(command)
         if name == "run":
             command.add_argument(
                 "--cleanup",

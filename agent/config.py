@@ -46,7 +46,7 @@ class CapacityRule(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked configuration: the values of `add_run_flags`, which describes them, and of the file.
+    """The checked configuration: the values of `add_flags`, which describes them, and of the file.
 
     Attributes:
         node_name: empty for commands that need none.
@@ -110,7 +110,7 @@ class _ConfigFile(Section, frozen=True):
     capacity_by_instance_type: dict[str, str | int] = {}
 
 
-def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
+def add_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
     """Declare the flags of all commands. Values stay strings: `read_config` checks them, and names the flag in errors."""
 
     def add_flag(name: str, help_: str, default: str | None = None, *, variable: str = "", **options: Any) -> None:
@@ -157,7 +157,7 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
 
 
 def read_config(arguments: argparse.Namespace, *, is_node_required: bool = True) -> AgentConfig:
-    """Read the configuration from the parsed flags of `add_run_flags`, and check it.
+    """Read the configuration from the parsed flags of `add_flags`, and check it.
 
     Raises:
         ConfigError: a value is invalid; names the flag, or the file and its field.

@@ -213,10 +213,10 @@ def section_rows(struct: type) -> Iterator[tuple[str, str, str]]:
 
 def flag_rows() -> list[tuple[str, str, str]]:
     """The agent's flags: name, default, meaning."""
-    from agent.config import add_run_flags
+    from agent.config import add_flags
 
     parser = argparse.ArgumentParser()
-    add_run_flags(parser, {})
+    add_flags(parser, {})
     rows = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list of what was declared
         if action.dest == "help":
@@ -346,11 +346,11 @@ def registry_of_manager() -> CollectorRegistry:
 
 def registry_of_agent() -> CollectorRegistry:
     """The agent's registry; the agent is started without a cluster, for which it waits."""
-    from agent.config import add_run_flags, read_config
+    from agent.config import add_flags, read_config
     from agent.program import run_agent
 
     parser = argparse.ArgumentParser()
-    add_run_flags(parser, {})
+    add_flags(parser, {})
     before = {id(registry) for registry in _registries()}
 
     async def start() -> CollectorRegistry:

@@ -12,12 +12,14 @@ HERE = Peer("n1", "10.0.0.1", "z1", "r1")
 THERE = [Peer("n2", "10.0.0.2", "z2", "r1"), Peer("n3", "10.0.0.3", "z3", "r2"), Peer("n4", "10.0.0.4", "z4", "r2")]
 
 
-def peer(node: str) -> Peer:
+def make_peer(node: str) -> Peer:
     """A node in a zone of its own."""
     return Peer(node, "10.0.0.1", f"z-{node}")
 
 
-def plan(*destinations: Peer, origin: Peer = HERE, settings: dict[str, Any] | None = None, **changes: Any) -> ZonePlan:
+def make_plan(
+    *destinations: Peer, origin: Peer = HERE, settings: dict[str, Any] | None = None, **changes: Any
+) -> ZonePlan:
     """What ``origin`` probes, and one probe of another node of its zone."""
     probes = [Probe(origin=origin, destination=to, slot=slot) for slot, to in enumerate(destinations)]
     elsewhere = Probe(origin=Peer("other", "10.0.0.9", origin.zone), destination=THERE[0], slot=3)
@@ -26,12 +28,14 @@ def plan(*destinations: Peer, origin: Peer = HERE, settings: dict[str, Any] | No
     return ZonePlan(zone=origin.zone, settings=run, probes=(*probes, elsewhere), **fields)
 
 
-def measured(p50_us: float = 500.0, **fields: Any) -> Measurement:
+def make_measurement(p50_us: float = 500.0, **fields: Any) -> Measurement:
     usual: dict[str, Any] = {"prober": "netperf", "test": "TCP_RR", "p90_us": 1.2 * p50_us, "transactions": 1000}
     return Measurement(p50_us=p50_us, **(usual | fields))
 
 
-def outcome(to: Peer, measurement: Measurement | None = None, *, pair_index: int = 0, **fields: Any) -> ProbeOutcome:
+def make_outcome(
+    to: Peer, measurement: Measurement | None = None, *, pair_index: int = 0, **fields: Any
+) -> ProbeOutcome:
     """A run from `HERE`: ok with ``measurement``, unless ``fields`` differ."""
     good = measurement and Sample(
         origin=HERE.location, destination=to.location, measurement=measurement, taken_at=1000.0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, Reserve, add_run_flags, read_capacities, read_config
+from agent.config import AgentConfig, Reserve, add_flags, read_capacities, read_config
 from kubekit.errors import ConfigError
 
 
 def parse(*flags: str, **environ: str) -> AgentConfig:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_run_flags(parser, environ)
+    add_flags(parser, environ)
     return read_config(parser.parse_args(flags))
 
 

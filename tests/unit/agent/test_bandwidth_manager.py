@@ -28,8 +28,8 @@ POD = PodBandwidthSpec(
 )
 
 
-class RecordedEvents(EventRecorder):
-    """Records the reasons of events."""
+class RecordingEventRecorder(EventRecorder):
+    """Records the reasons of events, and sends none."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, component="test", instance="n1", registry=CollectorRegistry())
@@ -42,14 +42,14 @@ class RecordedEvents(EventRecorder):
 
 
 # In the future: it stays new however long the other tests before it take.
-NEW = msgspec.structs.replace(POD, created_at="2999-01-01T00:00:00Z")
+NEW_POD = msgspec.structs.replace(POD, created_at="2999-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(
     ("pod", "verdicts", "rates_bps", "reasons"),
     [
         pytest.param(POD, ["missing", "missing"], [], [], id="no event about a pod from before the agent's start"),
-        pytest.param(NEW, ["missing", "missing"], [], ["BandwidthMissing", "BandwidthMismatch"], id="a new pod"),
+        pytest.param(NEW_POD, ["missing", "missing"], [], ["BandwidthMissing", "BandwidthMismatch"], id="a new pod"),
         pytest.param(
             POD,
             ["missing", "enforced", "enforced", None, "enforced", "exceeded", None, "exceeded"],
@@ -66,7 +66,7 @@ async def test_a_change_of_verdict_sends_one_event(
     pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
 ) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        events, pods = RecordedEvents(client), Reflector(client, PODS, Pod)
+        events, pods = RecordingEventRecorder(client), Reflector(client, PODS, Pod)
         manager = BandwidthManager(AgentConfig(node_name="n1"), events, CollectorRegistry(), pods)
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)

@@ -16,7 +16,7 @@ from agent.disputes import DISPUTE_WINDOW_S, MAX_WAIT_S
 
 POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
-PER_S = RATE // 8
+BYTES_PER_S = RATE // 8
 PID, VETH, IFB = 42, 20, 30
 INGRESS = LimitStatus(
     pod=POD,
@@ -38,11 +38,11 @@ UNLIMITED_EGRESS = msgspec.structs.replace(
 )
 
 
-def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCounters]:
+def counters_by_pid(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCounters]:
     return {PID: DeviceCounters(int(received), int(sent), packets)}
 
 
-def kernel(let_through: float = 0, redirected: float = 0) -> TcCounters:
+def tc_counters(let_through: float = 0, redirected: float = 0) -> TcCounters:
     return TcCounters({IFB: int(let_through)}, {VETH: int(redirected)})
 
 
@@ -60,26 +60,26 @@ def test_the_line_of_eth0_is_parsed() -> None:
 def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
     meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
-        meters.add_readings([INGRESS], device(received=total), None, float(second))
+        meters.add_readings([INGRESS], counters_by_pid(received=total), None, float(second))
         assert INGRESS.key not in meters.excess_by_key
-        total += 4 * PER_S * 1.04
-    assert meters.traffic_by_key["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
+        total += 4 * BYTES_PER_S * 1.04
+    assert meters.traffic_by_key["u", "ingress"].bytes_per_s == pytest.approx(BYTES_PER_S * 1.04)
 
 
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
     meters, total, seconds = TrafficMeters(), 0.0, 0
     while INGRESS.key not in meters.excess_by_key:
-        meters.add_readings([INGRESS], device(received=total), None, float(seconds))
-        total, seconds = total + 4 * PER_S * 1.10, seconds + 4
+        meters.add_readings([INGRESS], counters_by_pid(received=total), None, float(seconds))
+        total, seconds = total + 4 * BYTES_PER_S * 1.10, seconds + 4
         assert seconds < 60
     meters = TrafficMeters()
-    meters.add_readings([INGRESS], device(), None, 0.0)
-    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0)
+    meters.add_readings([INGRESS], counters_by_pid(), None, 0.0)
+    meters.add_readings([INGRESS], counters_by_pid(received=16 * BYTES_PER_S), None, 4.0)
     assert meters.excess_by_key[INGRESS.key] == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
-    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 4.0 + EXCESS_SHOWN_S)
+    meters.add_readings([INGRESS], counters_by_pid(received=16 * BYTES_PER_S), None, 4.0 + EXCESS_SHOWN_S)
     assert INGRESS.key in meters.excess_by_key
-    meters.add_readings([INGRESS], device(received=16 * PER_S), None, 5.0 + EXCESS_SHOWN_S)
+    meters.add_readings([INGRESS], counters_by_pid(received=16 * BYTES_PER_S), None, 5.0 + EXCESS_SHOWN_S)
     assert INGRESS.key not in meters.excess_by_key
 
 
@@ -88,43 +88,45 @@ def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
     for second in range(0, 40, 4):
         packets = second * 1000
         sent = packets * 1514
-        counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets)
-        meters.add_readings([EGRESS], device(sent=sent, packets=packets), counts, float(second))
+        counts = tc_counters(let_through=second * BYTES_PER_S, redirected=sent - 14 * packets)
+        meters.add_readings([EGRESS], counters_by_pid(sent=sent, packets=packets), counts, float(second))
     assert EGRESS.key not in meters.excess_by_key
-    assert meters.traffic_by_key["u", "egress"].bytes_per_s == pytest.approx(PER_S)
+    assert meters.traffic_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)
 
 
 def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
     meters = TrafficMeters()
-    meters.add_readings([EGRESS], device(), None, 0.0)
+    meters.add_readings([EGRESS], counters_by_pid(), None, 0.0)
     # Bucket and filter are read for the first time once the pod is busy; only the second reading has a difference.
     for number in (1, 2):
         assert EGRESS.key not in meters.excess_by_key
-        counts = kernel(let_through=number * PER_S, redirected=number * PER_S)
-        meters.add_readings([EGRESS], device(sent=20 * number * PER_S, packets=100 * number), counts, 4.0 * number)
+        counts = tc_counters(let_through=number * BYTES_PER_S, redirected=number * BYTES_PER_S)
+        meters.add_readings(
+            [EGRESS], counters_by_pid(sent=20 * number * BYTES_PER_S, packets=100 * number), counts, 4.0 * number
+        )
     assert "went through" in meters.excess_by_key[EGRESS.key]
 
 
 def test_counters_of_buckets_are_needed_only_for_busy_pods() -> None:
     meters = TrafficMeters()
-    meters.add_readings([EGRESS], device(), kernel(), 0.0)
-    assert meters.find_busy_devices([EGRESS], device(sent=PER_S), 4.0) == set()
-    assert meters.find_busy_devices([EGRESS], device(sent=5 * PER_S), 4.0) == {VETH}
+    meters.add_readings([EGRESS], counters_by_pid(), tc_counters(), 0.0)
+    assert meters.find_busy_devices([EGRESS], counters_by_pid(sent=BYTES_PER_S), 4.0) == set()
+    assert meters.find_busy_devices([EGRESS], counters_by_pid(sent=5 * BYTES_PER_S), 4.0) == {VETH}
 
 
 def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> None:
     for is_measurable in (True, False):
         status, meters = msgspec.structs.replace(UNLIMITED_EGRESS, is_measurable=is_measurable), TrafficMeters()
-        meters.add_readings([status], device(), None, 0.0)
-        meters.add_readings([status], device(sent=40 * PER_S), None, 4.0)
+        meters.add_readings([status], counters_by_pid(), None, 0.0)
+        meters.add_readings([status], counters_by_pid(sent=40 * BYTES_PER_S), None, 4.0)
         assert (status.key in meters.excess_by_key) == is_measurable
-        assert meters.traffic_by_key["u", "egress"].bytes_per_s == 10 * PER_S
+        assert meters.traffic_by_key["u", "egress"].bytes_per_s == 10 * BYTES_PER_S
 
 
 def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forgotten() -> None:
     meters = TrafficMeters()
-    meters.add_readings([INGRESS], device(received=100 * PER_S), None, 0.0)
-    meters.add_readings([INGRESS], device(), None, 4.0)
+    meters.add_readings([INGRESS], counters_by_pid(received=100 * BYTES_PER_S), None, 0.0)
+    meters.add_readings([INGRESS], counters_by_pid(), None, 4.0)
     assert INGRESS.key not in meters.excess_by_key
     meters.add_readings([INGRESS], {}, None, 8.0)
     assert meters.traffic_by_key == {}

@@ -27,10 +27,10 @@ POD_SANDBOX = tc.PodSandbox(pid=4242, container_id=CONTAINER_ID, namespace_id=7,
 NODE = tc.Device(index=UPLINK, name="eth0")
 POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer_index=3)
 IFB_DEVICE = tc.Device(index=IFB_INDEX, name=IFB, kind="ifb")
-changed = msgspec.structs.replace
+replace = msgspec.structs.replace
 
 
-def pod(ingress: int | None = None, egress: int | None = None, **changes: Any) -> PodBandwidthSpec:
+def make_pod(ingress: int | None = None, egress: int | None = None, **changes: Any) -> PodBandwidthSpec:
     limits = {d: LimitSpec(rate) for d, rate in (("ingress", ingress), ("egress", egress)) if rate is not None}
     return PodBandwidthSpec(**{"namespace": "default", "name": "p", "uid": UID, "limits": limits, **changes})
 
@@ -57,7 +57,7 @@ REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True
 FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
 
 
-def plan(
+def plan_for(
     *pods: PodBandwidthSpec,
     device: tc.Device = POD_DEVICE,
     devices: tuple[tc.Device, ...] = (),
@@ -67,7 +67,7 @@ def plan(
     network: tuple[str, ...] = (),
     **kernel: Any,
 ) -> tc.BandwidthPlan:
-    """What follows from the node's and the first pod's device, those beside them, and what is on them."""
+    """Plan limits for the node's device, the first pod's device, further devices, and their qdiscs and filters."""
     state = tc.TcState(devices=(NODE, device, *devices), qdiscs=qdiscs, **kernel)
     snapshot = tc.BandwidthSnapshot(
         pods=pods,
@@ -78,17 +78,17 @@ def plan(
     return rules.plan_limits(snapshot, policy)
 
 
-def redirected(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
-    """Everything that comes from the pod goes through an ifb."""
+def redirecting_to_ifb(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
+    """State of the kernel in which a filter redirects all packets of the pod to an ifb."""
     return {"devices": (device,), "qdiscs": (INGRESS_QDISC, *qdiscs), "filters": filters}
 
 
-def only_status(found: tc.BandwidthPlan) -> tc.LimitStatus:
-    (status,) = found.statuses
+def only_status(planned: tc.BandwidthPlan) -> tc.LimitStatus:
+    (status,) = planned.statuses
     return status
 
 
-def limit(rate_bps: int = RATE) -> tc.SetIngressLimit:
+def set_ingress(rate_bps: int = RATE) -> tc.SetIngressLimit:
     return tc.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
@@ -103,13 +103,13 @@ FAST = 100_000_000
 @pytest.mark.parametrize(
     ("rate_bps", "qdisc", "verdict", "effective", "repair", "repair_burst"),
     [
-        (RATE, root("noqueue", handle=0), "missing", None, limit(), limit()),
+        (RATE, root("noqueue", handle=0), "missing", None, set_ingress(), set_ingress()),
         (RATE, our_qdisc(VETH), "enforced", RATE // 8, None, None),
-        # The annotation was changed.
-        (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, limit(5 * RATE), limit(5 * RATE)),
-        (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, limit()),
-        (FAST, plugin_qdisc(FAST), "burst-too-large", FAST // 8, None, limit(FAST)),
-        (RATE, TINY_BURST, "wrong-rate", 0, limit(), limit()),
+        # The annotation was replace.
+        (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, set_ingress(5 * RATE), set_ingress(5 * RATE)),
+        (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, set_ingress()),
+        (FAST, plugin_qdisc(FAST), "burst-too-large", FAST // 8, None, set_ingress(FAST)),
+        (RATE, TINY_BURST, "wrong-rate", 0, set_ingress(), set_ingress()),
     ],
 )
 def test_verdict_and_repair_of_a_root_qdisc(
@@ -121,10 +121,10 @@ def test_verdict_and_repair_of_a_root_qdisc(
     repair_burst: tc.Action | None,
 ) -> None:
     for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
-        found = plan(pod(rate_bps), qdiscs=(qdisc,), policy=policy)
-        status = only_status(found)
+        planned = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
+        status = only_status(planned)
         assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
-        assert found.actions == ((action,) if action is not None else ())
+        assert planned.actions == ((action,) if action is not None else ())
 
 
 def test_the_ifb_has_the_plugins_name() -> None:
@@ -144,26 +144,30 @@ def test_the_ifb_has_the_plugins_name() -> None:
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
     inner = (tc.Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
-    found = plan(pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
-    assert only_status(found).verdict == verdict
-    assert bool(found.actions) is (verdict == "missing")
+    planned = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
+    assert only_status(planned).verdict == verdict
+    assert bool(planned.actions) is (verdict == "missing")
 
 
 HOST = tc.Device(index=9, name="cilium_host", kind="veth")
-LXC, CHAINED = changed(POD_DEVICE, name="lxc12ab34cd"), changed(POD_DEVICE, name="eni12ab34cd")
+LXC, CHAINED = replace(POD_DEVICE, name="lxc12ab34cd"), replace(POD_DEVICE, name="eni12ab34cd")
 
 
-@pytest.mark.parametrize("device", [LXC, CHAINED, changed(LXC, kind="netkit")])
+@pytest.mark.parametrize("device", [LXC, CHAINED, replace(LXC, kind="netkit")])
 def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: tc.Device) -> None:
-    found = plan(pod(RATE, RATE), device=device, devices=(HOST,))
-    assert [(one.verdict, f"Cilium on {device.name}" in one.detail) for one in found.statuses] == [
+    planned = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
+    assert [(status.verdict, f"Cilium on {device.name}" in status.detail) for status in planned.statuses] == [
         ("other-enforcer", True)
     ] * 2
-    assert found.actions == ()
-    kept = only_status(plan(pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
-    assert (kept.verdict, kept.is_measurable, "packets may bypass it" in kept.detail) == ("enforced", True, True)
+    assert planned.actions == ()
+    limited = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
+    assert (limited.verdict, limited.is_measurable, "packets may bypass it" in limited.detail) == (
+        "enforced",
+        True,
+        True,
+    )
     # Device names alone prove nothing.
-    assert only_status(plan(pod(RATE), device=LXC)).verdict == "missing"
+    assert only_status(plan_for(make_pod(RATE), device=LXC)).verdict == "missing"
 
 
 FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
@@ -192,49 +196,59 @@ FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, lim
 def test_limits_of_other_programs_are_never_changed(
     qdiscs: list[tc.Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
 ) -> None:
-    found = plan(pod(RATE, RATE), policy=REPAIR, network=plugins, **redirected(*qdiscs, device=device))
-    assert ([status.verdict for status in found.statuses], found.actions) == (["other-enforcer"] * 2, ())
-    assert all(text in status.detail for text, status in zip(evidence, found.statuses, strict=True))
-    assert {status.rate_bytes_per_s for status in found.statuses} == {qdiscs[0].params and RATE // 8}
+    planned = plan_for(
+        make_pod(RATE, RATE), policy=REPAIR, network=plugins, **redirecting_to_ifb(*qdiscs, device=device)
+    )
+    assert ([status.verdict for status in planned.statuses], planned.actions) == (["other-enforcer"] * 2, ())
+    assert all(text in status.detail for text, status in zip(evidence, planned.statuses, strict=True))
+    assert {status.rate_bytes_per_s for status in planned.statuses} == {qdiscs[0].params and RATE // 8}
 
 
 def test_a_stricter_limit_of_another_program_stays() -> None:
     strict = plugin_qdisc(RATE // 2, 100_000)
-    found = plan(pod(RATE), qdiscs=(strict,))
-    assert (only_status(found).verdict, found.actions) == ("wrong-rate", ())
-    assert "stricter" in only_status(found).detail
+    planned = plan_for(make_pod(RATE), qdiscs=(strict,))
+    assert (only_status(planned).verdict, planned.actions) == ("wrong-rate", ())
+    assert "stricter" in only_status(planned).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
     requested = attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
-    assert len(plan(pod(RATE), qdiscs=(strict,), sandbox=changed(POD_SANDBOX, attachment=requested)).actions) == 1
-    assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
+    assert (
+        len(plan_for(make_pod(RATE), qdiscs=(strict,), sandbox=replace(POD_SANDBOX, attachment=requested)).actions) == 1
+    )
+    assert len(plan_for(make_pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
     delegate = attachment(container_id="b" * 64, network="delegate-net")
-    (action,) = plan(pod(egress=RATE), sandbox=changed(POD_SANDBOX, container_id="b" * 64, attachment=delegate)).actions
+    (action,) = plan_for(
+        make_pod(egress=RATE), sandbox=replace(POD_SANDBOX, container_id="b" * 64, attachment=delegate)
+    ).actions
     assert isinstance(action, tc.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
-    for other in (changed(REDIRECT, target_index=None, has_police_action=True), changed(REDIRECT, target_index=UPLINK)):
-        found = plan(pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
-        assert (only_status(found).verdict, found.actions) == ("other-enforcer", ())
+    for other in (replace(REDIRECT, target_index=None, has_police_action=True), replace(REDIRECT, target_index=UPLINK)):
+        planned = plan_for(make_pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
+        assert (only_status(planned).verdict, planned.actions) == ("other-enforcer", ())
 
 
 @pytest.mark.parametrize("hook", ["ingress", "egress"])
 def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> None:
-    found = plan(
-        pod(RATE, RATE), qdiscs=(changed(INGRESS_QDISC, kind="clsact"),), filters=(changed(FOREIGN_FILTER, hook=hook),)
+    planned = plan_for(
+        make_pod(RATE, RATE),
+        qdiscs=(replace(INGRESS_QDISC, kind="clsact"),),
+        filters=(replace(FOREIGN_FILTER, hook=hook),),
     )
-    into, out = found.statuses
-    theirs, free = (out, into) if hook == "ingress" else (into, out)
-    assert (theirs.verdict, free.verdict) == ("other-enforcer", "missing")
-    assert "a bpf filter tc_cls_egress with preference 10" in theirs.detail
-    assert [type(action) for action in found.actions] == [tc.SetIngressLimit if free is into else tc.SetEgressLimit]
+    ingress, egress = planned.statuses
+    deferred, missing = (egress, ingress) if hook == "ingress" else (ingress, egress)
+    assert (deferred.verdict, missing.verdict) == ("other-enforcer", "missing")
+    assert "a bpf filter tc_cls_egress with preference 10" in deferred.detail
+    assert [type(action) for action in planned.actions] == [
+        tc.SetIngressLimit if missing is ingress else tc.SetEgressLimit
+    ]
 
 
-OUR_IFB = changed(IFB_DEVICE, alias=f"netaware:{UID}")
+OUR_IFB = replace(IFB_DEVICE, alias=f"netaware:{UID}")
 REMOVE_EGRESS = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
 
 
@@ -247,7 +261,7 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
         ({"uses_host_network": True}, None, "not-applicable", "the node's network"),
         ({}, tc.PodSandbox(pid=1), "not-applicable", "macvlan"),
         # With Multus, a pod may have a veth pair that is not its eth0.
-        ({}, changed(POD_SANDBOX, pod_interface_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
+        ({}, replace(POD_SANDBOX, pod_interface_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
         # The node's own traffic does not count as the pod's.
         ({}, tc.PodSandbox(pid=1, is_in_host_network=True), "not-applicable", "the node's network"),
         ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, POD_SANDBOX, "invalid", TOO_SMALL),
@@ -258,23 +272,26 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 def test_pods_that_cannot_be_limited_get_a_reason(
     changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    found = plan(pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
-    assert found.actions == ()
+    planned = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
+    assert planned.actions == ()
     if not verdict:
-        assert found == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
+        assert planned == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
         return
-    assert (only_status(found).verdict, detail in only_status(found).detail) == (verdict, True)
-    assert sandbox is None or not sandbox.is_in_host_network or only_status(found).counter_source is None
+    assert (only_status(planned).verdict, detail in only_status(planned).detail) == (verdict, True)
+    assert sandbox is None or not sandbox.is_in_host_network or only_status(planned).counter_source is None
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    found = plan(pod(), **redirected(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
-    assert found.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    assert plan(pod(), **redirected(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions == ()
+    planned = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
+    assert planned.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
+    assert (
+        plan_for(make_pod(), **redirecting_to_ifb(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions
+        == ()
+    )
 
 
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
-    unused = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
+    unused = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:gone")
     devices, ours = (NODE, POD_DEVICE, IFB_DEVICE, unused), (our_qdisc(IFB_INDEX), our_qdisc(VETH))
     state = tc.TcState(devices=devices, qdiscs=(INGRESS_QDISC, root("fq", UPLINK), *ours), filters=(REDIRECT,))
     remove_ingress = tc.RemoveLimit(VETH, "veth12ab", "ingress")
@@ -284,25 +301,27 @@ def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() ->
 
 
 def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
-    gone = changed(IFB_DEVICE, alias="netaware:gone")
+    gone = replace(IFB_DEVICE, alias="netaware:gone")
     theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
-    used = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
+    used = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
-    filters = (changed(REDIRECT, target_index=32),)
-    found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
-    assert found.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
+    filters = (replace(REDIRECT, target_index=32),)
+    planned = plan_for(make_pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
+    assert planned.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
-    assert [type(action) for action in plan(pod(egress=RATE), devices=(OUR_IFB,)).actions] == [tc.SetEgressLimit]
+    assert [type(action) for action in plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions] == [
+        tc.SetEgressLimit
+    ]
     # The device of a pod without a known sandbox stays too.
-    assert plan(pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
+    assert plan_for(make_pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
 
 
 def test_the_device_of_eth0_counts_among_several_networks() -> None:
-    first, second = (changed(POD_DEVICE, index=40 + i, peer_index=peer) for i, peer in enumerate((5, 3)))
-    elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
-    devices = (first, second, elsewhere, changed(IFB_DEVICE, namespace_id=9))
+    first, second = (replace(POD_DEVICE, index=40 + i, peer_index=peer) for i, peer in enumerate((5, 3)))
+    elsewhere = replace(POD_DEVICE, index=42, namespace_id=8, peer_index=5)
+    devices = (first, second, elsewhere, replace(IFB_DEVICE, namespace_id=9))
     index_of = TcIndex(tc.BandwidthSnapshot(pods=(), tc_state=tc.TcState(devices=devices)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
         assert index_of.pod_device(tc.PodSandbox(pid=1, namespace_id=namespace, pod_interface_index=index)) == device

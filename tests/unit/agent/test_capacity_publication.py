@@ -13,13 +13,13 @@ from netperf.contract import BANDWIDTH_RESOURCE
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
+KNOWN = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
 UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
 MISCONFIGURED = msgspec.structs.replace(UNKNOWN, warnings=("--reserve: nothing is left of 1 bit/s",))
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
 
-def node(
+def make_node(
     *,
     capacity: dict[str, str] | None = None,
     allocatable: dict[str, str] | None = None,
@@ -31,9 +31,9 @@ def node(
     return OwnNode(metadata=ObjectMeta(name="n1", annotations=annotations), status=status)
 
 
-def settled(**changes: object) -> OwnNode:
+def published_node(**changes: object) -> OwnNode:
     """A node on which the capacity is published."""
-    condition = Condition("NetawareBandwidth", "True", "Hardware", OFFER.explanation, "2027-01-15T08:00:00Z")
+    condition = Condition("NetawareBandwidth", "True", "Hardware", KNOWN.explanation, "2027-01-15T08:00:00Z")
     full: dict[str, object] = {
         "capacity": {"cpu": "8", BANDWIDTH_RESOURCE: "10G"},
         "allocatable": {"cpu": "8", BANDWIDTH_RESOURCE: "10G"},
@@ -43,10 +43,10 @@ def settled(**changes: object) -> OwnNode:
         },
         "conditions": [condition],
     }
-    return node(**{**full, **changes})  # type: ignore[arg-type]
+    return make_node(**{**full, **changes})  # type: ignore[arg-type]
 
 
-def owner(name: str) -> dict[str, str]:
+def owned_by(name: str) -> dict[str, str]:
     return {"netaware.io/bandwidth-owner": name}
 
 
@@ -57,29 +57,39 @@ ZEROED = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}
 
 
 @pytest.mark.parametrize(
-    ("found", "offer", "written", "reason"),
+    ("before", "bandwidth", "operations", "reason"),
     [
-        (settled(), OFFER, [], None),
-        (node(), OFFER, [ADD_MAP], "Hardware"),
-        # What a kubelet zeroed or dropped is written again, and nothing else.
-        (settled(capacity=ZEROED), OFFER, [ADD], None),
-        (settled(capacity={"cpu": "8"}), OFFER, [ADD], None),
-        # A capacity that is no longer known stays, but for a zero, which nobody could correct.
-        (settled(), UNKNOWN, [], "CapacityUnknown"),
-        (settled(capacity={BANDWIDTH_RESOURCE: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
-        (node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
-        # A value of another owner, or from before, is not taken over.
-        (node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("network-team")), OFFER, [], "OwnedByOther"),
-        (node(capacity={BANDWIDTH_RESOURCE: "1G"}), OFFER, [], "OwnedByOther"),
-        (node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("netaware-agent")), OFFER, [ADD], "Hardware"),
-        (node(), MISCONFIGURED, [], "Misconfigured"),
+        (published_node(), KNOWN, [], None),
+        (make_node(), KNOWN, [ADD_MAP], "Hardware"),
+        # A kubelet zeroed or dropped our resource: nothing else is written.
+        (published_node(capacity=ZEROED), KNOWN, [ADD], None),
+        (published_node(capacity={"cpu": "8"}), KNOWN, [ADD], None),
+        # A capacity that is no longer known stays, but a zero of the kubelet is removed.
+        (published_node(), UNKNOWN, [], "CapacityUnknown"),
+        (published_node(capacity={BANDWIDTH_RESOURCE: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
+        (make_node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
+        # A value of another owner, or without an owner, stays.
+        (
+            make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("network-team")),
+            KNOWN,
+            [],
+            "OwnedByOther",
+        ),
+        (make_node(capacity={BANDWIDTH_RESOURCE: "1G"}), KNOWN, [], "OwnedByOther"),
+        (
+            make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("netaware-agent")),
+            KNOWN,
+            [ADD],
+            "Hardware",
+        ),
+        (make_node(), MISCONFIGURED, [], "Misconfigured"),
     ],
 )
 def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
-    found: OwnNode, offer: NodeBandwidth, written: list[object], reason: str | None
+    before: OwnNode, bandwidth: NodeBandwidth, operations: list[object], reason: str | None
 ) -> None:
-    writes = plan_writes(found, offer, NOW)
-    assert list(writes.status) == written
+    writes = plan_writes(before, bandwidth, NOW)
+    assert list(writes.status) == operations
     assert (writes.metadata is not None) == (reason == "Hardware")
     if reason is None:
         assert writes.condition is None
@@ -94,7 +104,9 @@ def test_the_first_publication_names_the_owner_and_a_source_that_is_cut_to_the_a
         ("eno1 10G by sysfs", "hardware: eno1 10G by sysfs"),
         ("bond0: " + "eno1 25G by sysfs; " * 50, None),
     ):
-        writes = plan_writes(node(capacity={"cpu": "8"}), msgspec.structs.replace(OFFER, explanation=explanation), NOW)
+        writes = plan_writes(
+            make_node(capacity={"cpu": "8"}), msgspec.structs.replace(KNOWN, explanation=explanation), NOW
+        )
         assert writes.status == (ADD,)
         annotations = msgspec.convert(writes.metadata, dict[str, dict[str, dict[str, str]]])["metadata"]["annotations"]
         assert annotations["netaware.io/bandwidth-owner"] == "netaware-agent"
@@ -103,7 +115,7 @@ def test_the_first_publication_names_the_owner_and_a_source_that_is_cut_to_the_a
 
 
 @pytest.mark.parametrize(
-    ("info", "kwok", "both"),
+    ("info", "is_kwok", "writes_both"),
     [
         (KUBELET, False, False),
         (KUBELET, True, True),
@@ -111,18 +123,20 @@ def test_the_first_publication_names_the_owner_and_a_source_that_is_cut_to_the_a
         (NodeInfo(kubelet_version="kwok-v0.8.0"), False, True),
     ],
 )
-def test_allocatable_is_written_only_where_no_kubelet_copies_it(info: NodeInfo, kwok: bool, both: bool) -> None:
-    annotations = {"kwok.x-k8s.io/node": "fake"} if kwok else None
-    fresh = node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}, annotations=annotations, info=info)
-    writes = plan_writes(fresh, OFFER, NOW)
-    assert len(writes.status) == (2 if both else 1)
+def test_allocatable_is_written_only_where_no_kubelet_copies_it(
+    info: NodeInfo, is_kwok: bool, writes_both: bool
+) -> None:
+    annotations = {"kwok.x-k8s.io/node": "fake"} if is_kwok else None
+    fresh = make_node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}, annotations=annotations, info=info)
+    writes = plan_writes(fresh, KNOWN, NOW)
+    assert len(writes.status) == (2 if writes_both else 1)
 
 
 def test_cleanup_removes_only_our_own_writes() -> None:
     annotations = ("netaware.io/bandwidth-owner", "netaware.io/agent")
-    writes = plan_withdrawal(settled(), annotations=annotations)
+    writes = plan_withdrawal(published_node(), annotations=annotations)
     assert [op["path"] for op in writes.status] == [f"/status/{field}/{KEY}" for field in ("capacity", "allocatable")]
     assert writes.metadata == {"metadata": {"annotations": {"netaware.io/bandwidth-owner": None}}}
     assert writes.condition is not None
-    theirs = node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owner("network-team"))
+    theirs = make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("network-team"))
     assert plan_withdrawal(theirs, annotations=("netaware.io/agent",)) == Writes()

@@ -25,25 +25,25 @@ pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 G = 10**9
 
 
-class NodeStore:
-    """A node and a watch on it, with the API server's rules of patching as far as the publisher uses them."""
+class SimulatedNode:
+    """A node and a watch on it, with the API server's rules of patches, as far as the publisher uses them."""
 
     def __init__(self, node_watch: OwnNodeWatch) -> None:
-        self.node_watch, self.writes, self.reachable = node_watch, 0, True
-        self.node = OwnNode(
+        self.node_watch, self.writes, self.is_reachable = node_watch, 0, True
+        self.state = OwnNode(
             metadata=ObjectMeta(name="n1", resource_version="1"),
             status=OwnNodeStatus(capacity={"cpu": "8"}, node_info=NodeInfo(kubelet_version="v1.36.3")),
         )
         self.show()
 
     def show(self) -> None:
-        self.node_watch.on_change("n1", None, self.node)
+        self.node_watch.on_change("n1", None, self.state)
 
     def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
-        tree = msgspec.to_builtins(self.node)
+        tree = msgspec.to_builtins(self.state)
         edit(tree)
-        tree["metadata"]["resourceVersion"] = str(int(self.node.metadata.resource_version) + 1)
-        self.node = msgspec.convert(tree, OwnNode)
+        tree["metadata"]["resourceVersion"] = str(int(self.state.metadata.resource_version) + 1)
+        self.state = msgspec.convert(tree, OwnNode)
         self.show()
 
     def set_capacity(self, amounts: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ class NodeStore:
 
     @property
     def bandwidth(self) -> str | None:
-        return (self.node.status.capacity or {}).get(BANDWIDTH_RESOURCE)
+        return (self.state.status.capacity or {}).get(BANDWIDTH_RESOURCE)
 
     async def patch(
         self,
@@ -64,7 +64,7 @@ class NodeStore:
         subresource: str | None = None,
     ) -> T:
         await asyncio.sleep(0.01)
-        if not self.reachable:
+        if not self.is_reachable:
             raise UnreachableError("PATCH: refused")
         self.writes += 1
         document: Any = body
@@ -78,40 +78,40 @@ class NodeStore:
             )
         else:
             self.change(lambda t: t["status"].__setitem__("conditions", document["status"]["conditions"]))
-        assert isinstance(self.node, type_)
-        return self.node
+        assert isinstance(self.state, type_)
+        return self.state
 
 
 class SimulatedLinks:
     """Links whose speed a test can change, and a count of reads."""
 
     def __init__(self) -> None:
-        self.rate_bps, self.reads, self.broken = 10 * G, 0, False
+        self.rate_bps, self.reads, self.is_broken = 10 * G, 0, False
 
     async def read(self) -> LinkSnapshot:
         self.reads += 1
         await asyncio.sleep(0.005)
-        if self.broken:
+        if self.is_broken:
             raise KernelError("cannot read links: no buffer space")
         nic = Link(index=2, name="eno1", is_physical=True, sysfs_mbps=self.rate_bps // 10**6)
         return LinkSnapshot(links=(nic,), routes=(Route(device_index=2),))
 
 
-class Bench:
+class RunningPublisher:
     """A publisher that runs on a simulated node and simulated links."""
 
     def __init__(self) -> None:
         self.node_watch = OwnNodeWatch()
-        self.store, self.links = NodeStore(self.node_watch), SimulatedLinks()
+        self.node, self.links = SimulatedNode(self.node_watch), SimulatedLinks()
         self.publisher = Publisher(
-            cast("Client", self.store),
+            cast("Client", self.node),
             self.node_watch,
             AgentConfig(node_name="n1"),
             self.links.read,
             registry=CollectorRegistry(),
         )
 
-    async def __aenter__(self) -> Bench:
+    async def __aenter__(self) -> RunningPublisher:
         self.task = asyncio.create_task(self.publisher.run())
         await asyncio.sleep(5)
         return self
@@ -123,70 +123,70 @@ class Bench:
 
 
 async def test_a_thousand_quiet_minutes_cause_no_writes() -> None:
-    async with Bench() as bench:
-        assert bench.store.bandwidth == str(10 * G)
-        after_start = bench.store.writes
+    async with RunningPublisher() as running:
+        assert running.node.bandwidth == str(10 * G)
+        after_start = running.node.writes
         for _ in range(200):
             await asyncio.sleep(300)  # the kubelet's heartbeat changes the node, as it does every five minutes
-            heartbeat = Condition("Ready", "True", last_transition_time=str(bench.store.writes))
-            others = [c for c in bench.store.node.status.conditions or () if c.type != "Ready"]
-            bench.store.change(
+            heartbeat = Condition("Ready", "True", last_transition_time=str(running.node.writes))
+            others = [c for c in running.node.state.status.conditions or () if c.type != "Ready"]
+            running.node.change(
                 lambda t, h=heartbeat, o=others: t["status"].__setitem__("conditions", msgspec.to_builtins([*o, h]))  # type: ignore[misc]
             )
         assert after_start <= 3
-        assert bench.store.writes == after_start
-        assert 900 <= bench.links.reads <= 1100
+        assert running.node.writes == after_start
+        assert 900 <= running.links.reads <= 1100
 
 
 async def test_a_zeroing_writer_causes_at_most_a_write_per_second() -> None:
-    async with Bench() as bench:
-        before = bench.store.writes
+    async with RunningPublisher() as running:
+        before = running.node.writes
         for _ in range(600):
             await asyncio.sleep(0.1)
-            bench.store.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
-        assert bench.store.writes - before <= 61
+            running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "0"})
+        assert running.node.writes - before <= 61
         await asyncio.sleep(2)
-        assert bench.store.bandwidth == str(10 * G)
+        assert running.node.bandwidth == str(10 * G)
 
 
 async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
-    async with Bench() as bench:
-        before = bench.store.writes
+    async with RunningPublisher() as running:
+        before = running.node.writes
         for _ in range(600):
             await asyncio.sleep(2)
-            if bench.store.bandwidth == str(10 * G):
-                bench.store.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
-        condition = next(c for c in bench.store.node.status.conditions or () if c.type == "NetawareBandwidth")
+            if running.node.bandwidth == str(10 * G):
+                running.node.set_capacity({"cpu": "8", BANDWIDTH_RESOURCE: "1G"})
+        condition = next(c for c in running.node.state.status.conditions or () if c.type == "NetawareBandwidth")
         assert (condition.status, condition.reason) == ("False", "Disputed")
-        assert bench.store.writes - before <= 40
+        assert running.node.writes - before <= 40
         await asyncio.sleep(700)
-        assert bench.store.bandwidth == str(10 * G)
+        assert running.node.bandwidth == str(10 * G)
 
 
 async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
-    async with Bench() as bench:
-        bench.links.rate_bps = G
-        bench.publisher.on_link_change()
+    async with RunningPublisher() as running:
+        running.links.rate_bps = G
+        running.publisher.on_link_change()
         await asyncio.sleep(4)
-        assert bench.store.bandwidth == str(G)
-        before = bench.links.reads
+        assert running.node.bandwidth == str(G)
+        before = running.links.reads
         for _ in range(600):
-            bench.publisher.on_link_change()
+            running.publisher.on_link_change()
             await asyncio.sleep(0.1)
-        assert bench.links.reads - before <= 32
+        assert running.links.reads - before <= 32
 
 
 async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:
-    async with Bench() as bench:
-        bench.links.broken = True
-        bench.publisher.on_link_change()
+    async with RunningPublisher() as running:
+        running.links.is_broken = True
+        running.publisher.on_link_change()
         await asyncio.sleep(120)
-        assert bench.publisher.node_bandwidth is not None
-        assert bench.publisher.node_bandwidth.rate_bps == 10 * G
-        bench.links.broken, bench.store.reachable, bench.links.rate_bps = False, False, G
-        bench.publisher.on_link_change()
+        assert running.publisher.node_bandwidth is not None
+        assert running.publisher.node_bandwidth.rate_bps == 10 * G
+        running.links.is_broken, running.node.is_reachable, running.links.rate_bps = False, False, G
+        running.publisher.on_link_change()
         await asyncio.sleep(4 * 3600)
-        assert bench.store.bandwidth == str(10 * G)
-        bench.store.reachable = True
+        assert running.node.bandwidth == str(10 * G)
+        running.node.is_reachable = True
         await asyncio.sleep(35)
-        assert bench.store.bandwidth == str(G)
+        assert running.node.bandwidth == str(G)

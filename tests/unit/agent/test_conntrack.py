@@ -30,13 +30,15 @@ READ_AT_S = 1_800_000_000.25
 WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
 
 
-def message(connection: Connection, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b"") -> bytes:
+def encode_message(
+    connection: Connection, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b""
+) -> bytes:
     """A netlink message in the kernel's layout (checked against the kernel itself in the integration tests)."""
 
     def attribute(type_: int, payload: bytes) -> bytes:
         return struct.pack("=HH", 4 + len(payload), type_) + payload + b"\0" * (-len(payload) % 4)
 
-    def way(type_: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
+    def encode_tuple(type_: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
         v4 = family == socket.AF_INET
         ip = attribute(1 if v4 else 3, source) + attribute(2 if v4 else 4, destination)
         proto = attribute(1, b"\6") + b"".join(
@@ -48,9 +50,11 @@ def message(connection: Connection, kind: int = 0x100, *, family: int = socket.A
         return b"" if size is None else attribute(type_, attribute(1, bytes(8)) + attribute(2, struct.pack("!Q", size)))
 
     service = bytes(len(connection.client))
-    body = struct.pack("=BBH", family, 0, 0) + way(0x8001, connection.client, service, (40_000, 80))
+    body = struct.pack("=BBH", family, 0, 0) + encode_tuple(0x8001, connection.client, service, (40_000, 80))
     body += (
-        way(0x8002, connection.server, connection.client, (connection.port, 40_000)) + first + attribute(3, bytes(4))
+        encode_tuple(0x8002, connection.server, connection.client, (connection.port, 40_000))
+        + first
+        + attribute(3, bytes(4))
     )
     body += counter(0x8009, connection.request_bytes) + counter(0x800A, connection.response_bytes)
     return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
@@ -58,18 +62,20 @@ def message(connection: Connection, kind: int = 0x100, *, family: int = socket.A
 
 @pytest.mark.parametrize("kind", [0x100, 0x102], ids=["dump", "end"])
 def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: int) -> None:
-    six = Connection(
+    ipv6 = Connection(
         socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2
     )
-    four = Connection(CLIENT, SERVER, 8080, 1424, 50_424)
-    bare = four._replace(request_bytes=None, response_bytes=None)
+    ipv4 = Connection(CLIENT, SERVER, 8080, 1424, 50_424)
+    uncounted = ipv4._replace(request_bytes=None, response_bytes=None)
     # An unknown attribute comes first, because the kernel's order may change.
-    data = message(four, kind, first=struct.pack("=HHI", 8, 12, 7)) + message(six, kind, family=socket.AF_INET6)
-    assert list(parse_connections(data + message(bare, kind))) == [four, six, bare]
+    data = encode_message(ipv4, kind, first=struct.pack("=HHI", 8, 12, 7)) + encode_message(
+        ipv6, kind, family=socket.AF_INET6
+    )
+    assert list(parse_connections(data + encode_message(uncounted, kind))) == [ipv4, ipv6, uncounted]
 
 
 def test_messages_that_are_cut_or_have_no_ports_are_skipped_and_errors_are_raised() -> None:
-    whole = message(Connection(CLIENT, SERVER, 80, 5, 6))
+    whole = encode_message(Connection(CLIENT, SERVER, 80, 5, 6))
     assert list(parse_connections(whole[:60])) == []
     assert list(parse_connections(struct.pack("=IHHII", 3, 0x100, 0, 1, 0))) == []
     assert len(list(parse_connections(whole + whole[:2]))) == 1
@@ -80,7 +86,9 @@ def test_messages_that_are_cut_or_have_no_ports_are_skipped_and_errors_are_raise
         list(parse_connections(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -1)))
 
 
-def connection(request: int | None, response: int = 0, *, client: bytes = CLIENT, server: bytes = SERVER) -> Connection:
+def make_connection(
+    request: int | None, response: int = 0, *, client: bytes = CLIENT, server: bytes = SERVER
+) -> Connection:
     return Connection(client, server, 80, request, response)
 
 
@@ -106,75 +114,75 @@ EDGE = TrafficEdge(WEB, "10.9.1.2", 80)
 def test_bytes_from_before_the_agents_start_are_not_counted() -> None:
     edges = EdgeTotals()
     edges.set_workloads({CLIENT: WEB}, 0)
-    assert run_round(edges, connection(1000, 9000)) == {EDGE: (0, 0)}
-    assert run_round(edges, connection(1300, 9500)) == {EDGE: (300, 500)}
+    assert run_round(edges, make_connection(1000, 9000)) == {EDGE: (0, 0)}
+    assert run_round(edges, make_connection(1300, 9500)) == {EDGE: (300, 500)}
 
 
 def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(edges: EdgeTotals) -> None:
-    assert run_round(edges, connection(100)) == {EDGE: (100, 0)}
-    edges.add_ended(connection(150))  # ended after the dump
+    assert run_round(edges, make_connection(100)) == {EDGE: (100, 0)}
+    edges.add_ended(make_connection(150))  # ended after the dump
     assert run_round(edges) == {EDGE: (150, 0)}
-    edges.add_ended(connection(70))  # lived between two dumps
-    assert run_round(edges, connection(1)) == {EDGE: (221, 0)}
+    edges.add_ended(make_connection(70))  # lived between two dumps
+    assert run_round(edges, make_connection(1)) == {EDGE: (221, 0)}
 
 
 def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges: EdgeTotals) -> None:
-    assert run_round(edges, connection(100), connection(5))[EDGE] == (105, 0)
+    assert run_round(edges, make_connection(100), make_connection(5))[EDGE] == (105, 0)
     edges.begin_round(1, READ_AT_S)
-    edges.add_live(connection(5))
-    edges.add_ended(connection(100))  # gone before the dump came to it: neither live nor ended in this round
+    edges.add_live(make_connection(5))
+    edges.add_ended(make_connection(100))  # gone before the dump came to it: neither live nor ended in this round
     edges.end_round()
     assert edges.exported.totals[0][1] == 105
-    assert run_round(edges, connection(9))[EDGE] == (109, 0)
+    assert run_round(edges, make_connection(9))[EDGE] == (109, 0)
 
 
 def test_counters_go_on_after_the_kernel_dropped_events(edges: EdgeTotals) -> None:
-    assert run_round(edges, connection(1000), connection(10))[EDGE] == (1010, 0)
-    assert run_round(edges, connection(20))[EDGE] == (1010, 0)
-    assert run_round(edges, connection(50))[EDGE] == (1040, 0)
-    assert run_round(edges, connection(60), connection(None), connection(None))[EDGE] == (1050, 0)
+    assert run_round(edges, make_connection(1000), make_connection(10))[EDGE] == (1010, 0)
+    assert run_round(edges, make_connection(20))[EDGE] == (1010, 0)
+    assert run_round(edges, make_connection(50))[EDGE] == (1040, 0)
+    assert run_round(edges, make_connection(60), make_connection(None), make_connection(None))[EDGE] == (1050, 0)
     assert edges.uncounted_connections == 2, "without counters"
 
 
 def test_only_the_clients_node_counts_and_the_servers_node_names_the_server(edges: EdgeTotals) -> None:
     server = EdgeTotals()
     server.set_workloads({SERVER: CART}, 0)
-    assert run_round(server, connection(100)) == {}
+    assert run_round(server, make_connection(100)) == {}
     assert server.responding_addresses == {SERVER}
-    assert run_round(edges, connection(100)) == {EDGE: (100, 0)}
+    assert run_round(edges, make_connection(100)) == {EDGE: (100, 0)}
     assert edges.responding_addresses == set()
 
 
 def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: EdgeTotals) -> None:
-    abroad = [connection(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
-    assert run_round(edges, *abroad) == {TrafficEdge(WEB, OUTSIDE, 0): (200, 0)}
-    many = [connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
+    to_public_addresses = [make_connection(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
+    assert run_round(edges, *to_public_addresses) == {TrafficEdge(WEB, OUTSIDE, 0): (200, 0)}
+    many = [make_connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
     found = run_round(edges, *many)
     assert len(found) == MAX_EDGES + 1
     assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
 
 
 def test_an_edge_that_gets_a_place_is_not_counted_twice(edges: EdgeTotals) -> None:
-    others = [connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(MAX_EDGES)]
-    assert run_round(edges, *others, connection(100)) == run_round(edges, *others, connection(100))
-    assert run_round(edges, connection(100), now_s=3601)[OVERFLOW_EDGE] == (100, 0)
-    assert run_round(edges, connection(100), now_s=3602) == {OVERFLOW_EDGE: (100, 0), EDGE: (0, 0)}
-    assert run_round(edges, connection(150), now_s=3603)[EDGE] == (50, 0)
+    others = [make_connection(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(MAX_EDGES)]
+    assert run_round(edges, *others, make_connection(100)) == run_round(edges, *others, make_connection(100))
+    assert run_round(edges, make_connection(100), now_s=3601)[OVERFLOW_EDGE] == (100, 0)
+    assert run_round(edges, make_connection(100), now_s=3602) == {OVERFLOW_EDGE: (100, 0), EDGE: (0, 0)}
+    assert run_round(edges, make_connection(150), now_s=3603)[EDGE] == (50, 0)
 
 
 def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_gets_it(edges: EdgeTotals) -> None:
     edges.set_workloads({}, 10)
-    edges.add_ended(connection(70))
+    edges.add_ended(make_connection(70))
     assert run_round(edges, now_s=10) == {EDGE: (70, 0)}
     edges.set_workloads({CLIENT: CART}, 20)
-    assert run_round(edges, connection(5), now_s=20)[TrafficEdge(CART, "10.9.1.2", 80)] == (5, 0)
+    assert run_round(edges, make_connection(5), now_s=20)[TrafficEdge(CART, "10.9.1.2", 80)] == (5, 0)
     edges.set_workloads({}, 30)
     edges.set_workloads({}, 31 + ADDRESS_EXPIRY_S)
     assert CLIENT not in edges.workload_by_address
 
 
 def test_an_edge_is_forgotten_after_an_hour_without_traffic(edges: EdgeTotals) -> None:
-    edges.add_ended(connection(70))
+    edges.add_ended(make_connection(70))
     assert run_round(edges, now_s=0)
     assert run_round(edges, now_s=3600)
     assert not run_round(edges, now_s=3601)
@@ -231,7 +239,7 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     registry.register(collector)
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     run_round(collector.edges)
-    collector.add_ended(message(connection(100, 900), 0x102))
+    collector.add_ended(encode_message(make_connection(100, 900), 0x102))
     run_round(collector.edges)
 
     def scrape(after_s: float) -> list[Sample]:
@@ -251,7 +259,7 @@ def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_p
     assert len(scrape(MAX_TOTALS_AGE_S)) == 2
     assert scrape(MAX_TOTALS_AGE_S + 1) == []
     collector.edges.begin_round(30, READ_AT_S + 30)
-    collector.edges.add_live(connection(5000, 5000))
+    collector.edges.add_live(make_connection(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S, 100), (READ_AT_S, 900)]
     collector.edges.end_round()
     assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

@@ -16,7 +16,7 @@ from agent.probing.plan_source import PlanSource
 from agent.traffic.conntrack import Connection
 from agent.traffic.edges import ADDRESS_EXPIRY_S, WorkloadReference
 from agent.traffic.manager import TrafficCollector
-from tests.unit.agent.probing import THERE, outcome, plan
+from tests.unit.agent.probing import THERE, make_outcome, make_plan
 
 Step = Callable[[int], None]
 
@@ -54,11 +54,11 @@ def change_probes(registry: CollectorRegistry) -> Step:
     plans.on_change = metrics.apply_plan
 
     def step(number: int) -> None:
-        plans.set_plan(plan(THERE[0]) if number % 2 else None)
+        plans.set_plan(make_plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
             result = f"outcome-{number}-{kind}"
             plans.refusal_counts[result] = 1
-            metrics.add_outcome(outcome(THERE[0], result=result))
+            metrics.add_outcome(make_outcome(THERE[0], result=result))
 
     return step
 

@@ -14,10 +14,10 @@ from kubekit.wire import ObjectMeta
 
 G = 10**9
 HARDWARE = HardwareCapacity(10 * G, "eno1 10G by sysfs", ("eno1",))
-NOTHING = HardwareCapacity(None, "eth0: its speed is unknown", ("eth0",))
+UNKNOWN = HardwareCapacity(None, "eth0: its speed is unknown", ("eth0",))
 
 
-def node(annotation: str | None = None, **labels: str) -> OwnNode:
+def make_node(annotation: str | None = None, **labels: str) -> OwnNode:
     annotations = {"netaware.io/bandwidth-capacity": annotation} if annotation is not None else None
     return OwnNode(
         metadata=ObjectMeta(
@@ -26,7 +26,7 @@ def node(annotation: str | None = None, **labels: str) -> OwnNode:
     )
 
 
-def config(**fields: object) -> AgentConfig:
+def make_config(**fields: object) -> AgentConfig:
     return AgentConfig(node_name="n1", **fields)  # type: ignore[arg-type]
 
 
@@ -35,19 +35,19 @@ RULES = (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),)
 
 LABELS = {"pool": "fast", "node.kubernetes.io_instance-type": "m5.large"}
 BY_TYPE = {"m5.large": 5 * G}
-EVERYTHING: dict[str, object] = {"capacity_bps": 3 * G, "capacity_rules": RULES, "capacity_by_type": BY_TYPE}
+ALL_SOURCES: dict[str, object] = {"capacity_bps": 3 * G, "capacity_rules": RULES, "capacity_by_type": BY_TYPE}
 
 
 @pytest.mark.parametrize(
     ("node", "fields", "hardware", "firmware", "expected"),
     [
-        (node("2G", **LABELS), EVERYTHING, HARDWARE, "", (2 * G, "annotation")),
-        (node(**LABELS), EVERYTHING, HARDWARE, "", (3 * G, "flag")),
-        (node(**LABELS), EVERYTHING | {"capacity_bps": None}, HARDWARE, "", (40 * G, "node-label")),
-        (node(**LABELS), {"capacity_by_type": BY_TYPE}, HARDWARE, "", (5 * G, "instance-type")),
-        (node(**LABELS), {}, HARDWARE, "", (750_000_000, "instance-type")),
-        (node(pool="fast"), {}, HARDWARE, "", (10 * G, "hardware")),
-        (node(), {}, NOTHING, "", (7 * G, "measured")),
+        (make_node("2G", **LABELS), ALL_SOURCES, HARDWARE, "", (2 * G, "annotation")),
+        (make_node(**LABELS), ALL_SOURCES, HARDWARE, "", (3 * G, "flag")),
+        (make_node(**LABELS), ALL_SOURCES | {"capacity_bps": None}, HARDWARE, "", (40 * G, "node-label")),
+        (make_node(**LABELS), {"capacity_by_type": BY_TYPE}, HARDWARE, "", (5 * G, "instance-type")),
+        (make_node(**LABELS), {}, HARDWARE, "", (750_000_000, "instance-type")),
+        (make_node(pool="fast"), {}, HARDWARE, "", (10 * G, "hardware")),
+        (make_node(), {}, UNKNOWN, "", (7 * G, "measured")),
         (None, {"capacity_by_type": BY_TYPE}, HARDWARE, "m5.large", (5 * G, "instance-type")),
         (None, {}, HARDWARE, "m5.large", (750_000_000, "instance-type")),
     ],
@@ -59,13 +59,13 @@ def test_the_first_source_by_precedence_counts(
     firmware: str,
     expected: tuple[int, str],
 ) -> None:
-    node_bandwidth = choose_bandwidth(node, config(**fields), hardware, 7 * G, firmware)
+    node_bandwidth = choose_bandwidth(node, make_config(**fields), hardware, 7 * G, firmware)
     assert (node_bandwidth.rate_bps, node_bandwidth.source) == expected
 
 
 @pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
 def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str) -> None:
-    node_bandwidth = choose_bandwidth(node(text), config(), HARDWARE, None)
+    node_bandwidth = choose_bandwidth(make_node(text), make_config(), HARDWARE, None)
     assert node_bandwidth.source == "hardware"
     assert len(node_bandwidth.warnings) == 1
     assert "netaware.io/bandwidth-capacity" in node_bandwidth.warnings[0]
@@ -81,7 +81,7 @@ def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str)
     ],
 )
 def test_the_reserve_is_subtracted(reserve: Reserve, rate_bps: int | None, warnings: tuple[str, ...]) -> None:
-    node_bandwidth = choose_bandwidth(node(), config(reserve=reserve), HARDWARE, None)
+    node_bandwidth = choose_bandwidth(make_node(), make_config(reserve=reserve), HARDWARE, None)
     assert (node_bandwidth.rate_bps, node_bandwidth.gross_bps, node_bandwidth.warnings) == (rate_bps, 10 * G, warnings)
     assert ("are reserved" in node_bandwidth.explanation) == (rate_bps is not None)
 
@@ -93,8 +93,8 @@ def test_noise_in_measured_throughput_does_not_change_the_capacity() -> None:
     assert (peak, raise_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
 
 
-def with_type(type_: str) -> OwnNode:
-    return node(None, **{"node.kubernetes.io_instance-type": type_})
+def node_of_type(type_: str) -> OwnNode:
+    return make_node(None, **{"node.kubernetes.io_instance-type": type_})
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,19 @@ def with_type(type_: str) -> OwnNode:
     ],
 )
 def test_a_type_in_the_table_has_a_capacity_with_date_and_source(type_: str, gigabits: float, source: str) -> None:
-    found = choose_bandwidth(with_type(type_), config(), NOTHING, None)
-    assert (found.rate_bps, found.source) == (gigabits * G, "instance-type")
-    assert source in found.explanation
+    node_bandwidth = choose_bandwidth(node_of_type(type_), make_config(), UNKNOWN, None)
+    assert (node_bandwidth.rate_bps, node_bandwidth.source) == (gigabits * G, "instance-type")
+    assert source in node_bandwidth.explanation
 
 
 @pytest.mark.parametrize("type_", ["n2-custom-8-32768", "n2-standard-7", "n2--8", "-*-8", "a-b-c-d-e", "k3s"])
 def test_an_unknown_type_has_no_capacity_and_is_named(type_: str) -> None:
-    for given, firmware in ((with_type(type_), ""), (node(), type_)):
-        found = choose_bandwidth(given, config(), NOTHING, None, firmware)
-        assert (found.source, f"{type_} is not in the table" in found.explanation) == ("unknown", True)
+    for node_, firmware in ((node_of_type(type_), ""), (make_node(), type_)):
+        node_bandwidth = choose_bandwidth(node_, make_config(), UNKNOWN, None, firmware)
+        assert (node_bandwidth.source, f"{type_} is not in the table" in node_bandwidth.explanation) == (
+            "unknown",
+            True,
+        )
 
 
 def test_firmware_names_the_instance_type_of_amazons_virtual_machines() -> None:

@@ -9,29 +9,29 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import BUCKETS_S, ProbeMetrics
 from agent.probing.plan_source import PlanSource
-from tests.unit.agent.probing import THERE, measured, outcome, plan
+from tests.unit.agent.probing import THERE, make_measurement, make_outcome, make_plan
 
 PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "destination_region": "r1"}
 RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 
-def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
+def make_metrics(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
     metrics = ProbeMetrics(plans, lambda: False, registry)
     plans.on_change = metrics.apply_plan
-    plans.set_plan(plan(*THERE[:2], epoch=1))
+    plans.set_plan(make_plan(*THERE[:2], epoch=1))
     return metrics, registry
 
 
 def test_latency_is_that_of_the_newest_run_and_failures_are_counted() -> None:
-    metrics, registry = bench()
+    metrics, registry = make_metrics()
     latency = "netaware_probe_latency_seconds"
-    metrics.add_outcome(outcome(THERE[0], measured(**RUN, transactions=20)))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN, transactions=20)))
     assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
-    metrics.add_outcome(outcome(THERE[0], measured(**RUN)))
-    metrics.add_outcome(outcome(THERE[0], measured(9e5), pair_index=1))  # an additional node pair
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN)))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(9e5), pair_index=1))  # an additional node pair
     for _ in range(2):
-        metrics.add_outcome(outcome(THERE[0], result="timeout"))
+        metrics.add_outcome(make_outcome(THERE[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
         assert registry.get_sample_value(latency, {**PAIR, "quantile": quantile}) == value
     assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
@@ -42,11 +42,11 @@ def test_latency_is_that_of_the_newest_run_and_failures_are_counted() -> None:
 
 
 def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None:
-    metrics, registry = bench()
+    metrics, registry = make_metrics()
     assert BUCKETS_S[0] == 50e-6
     assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
-        metrics.add_outcome(outcome(THERE[0], measured(**RUN | {"p50_us": p50_us})))
+        metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"
     assert registry.get_sample_value(bucket, {**PAIR, "le": "5e-05"}) == 1
     assert registry.get_sample_value(bucket, {**PAIR, "le": "0.0001"}) == 2
@@ -56,11 +56,11 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
 
 def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     plans = PlanSource("n1")
-    metrics, registry = bench(plans)
+    metrics, registry = make_metrics(plans)
     for peer in THERE[:2]:
-        metrics.add_outcome(outcome(peer, measured(**RUN)))
-    plans.set_plan(plan(THERE[1]))
-    metrics.add_outcome(outcome(THERE[0], measured(**RUN)))
+        metrics.add_outcome(make_outcome(peer, make_measurement(**RUN)))
+    plans.set_plan(make_plan(THERE[1]))
+    metrics.add_outcome(make_outcome(THERE[0], make_measurement(**RUN)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
@@ -69,10 +69,10 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
 
 
 def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> None:
-    metrics, registry = bench()
-    run = outcome(THERE[0], measured(**RUN))
+    metrics, registry = make_metrics()
+    run = make_outcome(THERE[0], make_measurement(**RUN))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
-    datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **values)
+    datagrams = make_measurement(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert run.sample is not None
     sample = msgspec.structs.replace(run.sample, datagrams=datagrams, cost_source="datagrams")
     metrics.add_outcome(msgspec.structs.replace(run, sample=sample))

@@ -24,16 +24,16 @@ from netperf.configmap_size import MAX_CONFIGMAP_BYTES
 from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, MIN_REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Percentile, Sample
-from tests.unit.agent.probing import measured, peer, plan
+from tests.unit.agent.probing import make_measurement, make_peer, make_plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 NAME = "netperf-metrics"
-LOCATIONS = {node: peer(node).location for node in ("here", "n1", "n2", "n3")}
+LOCATIONS = {node: make_peer(node).location for node in ("here", "n1", "n2", "n3")}
 LIMIT_S = 300.0
 
 
-class Store:
-    """One ConfigMap behind the API server's rules of merge patches, as far as the writer uses them."""
+class SimulatedConfigMap:
+    """One ConfigMap with the API server's rules of merge patches, as far as the writer uses them."""
 
     def __init__(self, data: dict[str, str] | None = None) -> None:
         self.data, self.reachable, self.forbidden = data or {}, True, False
@@ -70,17 +70,17 @@ class Store:
         return {sample.destination.node: sample.sequence for sample in found}
 
 
-def sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
+def make_sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
     return Sample(
-        origin=LOCATIONS["here"], destination=LOCATIONS[node], measurement=measured(p50_us), sequence=sequence
+        origin=LOCATIONS["here"], destination=LOCATIONS[node], measurement=make_measurement(p50_us), sequence=sequence
     )
 
 
-def written(*samples: Sample) -> dict[str, str]:
+def encode(*samples: Sample) -> dict[str, str]:
     return {key: value for key, value in encode_samples(samples).items() if value is not None}
 
 
-def failed(node: str, failures_in_a_row: int) -> Failure:
+def make_failure(node: str, failures_in_a_row: int) -> Failure:
     return Failure(
         origin=LOCATIONS["here"],
         destination=LOCATIONS[node],
@@ -90,19 +90,19 @@ def failed(node: str, failures_in_a_row: int) -> Failure:
     )
 
 
-def written_failure(node: str, sequence: int) -> dict[str, str]:
-    encoded = encode_failure(msgspec.structs.replace(failed(node, 1), sequence=sequence), "TCP_RR")
+def encode_one_failure(node: str, sequence: int) -> dict[str, str]:
+    encoded = encode_failure(msgspec.structs.replace(make_failure(node, 1), sequence=sequence), "TCP_RR")
     return {key: value for key, value in encoded.items() if value is not None}
 
 
-def planned(*nodes: str) -> ZonePlan:
+def make_zone_plan(*nodes: str) -> ZonePlan:
     tests = {"extra_tests": ("UDP_RR", "TCP_STREAM")}
-    return plan(*map(peer, nodes), origin=peer("here"), settings=tests)
+    return make_plan(*map(make_peer, nodes), origin=make_peer("here"), settings=tests)
 
 
 @asynccontextmanager
-async def writing(
-    store: Store,
+async def running_writer(
+    store: SimulatedConfigMap,
     seed: int = 1,
     now_s: float = 1.8e9,
     plans: PlanSource | None = None,
@@ -121,7 +121,7 @@ async def writing(
         wall_clock=lambda: now_s,
     )
     plans.on_change = writer.apply_plan
-    plans.set_plan(planned("n1", "n2", "n3"))
+    plans.set_plan(make_zone_plan("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
         yield queue, writer, registry
@@ -131,19 +131,19 @@ async def writing(
             await task
 
 
-def count(registry: CollectorRegistry, outcome: str) -> float:
+def write_count(registry: CollectorRegistry, outcome: str) -> float:
     return registry.get_sample_value("netaware_probe_results_writes_total", {"outcome": outcome}) or 0.0
 
 
 @pytest.mark.parametrize("round_s", [8.0, 60.0, 90.0, 100.0, 234.0, 594.0])
 async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(round_s: float) -> None:
-    store, rng = Store(), random.Random(3)
-    async with writing(store) as (queue, _, _):
+    store, rng = SimulatedConfigMap(), random.Random(3)
+    async with running_writer(store) as (queue, _, _):
         for sequence in range(1, 1 + int(6000 / round_s)):
             for node in ("n1", "n2", "n3"):
                 # Turns are jittered within their slots, by up to some seconds.
                 await asyncio.sleep(round_s / 6)
-                queue.add_sample(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
+                queue.add_sample(make_sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
     gaps = [
@@ -158,10 +158,10 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
 
 
 async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
-    store, plans = Store({}), PlanSource("here")
-    async with writing(store, plans=plans) as (queue, writer, _):
+    store, plans = SimulatedConfigMap({}), PlanSource("here")
+    async with running_writer(store, plans=plans) as (queue, writer, _):
         store.reachable = False
-        queue.add_sample(sample())
+        queue.add_sample(make_sample())
         await asyncio.sleep(60)
         assert writer.problem == "", "an API server that is away refuses nothing"
         store.reachable, store.forbidden = True, True
@@ -171,8 +171,8 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
         await asyncio.sleep(60)
         assert writer.problem == ""
         store.forbidden = True
-        queue.add_sample(sample("n1", 2, p50_us=9000.0))
-        queue.add_sample(sample("n2"))
+        queue.add_sample(make_sample("n1", 2, p50_us=9000.0))
+        queue.add_sample(make_sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
         plans.set_plan(None)
@@ -182,13 +182,13 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
 
 
 async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
-    store = Store()
+    store = SimulatedConfigMap()
     bad = sample_key(LOCATIONS["here"], LOCATIONS["n2"], "TCP_RR")
     store.refused_keys = {bad}
-    async with writing(store) as (queue, writer, _):
+    async with running_writer(store) as (queue, writer, _):
         for sequence in range(1, 6):
             for node in ("n1", "n2", "n3"):
-                queue.add_sample(sample(node, sequence, p50_us=2000.0 + 1000 * sequence))
+                queue.add_sample(make_sample(node, sequence, p50_us=2000.0 + 1000 * sequence))
             await asyncio.sleep(60)
         assert store.sequences() == {"n1": 5, "n3": 5}
         assert bad in writer.warning
@@ -201,28 +201,28 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
 
 
 async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_success() -> None:
-    store = Store()
-    async with writing(store) as (queue, _, _):
-        queue.add_sample(sample("n1", 1))
+    store = SimulatedConfigMap()
+    async with running_writer(store) as (queue, _, _):
+        queue.add_sample(make_sample("n1", 1))
         await asyncio.sleep(5)
         for failures_in_a_row in (1, 2):
-            queue.add_failure(failed("n1", failures_in_a_row), "TCP_RR")
+            queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(5)
         found = decode_results(store.data, LOCATIONS)
         assert [(f.failure, f.failures_in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
     # The next run of the agent does not know of the failure.
-    async with writing(store) as (queue, _, _):
-        queue.add_sample(sample("n1", 13))
+    async with running_writer(store) as (queue, _, _):
+        queue.add_sample(make_sample("n1", 13))
         await asyncio.sleep(5)
     assert list(store.data) == [sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")]
 
 
 async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_answers() -> None:
-    store = Store()
-    async with writing(store) as (queue, _, _):
+    store = SimulatedConfigMap()
+    async with running_writer(store) as (queue, _, _):
         for failures_in_a_row in range(1, 31):
-            queue.add_failure(failed("n1", failures_in_a_row), "TCP_RR")
+            queue.add_failure(make_failure("n1", failures_in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / MIN_REFRESH_S
         queue.clear_failure(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")
@@ -231,27 +231,27 @@ async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_an
 
 
 async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
-    store = Store()
-    async with writing(store) as (queue, _, _):
-        queue.add_sample(sample("n1", 5000))
-        queue.add_sample(sample("n2", 5001))
+    store = SimulatedConfigMap()
+    async with running_writer(store) as (queue, _, _):
+        queue.add_sample(make_sample("n1", 5000))
+        queue.add_sample(make_sample("n2", 5001))
         await asyncio.sleep(5)
-    async with writing(store) as (queue, _, _):
-        queue.add_failure(failed("n1", 1), "TCP_RR")
-        queue.add_sample(sample("n2", 12, p50_us=9000.0))
+    async with running_writer(store) as (queue, _, _):
+        queue.add_failure(make_failure("n1", 1), "TCP_RR")
+        queue.add_sample(make_sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
         found = decode_results(store.data, LOCATIONS)
         assert [f.destination.node for f in found.failures.values()] == ["n1"]
         assert store.sequences()["n2"] > 5001
-        queue.add_sample(sample("n1", 13))
+        queue.add_sample(make_sample("n1", 13))
         await asyncio.sleep(5)
         assert decode_results(store.data, LOCATIONS).failures == {}
         assert store.sequences()["n1"] > store.sequences()["n2"]
 
 
 NOW_S = 1.8e9
-OF_2026, FORGED = 1_795_257_936, next(iter(written(sample("n1", 5000)).values()))
-THEIRS = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=LOCATIONS["n3"]))
+OF_2026, FORGED = 1_795_257_936, next(iter(encode(make_sample("n1", 5000)).values()))
+THEIRS = encode(msgspec.structs.replace(make_sample("n1", 2**53 - 1), origin=LOCATIONS["n3"]))
 FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
 
 
@@ -260,8 +260,11 @@ FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
     ("data", "sequence"),
     [
         # Numbers that no clock gives do not count; one of 2026 does.
-        (written(sample("n1", 2**53 - 1), sample("n3", OF_2026)) | written_failure("n3", 2**53 - 1), OF_2026 + 1),
-        (written(sample("n1", int(NOW_S) + 12 * YEAR_S), sample("n3", OF_2026)), OF_2026 + 1),
+        (
+            encode(make_sample("n1", 2**53 - 1), make_sample("n3", OF_2026)) | encode_one_failure("n3", 2**53 - 1),
+            OF_2026 + 1,
+        ),
+        (encode(make_sample("n1", int(NOW_S) + 12 * YEAR_S), make_sample("n3", OF_2026)), OF_2026 + 1),
         # Nor do other nodes' entries, or entries under another node's key.
         (THEIRS, 12),
         ({FORGED_KEY: FORGED}, 12),
@@ -269,27 +272,27 @@ FORGED_KEY = sample_key(LOCATIONS["n3"], LOCATIONS["n1"], "TCP_RR")
     ],
 )
 async def test_sequences_continue_after_own_entries_only(data: dict[str, str], sequence: int, now_s: float) -> None:
-    store = Store(dict(data))
-    async with writing(store, now_s=now_s) as (queue, _, _):
-        queue.add_sample(sample("n2", 12))
+    store = SimulatedConfigMap(dict(data))
+    async with running_writer(store, now_s=now_s) as (queue, _, _):
+        queue.add_sample(make_sample("n2", 12))
         await asyncio.sleep(5)
     assert store.sequences()["n2"] == sequence
     assert data.items() <= store.data.items(), "nothing else is changed"
 
 
 async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
-    first, second = Store(), Store()
+    first, second = SimulatedConfigMap(), SimulatedConfigMap()
     for seed, store in ((1, first), (2, second)):
         store.reachable = False
-        async with writing(store, seed) as (queue, _, registry):
+        async with running_writer(store, seed) as (queue, _, registry):
             for sequence in (1, 2, 3):
-                queue.add_sample(sample("n1", sequence))
-                queue.add_sample(sample("n2", sequence))
+                queue.add_sample(make_sample("n1", sequence))
+                queue.add_sample(make_sample("n2", sequence))
                 await asyncio.sleep(60)
             store.reachable = True
             await asyncio.sleep(60)
-            assert count(registry, "failed") >= 5
-            assert count(registry, "ok") == 1
+            assert write_count(registry, "failed") >= 5
+            assert write_count(registry, "ok") == 1
         assert store.sequences() == {"n1": 3, "n2": 3}
     waits = [[b - a for a, b in pairwise(s.attempts)] for s in (first, second)]
     assert max(waits[0] + waits[1]) <= 30 + 3.1
@@ -297,18 +300,18 @@ async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
 
 
 async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
-    store = Store()
-    async with writing(store) as (queue, writer, registry):
-        queue.add_sample(sample("n1", 1))
+    store = SimulatedConfigMap()
+    async with running_writer(store) as (queue, writer, registry):
+        queue.add_sample(make_sample("n1", 1))
         await asyncio.sleep(5)
         store.data["theirs"] = "x" * MAX_CONFIGMAP_BYTES
-        queue.add_sample(sample("n1", 2, p50_us=5000.0))
+        queue.add_sample(make_sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}
-        queue.add_sample(sample("n1", 3))
-        queue.add_sample(sample("n2", 1))
+        queue.add_sample(make_sample("n1", 3))
+        queue.add_sample(make_sample("n2", 1))
         await asyncio.sleep(60)
-        assert count(registry, "too-large") >= 1
+        assert write_count(registry, "too-large") >= 1
         assert "over" in writer.warning
         assert not writer.problem
         assert store.sequences() == {"n1": 3}
@@ -319,15 +322,15 @@ async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
 
 async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    store, plans = Store(), PlanSource("here")
+    store, plans = SimulatedConfigMap(), PlanSource("here")
     store.refused_keys = {sample_key(LOCATIONS["here"], LOCATIONS["n1"], "TCP_RR")}
-    async with writing(store, plans=plans) as (queue, writer, _):
-        queue.add_sample(sample("n1"))
+    async with running_writer(store, plans=plans) as (queue, writer, _):
+        queue.add_sample(make_sample("n1"))
         await asyncio.sleep(5)
         assert writer.warning
-        queue.add_sample(sample("n1", 2))
-        queue.add_sample(sample("n2"))
-        plans.set_plan(planned("n2"))
+        queue.add_sample(make_sample("n1", 2))
+        queue.add_sample(make_sample("n2"))
+        plans.set_plan(make_zone_plan("n2"))
         store.refused_keys = set()
         await asyncio.sleep(60)
         assert not writer.warning
@@ -336,9 +339,9 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
 
 
 async def test_upstreams_format_has_the_usual_test_only() -> None:
-    store = Store()
-    async with writing(store, upstream_percentiles=("p90",)) as (queue, _, _):
-        usual = sample("n1", p50_us=2000.0)
+    store = SimulatedConfigMap()
+    async with running_writer(store, upstream_percentiles=("p90",)) as (queue, _, _):
+        usual = make_sample("n1", p50_us=2000.0)
         extra = msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
         queue.add_sample(usual)
         queue.add_sample(msgspec.structs.replace(usual, measurement=extra))

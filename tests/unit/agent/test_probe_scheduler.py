@@ -15,10 +15,10 @@ from netperf.plans import Probe, ProbeSettings
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
 from netperf.sample import Measurement
-from tests.unit.agent.probing import THERE, measured, plan
+from tests.unit.agent.probing import THERE, make_measurement, make_plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
-EPOCH = 1_800_000_000.0
+START_S = 1_800_000_000.0
 
 
 class SimulatedProber(NetperfProber):
@@ -39,17 +39,17 @@ class SimulatedProber(NetperfProber):
             self.running -= 1
         if self.failure is not None:
             raise self.failure
-        return measured(500.0, test=settings.test, duration_s=settings.duration_s)
+        return make_measurement(500.0, test=settings.test, duration_s=settings.duration_s)
 
 
 @asynccontextmanager
-async def probing(
+async def running_scheduler(
     prober: SimulatedProber | None, background: SimulatedBackground | None = None
 ) -> AsyncIterator[tuple[PlanSource, list[ProbeOutcome]]]:
     outcomes: list[ProbeOutcome] = []
     plans, loop = PlanSource("n1"), asyncio.get_running_loop()
     scheduler = ProbeScheduler(
-        plans, 10e6, outcomes.append, background or SimulatedBackground(), wall_clock=lambda: EPOCH + loop.time()
+        plans, 10e6, outcomes.append, background or SimulatedBackground(), wall_clock=lambda: START_S + loop.time()
     )
     plans.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
@@ -64,8 +64,8 @@ async def probing(
 
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     prober = SimulatedProber()
-    async with probing(prober) as (plans, outcomes):
-        plans.set_plan(plan(*THERE))
+    async with running_scheduler(prober) as (plans, outcomes):
+        plans.set_plan(make_plan(*THERE))
         await asyncio.sleep(600)
     assert [prober.addresses.count(peer.address) for peer in THERE] == [10, 10, 10]
     assert prober.max_running == 1
@@ -76,13 +76,13 @@ async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
 
 async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs() -> None:
     prober = SimulatedProber()
-    async with probing(prober) as (plans, _):
+    async with running_scheduler(prober) as (plans, _):
         await asyncio.sleep(600)
         assert prober.addresses == []
-        plans.set_plan(plan(THERE[0]))
+        plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(130)
         assert set(prober.addresses) == {THERE[0].address}
-        for following, addresses in ((plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
+        for following, addresses in ((make_plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
             plans.set_plan(following)
             await asyncio.sleep(2)
             prober.addresses.clear()
@@ -108,16 +108,16 @@ class SimulatedBackground(BackgroundProber):
         return self.answers > 0
 
 
-def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
-    return measured(p50_us, prober="datagrams", test="UDP_RR", transactions=transactions)
+def measure_by_datagrams(p50_us: float, transactions: int = 100) -> Measurement:
+    return make_measurement(p50_us, prober="datagrams", test="UDP_RR", transactions=transactions)
 
 
 @pytest.mark.parametrize(
     ("measurement", "cost_source"),
     [
-        (datagrams(510.0), "datagrams"),  # They agree with netperf, and are more precise.
-        (datagrams(5000.0), "measurement"),
-        (datagrams(510.0, transactions=10), "measurement"),
+        (measure_by_datagrams(510.0), "datagrams"),  # They agree with netperf, and are more precise.
+        (measure_by_datagrams(5000.0), "measurement"),
+        (measure_by_datagrams(510.0, transactions=10), "measurement"),
     ],
 )
 async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf(
@@ -125,8 +125,8 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 ) -> None:
     background = SimulatedBackground()
     background.measurement, background.answers = measurement, 100
-    async with probing(SimulatedProber(), background) as (plans, outcomes):
-        plans.set_plan(plan(THERE[0]))
+    async with running_scheduler(SimulatedProber(), background) as (plans, outcomes):
+        plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(120)
     outcome = outcomes[-1]
     assert outcome.sample is not None
@@ -136,10 +136,10 @@ async def test_datagrams_give_the_cost_if_they_are_enough_and_agree_with_netperf
 
 async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_succeeds() -> None:
     background, prober = SimulatedBackground(), SimulatedProber()
-    background.measurement, background.answers = datagrams(500.0), 100
+    background.measurement, background.answers = measure_by_datagrams(500.0), 100
     prober.failure = ProbeFailedError("reset")
-    async with probing(prober, background) as (plans, outcomes):
-        plans.set_plan(plan(THERE[0]))
+    async with running_scheduler(prober, background) as (plans, outcomes):
+        plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(181)
         outcome = outcomes[-1]
         assert (outcome.result, outcome.failure, outcome.has_peer_answered) == ("reset", None, True)
@@ -161,22 +161,26 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:
     background = SimulatedBackground()
-    background.measurement, background.answers = datagrams(500.0), 100
-    async with probing(None, background) as (plans, outcomes):
-        plans.set_plan(plan(*THERE[:2]))
+    background.measurement, background.answers = measure_by_datagrams(500.0), 100
+    async with running_scheduler(None, background) as (plans, outcomes):
+        plans.set_plan(make_plan(*THERE[:2]))
         await asyncio.sleep(600)
-    assert [o.probe.destination.node for o in outcomes] == ["n2", "n3"] * 10
-    assert {o.sample.measurement.prober for o in outcomes if o.sample is not None} == {"datagrams"}
+    assert [outcome.probe.destination.node for outcome in outcomes] == ["n2", "n3"] * 10
+    assert {outcome.sample.measurement.prober for outcome in outcomes if outcome.sample is not None} == {"datagrams"}
 
 
 async def test_failures_in_a_row_are_counted_and_say_whether_the_host_answers() -> None:
     background, prober = SimulatedBackground(), SimulatedProber()
     prober.failure = ProbeFailedError("timeout", "no connection")
-    async with probing(prober, background) as (plans, outcomes):
-        plans.set_plan(plan(THERE[0]))
+    async with running_scheduler(prober, background) as (plans, outcomes):
+        plans.set_plan(make_plan(THERE[0]))
         await asyncio.sleep(181)
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("timeout", None)}
-        counts = [(o.failure.failures_in_a_row, o.failure.has_answered) for o in outcomes if o.failure is not None]
+        counts = [
+            (outcome.failure.failures_in_a_row, outcome.failure.has_answered)
+            for outcome in outcomes
+            if outcome.failure is not None
+        ]
         assert counts == [(1, False), (2, False), (3, False)]
         background.answers = 2
         await asyncio.sleep(60)
@@ -198,10 +202,10 @@ class HangingProber(SimulatedProber):
 
 async def test_a_peer_that_drops_packets_costs_only_its_own_slot() -> None:
     prober = HangingProber()
-    async with probing(prober) as (plans, outcomes):
-        plans.set_plan(plan(*THERE, interval_s=24.0))
+    async with running_scheduler(prober) as (plans, outcomes):
+        plans.set_plan(make_plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)
-    results = [(o.probe.destination.node, o.result) for o in outcomes]
+    results = [(outcome.probe.destination.node, outcome.result) for outcome in outcomes]
     assert results.count(("n2", "timeout")) >= 9
     for healthy in ("n3", "n4"):
         assert results.count((healthy, "ok")) >= 9

@@ -76,7 +76,7 @@ def test_default_routes_of_the_main_table_are_parsed_with_every_next_hop() -> No
 Attribute = Sequence[object]
 
 
-def encoded(*attributes: Attribute, flags: int = 1) -> bytes:
+def encode_link(*attributes: Attribute, flags: int = 1) -> bytes:
     """A link's message as pyroute2 writes it, for kinds that not every kernel can make."""
     message = ifinfmsg()
     message["index"], message["flags"], message["attrs"] = 7, flags, [["IFLA_IFNAME", "x0"], *attributes]
@@ -84,7 +84,7 @@ def encoded(*attributes: Attribute, flags: int = 1) -> bytes:
     return bytes(message.data)
 
 
-def info(kind: str, *options: Attribute, port: str = "", port_options: tuple[Attribute, ...] = ()) -> Attribute:
+def link_info(kind: str, *options: Attribute, port: str = "", port_options: tuple[Attribute, ...] = ()) -> Attribute:
     parts: list[Attribute] = [["IFLA_INFO_KIND", kind]] if kind else []
     parts += [["IFLA_INFO_DATA", {"attrs": list(options)}]] if options else []
     parts += [["IFLA_INFO_SLAVE_KIND", port], ["IFLA_INFO_SLAVE_DATA", {"attrs": list(port_options)}]] if port else []
@@ -97,16 +97,16 @@ AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
-        ((info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR),), {"bond_mode": 4, "active_aggregator": 3}),
+        ((link_info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR),), {"bond_mode": 4, "active_aggregator": 3}),
         (
-            (info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9]),),
+            (link_info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9]),),
             {"bond_mode": 1, "active_slave_index": 9},
         ),
         (
-            (info("", port="bond", port_options=(["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2],)), ["IFLA_MASTER", 4]),
+            (link_info("", port="bond", port_options=(["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2],)), ["IFLA_MASTER", 4]),
             {"slave_aggregator": 2, "master_index": 4},
         ),
-        ((info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent_index": 6}),
+        ((link_info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent_index": 6}),
         ((["IFLA_CARRIER", 0],), {"is_up": False}),
         ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent_index": 6, "is_parent_elsewhere": True}),
     ],
@@ -114,7 +114,7 @@ AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3
 def test_links_of_every_kind_are_parsed(
     attributes: tuple[Attribute, ...], expected: dict[str, object], tmp_path: Path
 ) -> None:
-    message = encoded(*attributes)
+    message = encode_link(*attributes)
     found = parse_link(message, HEADER, len(message), NetDirectory(tmp_path))
     assert found == msgspec.structs.replace(Link(index=7, name="x0", kind=found.kind), **expected)
 
@@ -128,7 +128,7 @@ def test_noise_is_read_without_an_error(data: bytes) -> None:
         assert read_number(data, spans, kind) is None or end > begin
 
 
-def packed(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
+def encode_message(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
     return struct.pack("=IHHII", 16 + len(payload), kind, flags, sequence, 0) + payload + bytes(-len(payload) % 4)
 
 
@@ -138,7 +138,7 @@ Answer = Callable[[bytes, int], list[bytes]]
 
 
 @asynccontextmanager
-async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIterator[None]:
+async def simulated_kernel(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIterator[None]:
     """A stand-in for the kernel, the other end of a pair of sockets: one answer for each request of pyroute2, in turn."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     loop = asyncio.get_running_loop()
@@ -158,49 +158,49 @@ async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIt
         serving.cancel()
 
 
-def payload(data: bytes, begin: int, end: int) -> bytes:
+def read_body(data: bytes, begin: int, end: int) -> bytes:
     return data[begin:end]
 
 
-async def links() -> list[bytes]:
+async def dump_links() -> list[bytes]:
     async with open_socket("cannot ask") as netlink:
-        return await dump(netlink, ifinfmsg, RTM_GETLINK, payload)
+        return await dump(netlink, ifinfmsg, RTM_GETLINK, read_body)
 
 
-def messages(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
+def answer_with(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
     """A dump of some messages in one datagram, and its end in another."""
     return lambda _, sequence: [
-        b"".join(packed(RTM_NEWLINK, text, flags=flags, sequence=sequence) for text in texts),
-        packed(NLMSG_DONE, struct.pack("=i", -code), flags=flags, sequence=sequence),
+        b"".join(encode_message(RTM_NEWLINK, text, flags=flags, sequence=sequence) for text in texts),
+        encode_message(NLMSG_DONE, struct.pack("=i", -code), flags=flags, sequence=sequence),
     ]
 
 
-def late(request: bytes, sequence: int) -> list[bytes]:
+def answer_late(request: bytes, sequence: int) -> list[bytes]:
     """An answer to another request comes first."""
-    other = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
-    return [other, *messages(b"one!", b"two!")(request, sequence)]
+    other = encode_message(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
+    return [other, *answer_with(b"one!", b"two!")(request, sequence)]
 
 
 @pytest.mark.parametrize(
     ("answers", "read"),
     [
-        ([late], [b"one!", b"two!"]),
+        ([answer_late], [b"one!", b"two!"]),
         # At most three times.
-        ([messages(b"half", flags=INTERRUPTED), messages(b"good")], [b"good"]),
-        ([messages(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
+        ([answer_with(b"half", flags=INTERRUPTED), answer_with(b"good")], [b"good"]),
+        ([answer_with(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
     ],
 )
 async def test_an_interrupted_dump_is_repeated(
     answers: list[Answer], read: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with stand_in(monkeypatch, *answers):
-        assert await links() == read
+    async with simulated_kernel(monkeypatch, *answers):
+        assert await dump_links() == read
 
 
 async def test_a_dump_that_ends_with_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stand_in(monkeypatch, messages(b"one!", code=errno.ENODEV)):
+    async with simulated_kernel(monkeypatch, answer_with(b"one!", code=errno.ENODEV)):
         with pytest.raises(KernelError, match="cannot ask: No such device") as failed:
-            await links()
+            await dump_links()
     assert failed.value.code == errno.ENODEV
 
 
@@ -208,9 +208,9 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
     def refuse(request: bytes, sequence: int) -> list[bytes]:
         words = b"Specified qdisc kind is unknown\0"
         body = struct.pack("=i", -errno.EINVAL) + request + struct.pack("=HH", 4 + len(words), 1) + words
-        return [packed(NLMSG_ERROR, body, flags=NLM_F_ACK_TLVS, sequence=sequence)]
+        return [encode_message(NLMSG_ERROR, body, flags=NLM_F_ACK_TLVS, sequence=sequence)]
 
-    async with stand_in(monkeypatch, refuse):
+    async with simulated_kernel(monkeypatch, refuse):
         with pytest.raises(KernelError, match="SetIngressLimit on x0: Specified qdisc kind is unknown") as refused:
             await execute(
                 SetIngressLimit(device_index=7, device_name="x0", params=plugin_params(10_000_000, 536_870_911))
@@ -220,6 +220,6 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rtnetlink_module, "DEADLINE_S", 0.01)
-    async with stand_in(monkeypatch):
+    async with simulated_kernel(monkeypatch):
         with pytest.raises(KernelError, match="cannot ask: no response in time"):
-            await links()
+            await dump_links()
