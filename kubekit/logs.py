@@ -123,6 +123,6 @@ def _timestamp(unix_s: float) -> str:
 
 
 def _quote(value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:.12g}" if isinstance(value, float) else str(value)
     needs_quotes = not text or not text.isprintable() or not _QUOTED_CHARACTERS.isdisjoint(text)
     return escape_control_characters(json.dumps(text, ensure_ascii=False)) if needs_quotes else text

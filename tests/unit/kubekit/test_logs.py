@@ -17,9 +17,9 @@ def stream() -> io.StringIO:
 
 def test_text_lines_quote_ambiguous_values(stream: io.StringIO) -> None:
     logs.configure(stream=stream)
-    logs.get("agent.capacity").info("capacity published", rate_bps=10**9, why="two words", empty="", share=0.5)
+    logs.get("agent.capacity").info("published", rate_bps=10**9, why="two words", empty="", at_s=1795260000.5)
     line = stream.getvalue()
-    assert 'agent.capacity: capacity published rate_bps=1000000000 why="two words" empty="" share=0.5\n' in line
+    assert 'agent.capacity: published rate_bps=1000000000 why="two words" empty="" at_s=1795260000.5\n' in line
     assert " info " in line
 
 
