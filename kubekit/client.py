@@ -40,7 +40,7 @@ T = TypeVar("T")
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
+_APPLY_PATCH = "application/apply-patch+yaml"
 
 DEFAULT_TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
@@ -140,17 +140,10 @@ class Client:
         return decode_response(await self.request("POST", resource.path(namespace), body=body), type_)
 
     async def replace(
-        self,
-        resource: Resource,
-        name: str,
-        body: object,
-        type_: type[T],
-        *,
-        namespace: str | None = None,
-        subresource: str | None = None,
+        self, resource: Resource, name: str, body: object, type_: type[T], *, namespace: str | None = None
     ) -> T:
         """PUT an object, which must have the current resourceVersion."""
-        return decode_response(await self.request("PUT", resource.path(namespace, name, subresource), body=body), type_)
+        return decode_response(await self.request("PUT", resource.path(namespace, name), body=body), type_)
 
     async def patch(
         self,
@@ -164,10 +157,8 @@ class Client:
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> T:
-        """PATCH an object; ``patch_type`` is one of the ``*_PATCH`` constants. `APPLY_PATCH` also takes over fields of other managers."""
+        """PATCH an object; ``patch_type`` is `JSON_PATCH`, `MERGE_PATCH` or `STRATEGIC_PATCH`."""
         params = {"fieldManager": field_manager} if field_manager else {}
-        if patch_type == APPLY_PATCH:
-            params["force"] = "true"
         path = resource.path(namespace, name, subresource)
         return decode_response(
             await self.request("PATCH", path, params=params, body=body, content_type=patch_type), type_
@@ -185,8 +176,9 @@ class Client:
         subresource: str | None = None,
     ) -> T:
         """Server-side apply as ``field_manager``, which takes over fields of other managers."""
-        target = {"namespace": namespace, "subresource": subresource, "field_manager": field_manager}
-        return await self.patch(resource, name, body, type_, patch_type=APPLY_PATCH, **target)
+        path, params = resource.path(namespace, name, subresource), {"fieldManager": field_manager, "force": "true"}
+        content = await self.request("PATCH", path, params=params, body=body, content_type=_APPLY_PATCH)
+        return decode_response(content, type_)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """Evict the pod with this UID, if PodDisruptionBudgets allow it.

@@ -50,16 +50,15 @@ class CooperativeYield:
     """Yields to the event loop when a time slice is over. Long loops await an instance: ``await maybe_yield()``.
 
     Args:
-        slice_s: length of a time slice.
         clock: a monotonic clock, seconds.
     """
 
-    def __init__(self, slice_s: float = TIME_SLICE_S, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._slice_s, self._clock, self._slice_began = slice_s, clock, clock()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._slice_began = clock, clock()
 
     async def __call__(self) -> None:
         """Yield to the event loop if the time slice is over."""
-        if self._clock() - self._slice_began >= self._slice_s:
+        if self._clock() - self._slice_began >= TIME_SLICE_S:
             await asyncio.sleep(0)
             self._slice_began = self._clock()
 

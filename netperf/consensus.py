@@ -164,7 +164,7 @@ def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[No
     for node in sorted(sorted(contradicted), key=severity, reverse=True):
         suspects = contradicted[node]
         is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= counts[node]
-        if is_minority or _has_only_two_reporters(suspects, by_link):
+        if is_minority or _lacks_majority(suspects, by_link):
             continue
         # The partners of a bad node are contradicted too, but only in the pair with this node.
         partners = {s.destination if s.origin == node else s.origin for s in suspects}
@@ -182,10 +182,8 @@ def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[No
     return []
 
 
-def _has_only_two_reporters(
-    suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]
-) -> bool:
-    """Whether the suspects are of one link that has only two reporters, so that no majority decides."""
+def _lacks_majority(suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> bool:
+    """Whether the suspects are of one link that has only two reporters."""
     links = {latency.link for latency in suspects}
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
@@ -240,7 +238,7 @@ def _choose_rejected(
 ) -> list[NodePairLatency]:
     """The latencies of one of a link's two reporters, to ignore.
 
-    This is the reporter farther from the last agreed latency. Without that latency it is the one that breaks the triangle inequality.
+    This is the reporter farther from the last agreed latency; without that latency, the one that breaks the triangle inequality.
     """
     low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:

@@ -1,7 +1,7 @@
 """A simulated API server: real HTTP, list and watch with versions, and objects with optimistic concurrency.
 
-It stands in where a test needs faults that a real API server does not produce on demand: a version that is too old, an object
-of the wrong shape, a server that accepts and never answers.
+It has faults that a real API server does not produce on demand: a version that is too old, a malformed object, a server that accepts
+requests and never responds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ END = object()
 
 @asynccontextmanager
 async def serving(answer: Handler) -> AsyncIterator[ClusterConfig]:
-    """A server on a free port of the loopback that answers like this."""
+    """Serve ``answer`` on a free port of the loopback."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -39,21 +39,21 @@ async def serving(answer: Handler) -> AsyncIterator[ClusterConfig]:
 
 @asynccontextmanager
 async def connected(answer: Handler) -> AsyncIterator[Client]:
-    """A client of such a server."""
+    """A client of a server that `serving` starts."""
     async with serving(answer) as config, Client(config) as client:
         yield client
 
 
 class SimulatedApi:
-    """One resource's objects, its watches, and what goes wrong on purpose.
+    """The objects of one resource, its watches, and simulated faults.
 
     Attributes:
         objects: by name, as plain data with metadata.resourceVersion.
-        requests: method and path with query of every request that it understands, oldest first.
-        fail_lists, fail_watches, fail_writes: statuses to answer with before all is well again, first one first.
-        answering: cleared, the server accepts requests and does not answer.
-        unresponsive_to: user agents that get no answer while the others do.
-        streams_lists: serves WatchList; otherwise it answers 422 to it, as servers without it do.
+        requests: method and path with query of every request, oldest first; streamed lists only if they are served.
+        fail_lists, fail_watches, fail_writes: error statuses of the next requests, in this order.
+        answering: while cleared, the server accepts requests without a response.
+        unresponsive_to: user agents that get no response.
+        streams_lists: whether WatchList is served; else its status is 422.
         during_lists: events that a streamed list sends before its end.
     """
 
@@ -113,11 +113,11 @@ class SimulatedApi:
 
     @property
     def watching(self) -> int:
-        """How many watches are open."""
+        """Number of open watches."""
         return len(self._watches)
 
     def count(self, text: str) -> int:
-        """How many requests contain a text."""
+        """Number of requests that contain a text."""
         return sum(text in request for request in self.requests)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Reading the directory with server, CA and token, and TLS contexts, which are Python's without the strict flag."""
+"""Server, authority and token are read from a directory; SSL contexts are Python's without the strict flag."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from lab.certificates import CertificateAuthority
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     CertificateAuthority(tmp_path, "cluster")
     for name, text in {"server": "https://127.0.0.1:6443/\n", "token": "abc\n", "namespace": "shop"}.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
-def test_a_credentials_directory_has_server_token_and_namespace(folder: Path) -> None:
-    config = load_cluster_config(folder)
+def test_a_credentials_directory_has_server_token_and_namespace(directory: Path) -> None:
+    config = load_cluster_config(directory)
     assert (config.server, config.namespace) == ("https://127.0.0.1:6443", "shop")
     assert config.token is not None
     assert config.token() == "abc"
     assert "abc" not in repr(config)
 
 
-def test_the_service_account_directory_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "server").unlink()
-    monkeypatch.setattr(config_module, "SERVICE_ACCOUNT_DIR", folder)
+def test_the_service_account_directory_is_the_default(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "server").unlink()
+    monkeypatch.setattr(config_module, "SERVICE_ACCOUNT_DIR", directory)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     assert load_cluster_config(environ=environ).server == "https://[fd00::1]:443"
     assert load_cluster_config(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).server == "https://10.0.0.1:443"
@@ -60,14 +60,14 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
     ("name", "text"),
     [("server", "127.0.0.1"), ("ca.crt", None), ("ca.crt", "no PEM"), ("tls.crt", "no PEM"), ("namespace", "\xff")],
 )
-def test_errors_name_the_file(folder: Path, name: str, text: str | None) -> None:
-    (folder / name).unlink(missing_ok=True)
+def test_errors_name_the_file(directory: Path, name: str, text: str | None) -> None:
+    (directory / name).unlink(missing_ok=True)
     if text is not None:
-        (folder / name).write_text(text, encoding="latin-1")
+        (directory / name).write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=re.escape(f"/{name}: ")):
-        load_cluster_config(folder)
+        load_cluster_config(directory)
     with pytest.raises(ConfigError, match="--credentials"):
-        load_cluster_config(folder / "absent")
+        load_cluster_config(directory / "absent")
 
 
 def test_only_the_strict_flag_is_cleared() -> None:

@@ -1,4 +1,4 @@
-"""Events are sent in the background, repeated ones as a series, and an unreachable server costs nothing but a count."""
+"""Events are sent in the background, repeated events as a series, and lost events are counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def api() -> SimulatedApi:
 
 
 @asynccontextmanager
-async def recording(api: SimulatedApi) -> AsyncIterator[tuple[EventRecorder, list[float], CollectorRegistry]]:
+async def running_recorder(api: SimulatedApi) -> AsyncIterator[tuple[EventRecorder, list[float], CollectorRegistry]]:
     now, registry = [1000.0], CollectorRegistry()
     async with api.running() as config, Client(config) as client:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
@@ -35,7 +35,7 @@ async def recording(api: SimulatedApi) -> AsyncIterator[tuple[EventRecorder, lis
 
 
 async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
-    async with recording(api) as (recorder, now, _):
+    async with running_recorder(api) as (recorder, now, _):
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await until(lambda: api.objects)
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
@@ -50,7 +50,7 @@ async def test_a_repeated_event_increases_the_count_of_the_first_one(api: Simula
 
 
 async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
-    async with recording(api) as (recorder, _, _):
+    async with running_recorder(api) as (recorder, _, _):
         recorder.record_normal(
             ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
         )
@@ -59,7 +59,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
 
 
 async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> None:
-    async with recording(api) as (recorder, now, _):
+    async with running_recorder(api) as (recorder, now, _):
         for _ in range(3):
             recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
             await until(lambda: api.objects)
@@ -69,7 +69,7 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
 
 async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubekit.events._MAX_REMEMBERED_EVENTS", 2)
-    async with recording(api) as (recorder, now, _):
+    async with running_recorder(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
             recorder.record_normal(POD, "Placed", note)
         await until(lambda: len(api.objects) == 3)
@@ -80,7 +80,7 @@ async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeyp
 
 
 async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedApi) -> None:
-    async with recording(api) as (recorder, _, registry):
+    async with running_recorder(api) as (recorder, _, registry):
 
         def lost(cause: str) -> float | None:
             return registry.get_sample_value("netaware_events_lost_total", {"cause": cause})

@@ -1,4 +1,4 @@
-"""The event loop stays free: long work yields, and its load is shown."""
+"""Long work yields to the event loop, and the time for which callbacks block the loop is measured."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kubekit.waiting import TIME_SLICE_S, CooperativeYield
 from kubekit.wire import CONFIGMAPS, ConfigMap
 
 
-class Turns:
-    """Counts how often the loop comes round to somebody else."""
+class IterationCounter:
+    """Counts the iterations of the event loop."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.count = 0
 
     async def run(self) -> None:
         while True:
-            self.taken += 1
+            self.count += 1
             await asyncio.sleep(0)
 
 
@@ -37,21 +37,21 @@ def config_map(name: str, value: str = "a") -> ConfigMap:
 
 
 async def test_long_work_yields_after_each_time_slice_and_short_work_never() -> None:
-    others = Turns()
-    task = asyncio.create_task(others.run())
+    counter = IterationCounter()
+    task = asyncio.create_task(counter.run())
     await asyncio.sleep(0)
     seconds = itertools.count(0, 0.003)
-    maybe_yield = CooperativeYield(0.005, clock=lambda: next(seconds))
-    before = others.taken
+    maybe_yield = CooperativeYield(clock=lambda: next(seconds))
+    before = counter.count
     for _ in range(100):
         await maybe_yield()
-    # Every second look finds 5 ms gone, and giving way reads the clock once more.
-    assert others.taken - before == 50
-    still = CooperativeYield(0.005, clock=lambda: 1.0)
-    before = others.taken
+    # The clock advances 3 ms per reading, so every second call yields, and reads the clock again.
+    assert counter.count - before == 50
+    without_time = CooperativeYield(clock=lambda: 1.0)
+    before = counter.count
     for _ in range(100):
-        await still()
-    assert others.taken == before
+        await without_time()
+    assert counter.count == before
     task.cancel()
 
 
@@ -59,7 +59,7 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
     store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
     reported: dict[str, ConfigMap] = {}
 
-    def hear(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
+    def on_change(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
         until = time.perf_counter() + 2 * TIME_SLICE_S
         while time.perf_counter() < until:
             pass
@@ -68,17 +68,17 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
         else:
             reported[key] = new
 
-    store.subscribe(hear)
+    store.subscribe(on_change)
     await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
-    exchange = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    replacement = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    exchange.cancel()
+    replacement.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await exchange
+        await replacement
     assert dict(store.items) == reported
     assert "n/0" not in reported
-    assert reported["n/2"].metadata.resource_version == "a"  # it did not come to this one
+    assert reported["n/2"].metadata.resource_version == "a", "the replacement was cancelled before this object"
     await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
     assert dict(store.items) == reported
     assert {key: found.metadata.resource_version for key, found in reported.items()} == dict.fromkeys(
@@ -88,12 +88,12 @@ async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_a
 
 async def test_a_callback_that_blocks_the_event_loop_is_measured() -> None:
     registry = CollectorRegistry()
-    watch = asyncio.create_task(EventLoopMonitor(registry).run())
+    monitor = asyncio.create_task(EventLoopMonitor(registry).run())
     await asyncio.sleep(0)
-    held_until = time.thread_time() + 0.2
-    while time.thread_time() < held_until:
+    blocked_until = time.thread_time() + 0.2
+    while time.thread_time() < blocked_until:
         pass
     while not (count := registry.get_sample_value("netaware_loop_busy_seconds_count")):
         await asyncio.sleep(0.01)
     assert registry.get_sample_value("netaware_loop_busy_seconds_bucket", {"le": "0.1"}) != count
-    watch.cancel()
+    monitor.cancel()

@@ -1,4 +1,4 @@
-"""The HTTP side: metrics in the format asked for, health that names what fails."""
+"""The server exports metrics in the requested format, and its health responses name each failing check."""
 
 from __future__ import annotations
 

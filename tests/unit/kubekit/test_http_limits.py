@@ -1,4 +1,4 @@
-"""Limits of connections and time of an HTTP server, and names under which it is not served."""
+"""An HTTP server limits connections and times, and refuses requests for unknown public host names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kubekit.http import Server
 from lab.certificates import CertificateAuthority
 from tests.support.stores import until
 
-HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+HALF_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 
-def serving(limits: tuple[int, int] = (20, 10), **options: Any) -> Server:
+def make_server(limits: tuple[int, int] = (20, 10), **options: Any) -> Server:
     """A server with limits of connections, in total and per peer."""
     server = Server("127.0.0.1:0", registry=CollectorRegistry(), **options)
     server.connection_limiter = http_limits.ConnectionLimiter(*limits)
@@ -49,13 +49,13 @@ async def connect(address: str, peer: str = "127.0.0.1") -> tuple[asyncio.Stream
 
 
 @asynccontextmanager
-async def half_open(address: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+async def open_half_requests(address: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
     opened = []
     try:
         for _ in range(count):
             reader, writer = await connect(address)
             opened.append((reader, writer))
-            writer.write(HALF)
+            writer.write(HALF_REQUEST)
         yield [reader for reader, _ in opened]
     finally:
         for _, writer in opened:
@@ -68,11 +68,11 @@ async def status_of(address: str, path: str = "/healthz", **headers: str) -> int
 
 
 async def test_half_open_connections_are_limited_and_block_no_request() -> None:
-    server = serving()
+    server = make_server()
     async with server.running() as address:
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as kept:
             assert kept.status == 200
-            async with half_open(address, 50):
+            async with open_half_requests(address, 50):
                 assert await status_of(address) == 200
                 assert len(server.connection_limiter) <= 10
                 async with session.get(f"http://{address}/healthz") as again:
@@ -80,8 +80,8 @@ async def test_half_open_connections_are_limited_and_block_no_request() -> None:
         assert server.connection_limiter.closed_count >= 40
 
 
-async def hold(address: str, peer: str, count: int, path: str) -> list[asyncio.StreamWriter]:
-    """Connections from one address that have asked once and stay."""
+async def open_connections(address: str, peer: str, count: int, path: str) -> list[asyncio.StreamWriter]:
+    """Connections from one address that have sent a request and stay open."""
     held = []
     for _ in range(count):
         reader, writer = await connect(address, peer)
@@ -94,20 +94,22 @@ async def hold(address: str, peer: str, count: int, path: str) -> list[asyncio.S
 
 @pytest.mark.parametrize("path", ["/healthz", "/slow"])
 async def test_two_peers_with_all_connections_block_no_probe(path: str) -> None:
-    server = serving()
-    asked = asyncio.Semaphore(0)
+    server = make_server()
+    requests = asyncio.Semaphore(0)
 
     async def slow(_: web.Request) -> web.Response:
-        asked.release()
+        requests.release()
         await asyncio.Event().wait()
         return web.Response()
 
     server.app.router.add_get("/slow", slow)
     async with server.running() as address:
-        held = [writer for peer in ("127.0.0.2", "127.0.0.3") for writer in await hold(address, peer, 10, path)]
+        held = [
+            writer for peer in ("127.0.0.2", "127.0.0.3") for writer in await open_connections(address, peer, 10, path)
+        ]
         async with asyncio.timeout(30):
             for _ in held if path == "/slow" else ():
-                await asked.acquire()
+                await requests.acquire()
             for _ in range(30):
                 assert await status_of(address) == 200
         for writer in held:
@@ -115,12 +117,12 @@ async def test_two_peers_with_all_connections_block_no_probe(path: str) -> None:
 
 
 async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_of_others() -> None:
-    server = serving((20, 15))
+    server = make_server((20, 15))
     async with server.running() as address:
-        held = await hold(address, "127.0.0.2", 14, "/healthz")
+        held = await open_connections(address, "127.0.0.2", 14, "/healthz")
         reader, writer = await connect(address)
         await until(lambda: len(server.connection_limiter) == 15)
-        held += await hold(address, "127.0.0.3", 10, "/healthz")
+        held += await open_connections(address, "127.0.0.3", 10, "/healthz")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(30):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -130,7 +132,7 @@ async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_o
 
 async def test_a_connection_whose_peer_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "UNREAD_TIMEOUT_S", 1.0)
-    server = serving()
+    server = make_server()
 
     async def large(_: web.Request) -> web.Response:
         return web.Response(body=b"x" * (32 << 20))
@@ -148,7 +150,7 @@ async def test_half_open_tls_handshakes_are_limited_and_block_no_request(
     authority: CertificateAuthority, server_tls: ssl.SSLContext
 ) -> None:
     client = ssl.create_default_context(cafile=str(authority.certificate))
-    server = serving(ssl_context=server_tls)
+    server = make_server(ssl_context=server_tls)
     server.handshake_limiter = http_limits.ConnectionLimiter(20, 10)
     async with server.running() as address, aiohttp.ClientSession() as session:
         held = [await connect(address, peer) for peer in ("127.0.0.2", "127.0.0.3", "127.0.0.4") for _ in range(50)]
@@ -169,8 +171,8 @@ async def test_a_tls_handshake_and_a_request_head_have_timeouts(
     server_tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(http_limits, limit, 0.2)
-    server = serving(ssl_context=server_tls if limit == "HANDSHAKE_TIMEOUT_S" else None)
-    async with server.running() as address, half_open(address, 1) as (reader,), asyncio.timeout(30):
+    server = make_server(ssl_context=server_tls if limit == "HANDSHAKE_TIMEOUT_S" else None)
+    async with server.running() as address, open_half_requests(address, 1) as (reader,), asyncio.timeout(30):
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
         assert len(server.handshake_limiter) == 0
@@ -178,7 +180,7 @@ async def test_a_tls_handshake_and_a_request_head_have_timeouts(
 
 async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "BODY_TIMEOUT_S", 0.2)
-    async with serving().running() as address:
+    async with make_server().running() as address:
         reader, writer = await connect(address)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
         async with asyncio.timeout(30):
@@ -200,7 +202,7 @@ async def test_a_body_that_does_not_arrive_gets_status_408(monkeypatch: pytest.M
     ],
 )
 async def test_requests_for_unknown_public_host_names_are_refused(host: str, status: int) -> None:
-    async with serving(public_hosts=["page.example.com"]).running() as address:
+    async with make_server(public_hosts=["page.example.com"]).running() as address:
         assert await status_of(address, Host=host) == status
-    async with serving().running() as address:
+    async with make_server().running() as address:
         assert await status_of(address, Host=host) == 200

@@ -1,4 +1,4 @@
-"""At most one leader, whatever the server or the clock does; permission to write ends by the clock alone."""
+"""At most one candidate leads, through faults of the server and of clocks, and its permission to write ends by a local clock."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.support.stores import until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = LeaderElectionConfig(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
-# Deadlines that a busy machine does not miss.
+# Deadlines that a busy machine meets.
 PATIENT = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
 BODY = {"metadata": {"name": "x"}}
 
 
 class Replica:
-    """An elector with a client of its own, and what it did."""
+    """A candidate with a client of its own, and the number of its terms."""
 
     def __init__(self, client: Client, identity: str, timing: LeaderElectionConfig = FAST) -> None:
         self.elector = LeaderElector(client, namespace="ns", name="lease", identity=identity, config=timing)
         self.terms = 0
-        self.working = False
+        self.is_working = False
         self.task: asyncio.Task[None] | None = None
 
     async def lead(self, fence: WriteFence) -> None:
         assert fence is self.elector.fence
         self.terms += 1
-        self.working = True
+        self.is_working = True
         try:
             await asyncio.Event().wait()
         finally:
-            self.working = False
+            self.is_working = False
 
     def start(self) -> None:
         self.task = asyncio.create_task(self.elector.run(self.lead))
@@ -51,7 +51,7 @@ class Replica:
             await asyncio.gather(self.task, return_exceptions=True)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.elector.fence.is_held
 
 
@@ -79,7 +79,7 @@ async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi
             replica.start()
         most = 0
         for _ in range(150):
-            most = max(most, sum(r.leads for r in found))
+            most = max(most, sum(r.is_leader for r in found))
             await asyncio.sleep(0.01)
         assert most == 1
         assert sum(r.terms for r in found) == 1
@@ -89,31 +89,31 @@ async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi
 async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedApi) -> None:
     async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
-        await until(lambda: leader.leads)
+        await until(lambda: leader.is_leader)
         api.put("lease", spec=api.objects["lease"]["spec"])
         writes = api.count("PUT")
         await until(lambda: api.count("PUT") >= writes + 5)
         api.drop("lease")
         await until(lambda: "lease" in api.objects)
-        assert leader.leads
+        assert leader.is_leader
         assert leader.terms == 1
 
 
 @pytest.mark.parametrize("renewing", [False, True])
 async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api: SimulatedApi, renewing: bool) -> None:
-    # A lease that lasts far longer than this test: the second leads only if it is released.
+    # The lease lasts far longer than this test, so the second leads only after its release.
     long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
-        await until(lambda: first.leads)
+        await until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
-        assert not second.leads
+        assert not second.is_leader
         if renewing:  # As after a renewal without a response.
             api.put("lease", spec=api.objects["lease"]["spec"])
         await first.stop()
-        assert not first.leads
-        await until(lambda: second.leads)
+        assert not first.is_leader
+        await until(lambda: second.is_leader)
 
 
 def holder(api: SimulatedApi) -> str:
@@ -158,7 +158,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
         with pytest.raises(UnreachableError):
             await write
         now[0] += 9
-        assert not await fence.wait_for_writes(0.0, 10.0), "it may have been sent at any time"
+        assert not await fence.wait_for_writes(0.0, 10.0), "it may have been sent until its timeout"
         now[0] += 2
         assert await fence.wait_for_writes(0.0, 10.0)
 
@@ -191,7 +191,7 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
             body = {"metadata": {"name": name}}
             return asyncio.create_task(fenced.create(LEASES, body, Object, namespace="ns"))
 
-        # Behind as many writes as there may be, or behind reads that have the last connections.
+        # The late write waits for other writes, or for reads that have the last connections.
         reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(reading)]
         await until(lambda: api.count("GET") == reading)
         first = [
@@ -213,10 +213,10 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
 async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(api: SimulatedApi) -> None:
     async with replicas(api, 2) as (first, second):
         first.start()
-        await until(lambda: first.leads)
+        await until(lambda: first.is_leader)
         second.start()
         api.unresponsive_to.add("r0")
-        await until(lambda: second.leads)
+        await until(lambda: second.is_leader)
         api.unresponsive_to.clear()
         seen = api.count("GET")
         await until(lambda: api.count("GET") >= seen + 2)
@@ -227,14 +227,14 @@ async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(
 async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_successors_lease(
     api: SimulatedApi,
 ) -> None:
-    # Nobody renews while this lasts, so that a version that was read is still that of the lease.
+    # No renewal happens during the test, so the version that was read stays current.
     rare = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)
     async with replicas(api, 2, rare) as (first, second):
         first.start()
-        await until(lambda: first.leads)
+        await until(lambda: first.is_leader)
         await first.stop()
         second.start()
-        await until(lambda: second.leads)
+        await until(lambda: second.is_leader)
         first.start()
         await until(lambda: first.elector._observed_holder == "r1")
         await first.stop()
@@ -249,7 +249,7 @@ async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
     fence.extend(102.1)
     assert fence.check() == pytest.approx(2.1)
     fence.extend(102.0)
-    assert fence.is_held, "what it does is not ended yet"
+    assert fence.is_held, "its other work may continue"
     with pytest.raises(NotLeaderError):
         fence.check()
 
@@ -258,21 +258,21 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
     loop = asyncio.get_running_loop()
     async with replicas(api, 2) as (first, second):
         first.start()
-        await until(lambda: first.leads)
+        await until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
         api.unresponsive_to.add("r0")
         cut_off_at = loop.time()
-        while not second.leads:
-            assert not (first.working and second.working)
+        while not second.is_leader:
+            assert not (first.is_working and second.is_working)
             await asyncio.sleep(0.005)
-        assert not first.leads
-        assert not first.working
+        assert not first.is_leader
+        assert not first.is_working
         # The lease was renewed at most one pause before the cut.
         assert loop.time() - cut_off_at >= FAST.duration_s - 2 * FAST.retry_s
         api.unresponsive_to.clear()
         await second.stop()
-        await until(lambda: first.leads and first.working)
+        await until(lambda: first.is_leader and first.is_working)
         assert first.terms == 2
 
 
@@ -281,16 +281,15 @@ async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -
         now = [0.0]
         fence = WriteFence(clock=lambda: now[0])
         fenced = client.with_fence(fence)
-        body = {"metadata": {"name": "x"}}
-        for attempt in _writes(fenced, body):
+        for attempt in _writes(fenced):
             with pytest.raises(NotLeaderError):
                 await attempt()
-        assert api.requests == [], "nothing was even sent"
+        assert api.requests == [], "no request is sent"
         fence.extend(10.0)
-        await fenced.create(LEASES, body, Object, namespace="ns")
+        await fenced.create(LEASES, BODY, Object, namespace="ns")
         now[0] = 10.0
         with pytest.raises(NotLeaderError):
-            await fenced.replace(LEASES, "x", body, Object, namespace="ns")
+            await fenced.replace(LEASES, "x", BODY, Object, namespace="ns")
         assert api.count("PUT") == 0
         await fenced.get(LEASES, "x", Object, namespace="ns")
 
@@ -306,7 +305,7 @@ class SuspendedAfterCheck(WriteFence):
     def check(self) -> float:
         remaining_s = super().check()
         self.checks += 1
-        if self.checks == 2:  # once before it waits for its turn, and once it has it
+        if self.checks == 2:  # before and after the wait for a connection
             self._now += 60.0
         return remaining_s
 
@@ -316,17 +315,17 @@ async def test_a_process_suspended_between_check_and_sending_does_not_send(api: 
     fence = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
-            await _writes(client.with_fence(fence), {"metadata": {"name": "x"}})[number]()
+            await _writes(client.with_fence(fence))[number]()
         assert fence.checks == 2
         assert api.requests == []
 
 
-def _writes(client: Client, body: object) -> list[Callable[[], Awaitable[object]]]:
+def _writes(client: Client) -> list[Callable[[], Awaitable[object]]]:
     return [
-        lambda: client.create(LEASES, body, Object, namespace="ns"),
-        lambda: client.replace(LEASES, "x", body, Object, namespace="ns"),
-        lambda: client.patch(LEASES, "x", body, Object, namespace="ns"),
-        lambda: client.apply(LEASES, "x", body, Object, namespace="ns", field_manager="m"),
+        lambda: client.create(LEASES, BODY, Object, namespace="ns"),
+        lambda: client.replace(LEASES, "x", BODY, Object, namespace="ns"),
+        lambda: client.patch(LEASES, "x", BODY, Object, namespace="ns"),
+        lambda: client.apply(LEASES, "x", BODY, Object, namespace="ns", field_manager="m"),
         lambda: client.delete(LEASES, "x", namespace="ns"),
     ]
 
@@ -338,7 +337,7 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
         fence.extend(loop.time() + 0.2)
         api.answering.clear()
         with pytest.raises(Exception, match="no response in time"):
-            await client.with_fence(fence).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
+            await client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns")
 
 
 async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
@@ -351,8 +350,8 @@ async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
         for _ in range(15):
             await asyncio.sleep(0.1)
             api.put("lease", spec=spec)
-            assert not waiting.leads
-        await until(lambda: waiting.leads)
+            assert not waiting.is_leader
+        await until(lambda: waiting.is_leader)
 
 
 async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: SimulatedApi) -> None:

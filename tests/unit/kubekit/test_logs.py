@@ -1,4 +1,4 @@
-"""Logs are one parseable line per change of state."""
+"""Logs are parseable lines, and a lasting state is logged only when it changes."""
 
 from __future__ import annotations
 

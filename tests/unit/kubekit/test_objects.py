@@ -1,4 +1,4 @@
-"""Conditions keep their time while their status stays; and which pods a rollout will replace."""
+"""Conditions keep their time while their status stays, and pods of an outdated template are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities are read exactly as apimachinery reads them; durations and times."""
+"""Quantities are parsed as by apimachinery; durations and times have valid units and offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of a resource stays true through faults of the watch protocol, over real HTTP against a simulated API server."""
+"""A reflector's store follows a simulated API server over HTTP, also through faults of the watch protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Change = tuple[str, bool, bool]
 
 
 class RunningReflector:
-    """A running reflector, its server, and the changes that it reported: key, had an old object, has a new one."""
+    """A running reflector, and the changes that it reported: the key, and whether there were an old and a new object."""
 
     def __init__(self, api: SimulatedApi, reflector: Reflector[ConfigMap]) -> None:
         self.api, self.reflector = api, reflector
@@ -47,6 +47,14 @@ async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[Runni
             await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def watching(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
+    """A reflector with an open watch."""
+    async with reflecting(api) as store:
+        await until(lambda: api.watching == 1)
+        yield store
+
+
 @pytest.fixture
 def api() -> SimulatedApi:
     return SimulatedApi(THINGS)
@@ -71,22 +79,21 @@ async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> No
 
 @pytest.mark.parametrize("in_the_watch", [False, True])
 async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: SimulatedApi, in_the_watch: bool) -> None:
-    for name in ("keeps", "changes", "goes"):
+    for name in ("kept", "changed", "deleted"):
         api.put(name, data={"v": "1"})
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         store.changes.clear()
-        api.drop("goes", event=False)
-        api.put("changes", event=False, data={"v": "2"})
-        api.put("comes", event=False, data={"v": "1"})
+        api.drop("deleted", event=False)
+        api.put("changed", event=False, data={"v": "2"})
+        api.put("new", event=False, data={"v": "1"})
         if in_the_watch:
             api.send_event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
         else:
             api.fail_watches.append(410)
             api.end_watches()
-        await until(lambda: "comes" in store.data)
-        assert sorted(store.changes) == [("changes", True, True), ("comes", False, True), ("goes", True, False)]
-        assert store.data == {"keeps": "1", "changes": "2", "comes": "1"}
+        await until(lambda: "new" in store.data)
+        assert sorted(store.changes) == [("changed", True, True), ("deleted", True, False), ("new", False, True)]
+        assert store.data == {"kept": "1", "changed": "2", "new": "1"}
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -148,15 +155,14 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
     api: SimulatedApi,
 ) -> None:
     api.put("a", data={"v": "1"})
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api.put("a", data=7)
         await until(lambda: "a" in store.reflector.malformed)
         assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
         await until(lambda: api.count("limit=") == 2 and api.watching == 1)
-        assert store.data == {"a": "1"}, "listing again must not drop it either"
+        assert store.data == {"a": "1"}, "a relist keeps the last good state too"
         assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
         await until(lambda: store.data == {"a": "3"})
@@ -169,8 +175,7 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
 
 
 async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
         await until(lambda: api.count("resourceVersion=4711") == 1)
@@ -179,8 +184,7 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
 
 
 async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
         await until(lambda: store.data == {"a": "1"})
         api.fail_watches.append(500)
@@ -221,20 +225,18 @@ async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_cre
 
 async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api.drop("a", event=False)
         api.fail_watches.append(404)
         api.fail_lists += [404] * 3
         api.end_watches()
         await until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
-        assert api.fail_lists, "not only once it is served again"
+        assert api.fail_lists, "the store is empty before the CRD is served again"
 
 
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api.put("big", data={"v": "x" * 900_000})
         await until(lambda: len(store.data.get("big", "")) == 900_000)
 
@@ -249,16 +251,14 @@ async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: py
 
 
 async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.put("a", data={"v": "1"})
         await until(lambda: store.data == {"a": "1"})
 
 
 async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+    async with watching(api) as store:
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
         await until(lambda: api.count("watch=true") == 2 and api.watching == 2)
         api.put("a", data={"v": "1"})

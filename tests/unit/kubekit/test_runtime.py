@@ -1,4 +1,4 @@
-"""Programs end as scripts and the kubelet expect: by signal with 0, by defect with 1, by misuse with 2."""
+"""A program ends with exit code 0 after a signal, 1 after a failure, and 2 after a configuration error; memory is compacted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_task_that_ends_by_itself_ends_the_program() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """Python's garbage collector as it is by default, and afterwards as it was."""
+    """Python's garbage collector with its default settings."""
     threshold, enabled = gc.get_threshold(), gc.isenabled()
     gc.enable()
     gc.set_threshold(700, 10, 10)
@@ -70,8 +70,8 @@ def collector() -> Iterator[None]:
             gc.disable()
 
 
-def full_collections_of(objects: int) -> int:
-    """How often everything was gone through while so many objects were made and kept."""
+def count_full_collections(objects: int) -> int:
+    """Number of full collections while this many objects are created and kept."""
     before: int = gc.get_stats()[2]["collections"]
     kept = [[number] for number in range(objects)]
     assert len(kept) == objects
@@ -80,14 +80,14 @@ def full_collections_of(objects: int) -> int:
 
 
 @pytest.mark.usefixtures("collector")
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a little at a time")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the collector is incremental")
 def test_no_full_collection_after_compact_memory() -> None:
-    assert full_collections_of(300_000) > 0
+    assert count_full_collections(300_000) > 0
     compact_memory()
-    assert full_collections_of(300_000) == 0
+    assert count_full_collections(300_000) == 0
 
 
-class Circle:
+class ReferenceCycle:
     """Freed only by the cyclic collector."""
 
     def __init__(self) -> None:
@@ -97,16 +97,16 @@ class Circle:
 @pytest.mark.usefixtures("collector")
 def test_compact_memory_frees_cycles_that_an_earlier_call_froze() -> None:
     gc.disable()
-    first = Circle()
+    first = ReferenceCycle()
     gone = weakref.ref(first)
     compact_memory()
-    assert gc.get_freeze_count() > 0, "young collections leave it alone"
+    assert gc.get_freeze_count() > 0, "later collections exclude these objects"
     del first
     compact_memory(everything=False)
     assert gone() is not None
     compact_memory()
     assert gone() is None
-    second = Circle()
+    second = ReferenceCycle()
     gone = weakref.ref(second)
     del second
     compact_memory(everything=False)

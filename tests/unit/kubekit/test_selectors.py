@@ -55,7 +55,7 @@ def test_objects_combine_labels_and_expressions(labels: dict[str, str], expected
         MatchExpression("here", "Exists"),
     ]
     assert selectors.compile_selector(LabelSelector({"app": "web"}, expressions)).matches(labels) is expected
-    assert selectors.compile_selector(LabelSelector()).matches(labels), "an empty one selects everything"
+    assert selectors.compile_selector(LabelSelector()).matches(labels), "an empty selector selects everything"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A section is read strictly, its limits hold wherever it stands, and errors speak the file's language."""
+"""A section is read strictly, its limits also hold inside other sections, and errors name the field as in the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outer(Section, frozen=True):
     least: int = 0
 
     def check(self, field: str) -> None:
-        """A rule that limits cannot say."""
+        """A rule over two fields."""
         if self.inner.most is not None and self.least > self.inner.most:
             raise ConfigError("least", "is above inner.most")
 

@@ -1,4 +1,4 @@
-"""Keys are reconciled one at a time, never lost, and failures wait longer and longer."""
+"""Each key is reconciled by one worker at a time, is never lost, and is retried with back-off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.support.stores import until
 
 
 @asynccontextmanager
-async def working(queue: WorkQueue, reconcile: Reconcile, workers: int = 1) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def running_workers(
+    queue: WorkQueue, reconcile: Reconcile, workers: int = 1
+) -> AsyncIterator[list[asyncio.Task[None]]]:
     tasks = [asyncio.create_task(queue.work(reconcile, name="test", base_s=0.01, cap_s=0.05)) for _ in range(workers)]
     try:
         yield tasks
@@ -37,8 +39,8 @@ async def test_a_defect_ends_the_worker_so_that_the_program_ends() -> None:
         await asyncio.wait_for(queue.work(reconcile, name="test"), 60)
 
 
-async def idle(queue: WorkQueue) -> None:
-    """Wait until nothing is queued, worked on or due later."""
+async def wait_until_idle(queue: WorkQueue) -> None:
+    """Wait until no key is queued, being reconciled or due later."""
     await until(lambda: not (queue._queue or queue._processing or queue._timers))
 
 
@@ -51,8 +53,8 @@ async def test_a_key_added_many_times_is_reconciled_once() -> None:
     for _ in range(100):
         queue.add("a")
     queue.add("b")
-    async with working(queue, reconcile):
-        await idle(queue)
+    async with running_workers(queue, reconcile):
+        await wait_until_idle(queue)
     assert done == ["a", "b"]
 
 
@@ -64,16 +66,16 @@ async def test_a_key_added_while_it_is_reconciled_is_reconciled_again_afterwards
         if key == "a":
             await go.wait()
 
-    async with working(queue, reconcile, workers=3):
+    async with running_workers(queue, reconcile, workers=3):
         queue.add("a")
         await until(lambda: bool(begun))
         for _ in range(5):
             queue.add("a")
         queue.add("b")
         await until(lambda: "b" in begun)
-        assert begun == ["a", "b"], "the other workers leave it to the first"
+        assert begun == ["a", "b"], "only the first worker reconciles the key"
         go.set()
-        await idle(queue)
+        await wait_until_idle(queue)
     assert begun.count("a") == 2
 
 
@@ -93,9 +95,9 @@ async def test_the_shortest_delay_of_a_key_counts(delays_s: tuple[float | None, 
             queue.add("a")
         else:
             queue.add_after("a", delay_s)
-    async with working(queue, reconcile):
+    async with running_workers(queue, reconcile):
         await until(lambda: bool(times))
-        await idle(queue)
+        await wait_until_idle(queue)
     assert len(times) == 1, "no delay is left"
     assert times[0] >= least_s
 
@@ -108,7 +110,7 @@ async def test_a_reconcile_can_request_to_be_called_again() -> None:
         return 0.01 if len(calls) < 4 else None
 
     queue.add("a")
-    async with working(queue, reconcile):
+    async with running_workers(queue, reconcile):
         await until(lambda: len(calls) == 4)
 
 
@@ -131,8 +133,8 @@ async def test_failures_are_retried_with_back_off_and_do_not_delay_other_keys() 
 
     queue.add("bad")
     queue.add("good")
-    for count in (2, 4):  # Another worker counts on.
-        async with working(queue, reconcile):
+    for count in (2, 4):  # The back-off continues with another worker.
+        async with running_workers(queue, reconcile):
             await until(lambda count=count: order.count("bad") == count)  # type: ignore[misc]
     assert order == ["bad", "good", "bad", "bad", "bad"]
     assert 0.01 <= pauses_s[1] < 0.3 <= pauses_s[2], "at least Retry-After"
@@ -149,10 +151,10 @@ async def test_a_cancelled_worker_releases_its_key() -> None:
         done.append(key)
 
     queue.add("a")
-    async with working(queue, slow):
+    async with running_workers(queue, slow):
         await begun.wait()
     queue.add("a")
-    async with working(queue, quick):
+    async with running_workers(queue, quick):
         await until(lambda: done == ["a"])
 
 
@@ -166,7 +168,7 @@ def test_no_key_is_lost_for_any_sequence_of_adds(adds: list[tuple[str, float | N
             seen[key] = wanted[key]
             await asyncio.sleep(0.001)
 
-        async with working(queue, reconcile, workers=2):
+        async with running_workers(queue, reconcile, workers=2):
             for number, (key, delay_s) in enumerate(adds):
                 wanted[key] = number
                 if delay_s is None:

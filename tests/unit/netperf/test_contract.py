@@ -1,4 +1,4 @@
-"""Announcements of agents."""
+"""Announcements of all versions are decoded, and fit into their annotation."""
 
 from __future__ import annotations
 

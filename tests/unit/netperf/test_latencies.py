@@ -1,4 +1,4 @@
-"""Latencies in microseconds from zone to zone: the annotation and its hysteresis."""
+"""The annotation with latencies is decoded as it was encoded, and written only after large changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When runs come, and what probes may cost."""
+"""Runs start in their slots and rounds, and the bandwidth of streams is limited."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from netperf.pacing import StreamRun, choose_test, find_next_run, may_stream, probe_start_s
 from netperf.plans import ProbeSettings
-from netperf.sample import Test
-from tests.unit.netperf.building import one_each, plan_of
+from tests.unit.netperf.probe_plans import make_plan
 
-PLAN = plan_of(one_each(9), node_pairs=1, extra_tests=("UDP_RR",))
+PLAN = make_plan([1] * 9, node_pairs=1, extra_tests=("UDP_RR",))
 BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
 NODE = BUSIEST.probes[0].origin.node
 
@@ -23,10 +22,10 @@ def test_a_round_runs_each_probe_of_the_node_once() -> None:
     while (run := find_next_run(BUSIEST, NODE, now_s)) is not None and run.round_number == 1000:
         runs.append(run)
         now_s = run.starts_at_s + BUSIEST.settings.duration_s
-    assert [t.probe for t in runs] == sorted(
+    assert [run.probe for run in runs] == sorted(
         (p for p in BUSIEST.probes_from(NODE) if p.pair_index == 0), key=lambda p: p.slot
     )
-    assert [t.test for t in runs] == [choose_test(BUSIEST.settings, t.probe, 1000) for t in runs]
+    assert [r.test for r in runs] == [choose_test(BUSIEST.settings, r.probe, 1000) for r in runs]
     assert find_next_run(BUSIEST, "elsewhere", 0.0) is None
 
 
@@ -65,13 +64,9 @@ def test_streams_stop_at_their_mean_bandwidth(past: list[StreamRun], allowed: bo
     assert may_stream(past, 1000.0, 10e6) is allowed
 
 
-def with_extras(*tests: Test, every: int = 10) -> ProbeSettings:
-    return ProbeSettings(extra_tests=tests, extra_every=every)
-
-
 @given(st.integers(0, 10**8), st.integers(2, 50))
 def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every: int) -> None:
-    settings = with_extras("UDP_RR", "TCP_STREAM", every=every)
+    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), extra_every=every)
     chosen = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
     extras = [test for test in chosen if test != "TCP_RR"]
     assert len(extras) == 4
@@ -80,7 +75,7 @@ def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every:
 
 
 def test_streams_of_different_pairs_are_spread_over_the_rounds() -> None:
-    settings = with_extras("TCP_STREAM")
+    settings = ProbeSettings(extra_tests=("TCP_STREAM",))
     probes = [probe for plan in PLAN.zones.values() for probe in plan.probes]
     streams = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
     assert sum(streams) == len(probes) == 36

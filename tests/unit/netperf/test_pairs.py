@@ -1,10 +1,9 @@
-"""Who probes whom: complete, stable, fair, and never twice in one slot."""
+"""Plans probe each pair of zones once per slot, load nodes evenly, and change no more than necessary."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,24 +15,14 @@ from kubekit.errors import ConfigError
 from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Probe, encode_plan
 from netperf.shards import shard_names, zones_per_shard
+from tests.unit.netperf.probe_plans import NOW_S, make_nodes, make_plan
 
-NOW_S = 1_700_000_000.0
 
-
-def cluster(sizes: Iterable[int]) -> list[ProbeNode]:
-    return [
-        ProbeNode(name=f"n{z}-{i}", address=f"10.{z // 200}.{z % 200}.{i + 1}", zone=f"z{z:03}", region=f"r{z % 3}")
-        for z, size in enumerate(sizes)
-        for i in range(size)
-    ]
+def netperf_probes(plan: PairPlan) -> list[Probe]:
+    return [probe for probe in all_probes(plan) if probe.pair_index == 0]
 
 
 def all_probes(plan: PairPlan) -> list[Probe]:
-    """Those of netperf; see `of_all_pairs`."""
-    return [probe for probe in of_all_pairs(plan) if probe.pair_index == 0]
-
-
-def of_all_pairs(plan: PairPlan) -> list[Probe]:
     return [probe for zone in plan.zones.values() for probe in zone.probes]
 
 
@@ -47,17 +36,17 @@ options = st.builds(PlanOptions, node_pairs=st.integers(1, 5))
 
 @given(sizes)
 def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[int]) -> None:
-    plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
-    pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in all_probes(plan))
+    plan = make_plan(sizes)
+    pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in netperf_probes(plan))
     assert len(pairs) == len(sizes) * (len(sizes) - 1) // 2
     assert set(pairs.values()) == {1}
 
 
 @given(sizes, options)
 def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
-    plan = plan_pairs(cluster(sizes), options, None, NOW_S)
+    plan = plan_pairs(make_nodes(sizes), options, None, NOW_S)
     seen: set[tuple[int, str]] = set()
-    for probe in all_probes(plan):
+    for probe in netperf_probes(plan):
         for zone in {probe.origin.zone, probe.destination.zone}:
             assert (probe.slot, zone) not in seen
             seen.add((probe.slot, zone))
@@ -66,9 +55,9 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
 
 @given(sizes, st.data())
 def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
-    nodes = cluster(sizes)
+    nodes = make_nodes(sizes)
     before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
-    # A history of earlier deaths first: stability must hold from any state, not only from a fresh one.
+    # Some nodes die earlier, because the plan must be stable also after earlier changes.
     alive = list(nodes)
     for _ in range(data.draw(st.integers(0, 3))):
         victim = data.draw(st.sampled_from(alive))
@@ -77,11 +66,11 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
             before = plan_pairs(alive, PlanOptions(), before.zones, NOW_S + 1)
     victim = data.draw(st.sampled_from(alive))
     after = plan_pairs([n for n in alive if n != victim], PlanOptions(), before.zones, NOW_S + 2)
-    old = {identity(p) for p in all_probes(before) if victim.name not in (p.origin.node, p.destination.node)}
+    old = {identity(p) for p in netperf_probes(before) if victim.name not in (p.origin.node, p.destination.node)}
     zone_gone = victim.zone not in after.zones
-    new = {identity(p) for p in all_probes(after)}
+    new = {identity(p) for p in netperf_probes(after)}
     if zone_gone:
-        assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in all_probes(after))
+        assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in netperf_probes(after))
     assert old <= new
     for zone, plan in after.zones.items():
         touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.zones[zone].probes)
@@ -92,58 +81,58 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
 
 @given(sizes, options)
 def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
-    before = plan_pairs(cluster(sizes), options, None, NOW_S)
-    assert plan_pairs(reversed(cluster(sizes)), options, before.zones, NOW_S).zones == before.zones
+    before = plan_pairs(make_nodes(sizes), options, None, NOW_S)
+    assert plan_pairs(reversed(make_nodes(sizes)), options, before.zones, NOW_S).zones == before.zones
 
 
 @given(sizes)
 def test_no_node_has_more_than_its_share_of_pairs(sizes: list[int]) -> None:
-    plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
-    load = Counter(node for p in of_all_pairs(plan) for node in (p.origin.node, p.destination.node))
+    plan = make_plan(sizes)
+    load = Counter(node for p in all_probes(plan) for node in (p.origin.node, p.destination.node))
     for z, size in enumerate(sizes):
         pairs = sum(min(3, 2 * max(size, other)) for i, other in enumerate(sizes) if i != z)
-        # One more for each zone that has but one node itself: there, different nodes of ours must be asked.
+        # A pair with a zone of a single node needs different nodes of this zone, which may exceed their share.
         assert all(load[f"n{z}-{i}"] <= math.ceil(pairs / size) + len(sizes) for i in range(size))
 
 
 def test_a_node_with_many_pairs_loses_some_when_its_zone_grows() -> None:
-    small = plan_pairs(cluster([1] * 20), PlanOptions(), None, NOW_S)
-    grown = plan_pairs(cluster([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
-    load = Counter(node for p in of_all_pairs(grown) for node in (p.origin.node, p.destination.node))
+    small = make_plan([1] * 20)
+    grown = plan_pairs(make_nodes([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
+    load = Counter(node for p in all_probes(grown) for node in (p.origin.node, p.destination.node))
     assert max(load.values()) <= 2 * math.ceil(3 * 19 / 10)
 
 
 def test_one_pair_index_rotates_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
     options = PlanOptions()
-    nodes = cluster([8] * 10)
+    nodes = make_nodes([8] * 10)
     plan = plan_pairs(nodes, options, None, NOW_S)
     written: Counter[str] = Counter()
-    start = by_link(plan)
+    start = node_pairs_by_link(plan)
     for step in range(1, 61):
         after = plan_pairs(nodes, options, plan.zones, NOW_S + 60 * step)
         changed = [zone for zone in after.zones if after.zones[zone] != plan.zones[zone]]
         assert len(changed) <= 4
         written.update(changed)
-        for link, pairs in by_link(after).items():
-            assert len(pairs & by_link(plan)[link]) >= 1, "a rotation leaves witnesses that were there before"
+        for link, pairs in node_pairs_by_link(after).items():
+            assert len(pairs & node_pairs_by_link(plan)[link]) >= 1, "a rotation keeps some pairs of nodes"
         plan = after
     assert set(written.values()) == {1}
-    renewed = sum(bool(pairs - start[link]) for link, pairs in by_link(plan).items())
-    assert renewed > 20  # of 45; the others had theirs in another rank's hour
+    renewed = sum(bool(pairs - start[link]) for link, pairs in node_pairs_by_link(plan).items())
+    assert renewed > 20  # of 45; the others rotate in another hour
 
 
-def by_link(plan: PairPlan) -> dict[frozenset[str], set[tuple[str, str]]]:
-    found: dict[frozenset[str], set[tuple[str, str]]] = {}
-    for probe in of_all_pairs(plan):
+def node_pairs_by_link(plan: PairPlan) -> dict[frozenset[str], set[tuple[str, str]]]:
+    node_pairs: dict[frozenset[str], set[tuple[str, str]]] = {}
+    for probe in all_probes(plan):
         zones = frozenset((probe.origin.zone, probe.destination.zone))
-        found.setdefault(zones, set()).add((probe.origin.node, probe.destination.node))
-    return found
+        node_pairs.setdefault(zones, set()).add((probe.origin.node, probe.destination.node))
+    return node_pairs
 
 
 @given(sizes, st.integers(1, 9))
 def test_zones_have_a_few_pairs_of_nodes_with_different_origins(sizes: list[int], count: int) -> None:
-    plan = plan_pairs(cluster(sizes), PlanOptions(node_pairs=count), None, NOW_S)
-    for zones, pairs in by_link(plan).items():
+    plan = make_plan(sizes, node_pairs=count)
+    for zones, pairs in node_pairs_by_link(plan).items():
         a, b = (sizes[int(zone[1:])] for zone in zones)
         assert 1 <= len(pairs) <= count
         assert len(pairs) >= min(count, 2, 2 * max(a, b))
@@ -152,8 +141,8 @@ def test_zones_have_a_few_pairs_of_nodes_with_different_origins(sizes: list[int]
 
 
 def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
-    plan = plan_pairs(cluster([3, 3, 1]), PlanOptions(), None, NOW_S)
-    for zones, pairs in by_link(plan).items():
+    plan = make_plan([3, 3, 1])
+    for zones, pairs in node_pairs_by_link(plan).items():
         assert len(pairs) == 3
         for zone in zones - {"z002"}:
             assert len({node for pair in pairs for node in pair if node.startswith(f"n{int(zone[1:])}-")}) == 3
@@ -174,22 +163,22 @@ def test_unusable_nodes_and_zones_are_left_out_with_a_reason(fields: dict[str, o
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
     odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
     lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", is_ready=False)
-    plan = plan_pairs([*cluster([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
-    left_out = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
-    assert [(r.key, r.reason) for r in plan.refusals] == left_out
-    assert all("odd" not in (p.origin.node, p.destination.node) for p in all_probes(plan))
+    plan = plan_pairs([*make_nodes([1, 1]), odd, lonely], PlanOptions(), None, NOW_S)
+    refusals = [("lonely", "not-ready"), ("odd", reason), ("dark", "zone-without-probers")]
+    assert [(r.key, r.reason) for r in plan.refusals] == refusals
+    assert all("odd" not in (p.origin.node, p.destination.node) for p in netperf_probes(plan))
 
 
 def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
     assert plan_pairs([], PlanOptions(), None, NOW_S).zones == {}
-    alone = plan_pairs(cluster([3]), PlanOptions(), None, NOW_S)
-    assert all_probes(alone) == []
+    alone = make_plan([3])
+    assert netperf_probes(alone) == []
     assert list(alone.zones) == ["z000"]
 
 
 @pytest.mark.parametrize(("zones", "interval_s"), [(2, 60), (10, 60), (15, 90), (40, 234), (100, 594)])
 def test_a_round_is_a_minute_up_to_ten_zones_and_then_grows_with_them(zones: int, interval_s: float) -> None:
-    assert plan_pairs(cluster([1] * zones), PlanOptions(), None, NOW_S).interval_s == interval_s
+    assert make_plan([1] * zones).interval_s == interval_s
 
 
 def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
@@ -218,8 +207,8 @@ def test_the_agents_role_names_every_results_object(zones: int) -> None:
 
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_possible(before: int, after: int) -> None:
-    old = plan_pairs(cluster([1] * before), PlanOptions(), None, NOW_S)
-    new = plan_pairs(cluster([1] * after), PlanOptions(), old.zones, NOW_S)
+    old = make_plan([1] * before)
+    new = plan_pairs(make_nodes([1] * after), PlanOptions(), old.zones, NOW_S)
     sizes = Counter(zone.results for zone in new.zones.values())
     assert max(sizes.values()) <= zones_per_shard(after)
     assert set(sizes) <= set(shard_names("netperf-metrics", after))
@@ -228,9 +217,9 @@ def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_pos
 
 
 def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
-    first = plan_pairs(cluster([2, 2]), PlanOptions(), None, NOW_S)
-    used = all_probes(first)[0].origin.node
-    second = plan_pairs([n for n in cluster([2, 2]) if n.name != used], PlanOptions(), first.zones, NOW_S - 3000)
+    first = make_plan([2, 2])
+    used = netperf_probes(first)[0].origin.node
+    second = plan_pairs([n for n in make_nodes([2, 2]) if n.name != used], PlanOptions(), first.zones, NOW_S - 3000)
     changed = [zone for zone in second.zones if second.zones[zone] != first.zones[zone]]
     assert changed
     assert all(second.zones[zone].epoch > first.zones[zone].epoch for zone in changed)

@@ -1,4 +1,4 @@
-"""Plan objects: what is read back is what was written, and nothing else gets through."""
+"""An encoded plan is decoded unchanged, and invalid plans and probes are refused."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from netperf.configmap_size import ConfigMapTooLargeError
 from netperf.errors import PlanRefusedError
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
-from tests.unit.netperf.building import one_each, plan_of
+from tests.unit.netperf.probe_plans import make_plan
 
-PLANS = plan_of(one_each(6)).zones
+PLANS = make_plan([1] * 6).zones
 PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
 
 
-def damaged(**probe_fields: object) -> dict[str, str]:
+def encode_with_probe(**probe_fields: object) -> dict[str, str]:
     probe = msgspec.structs.replace(PLAN.probes[0], **probe_fields)
     return encode_plan(msgspec.structs.replace(PLAN, probes=(probe, *PLAN.probes[1:])))
 
@@ -74,7 +74,7 @@ def test_an_invalid_plan_is_refused_with_a_reason(data: dict[str, str] | None, r
     ],
 )
 def test_an_invalid_probe_is_left_out_and_the_others_stay(fields: dict[str, object], reason: str) -> None:
-    decoded = decode_plan(damaged(**fields))
+    decoded = decode_plan(encode_with_probe(**fields))
     assert [r.reason for r in decoded.refusals] == [reason]
     assert decoded.refusals[0].key == "probes[0]"
     assert decoded.plan.probes == PLAN.probes[1:]

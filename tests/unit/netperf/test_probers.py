@@ -1,4 +1,4 @@
-"""Reading netperf's output, hourly passphrases, contention and datagrams: all without a process or a packet."""
+"""netperf's output, hourly passphrases, delays of the prober, and datagrams, without starting netperf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results ConfigMap: a round trip loses nothing, and no noise becomes a number."""
+"""Encoded results are decoded unchanged, and malformed keys never become numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.configmap_size import MAX_CONFIGMAP_BYTES, ConfigMapTooLargeError
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.results import (
     MAX_NAME_LENGTH,
     ResultKey,
@@ -25,7 +26,7 @@ from netperf.results import (
 )
 from netperf.sample import Failure, Measurement, NodeLocation, Percentile, Sample
 from netperf.upstream_keys import MAX_KEY_LENGTH, upstream_key
-from tests.unit.netperf.building import one_each, plan_of
+from tests.unit.netperf.probe_plans import NOW_S, make_plan
 
 P90: tuple[Percentile, ...] = ("p90",)
 LOCATIONS = {name: NodeLocation(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
@@ -46,6 +47,12 @@ def sample(origin: str = "a1", destination: str = "b1.example.com", **fields: ob
 
 def written(*samples: Sample, upstream: tuple[Percentile, ...] = ()) -> dict[str, str]:
     return {key: value for key, value in encode_samples(samples, upstream).items() if value is not None}
+
+
+def encode_failed_stream(sequence: int) -> dict[str, str]:
+    origin, destination = LOCATIONS["a1"], LOCATIONS["c1"]
+    failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=sequence)
+    return {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
 
 
 latencies = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us, 2))
@@ -247,19 +254,21 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
 
 
 def test_keys_of_unplanned_pairs_are_removed_and_keys_of_other_components_stay() -> None:
-    plans = plan_of((p.node, p.zone) for p in LOCATIONS.values() if p.node != "a2").zones.values()
+    others = [location for location in LOCATIONS.values() if location.node != "a2"]
+    nodes = [ProbeNode(name=at.node, address=f"10.0.0.{i}", zone=at.zone) for i, at in enumerate(others)]
+    plans = plan_pairs(nodes, PlanOptions(), None, NOW_S).zones.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
     planned = list_planned_keys(plans)
     assert find_keys_to_remove(data, planned) == {*written(gone, upstream=("p90",)), "netaware.v1.broken"}
     (key,) = written(sample())
-    assert find_keys_to_remove({**data, key: "{half"}, planned) >= {key}, "what is refused goes as well"
+    assert find_keys_to_remove({**data, key: "{half"}, planned) >= {key}, "refused values are removed too"
 
 
 def test_keys_of_an_unplanned_test_are_removed() -> None:
-    with_streams = list_planned_keys(plan_of(one_each(2), extra_tests=("TCP_STREAM",)).zones.values())
-    without = list_planned_keys(plan_of(one_each(2)).zones.values())
+    with_streams = list_planned_keys(make_plan([1, 1], extra_tests=("TCP_STREAM",)).zones.values())
+    without = list_planned_keys(make_plan([1, 1]).zones.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
     assert find_keys_to_remove(dict.fromkeys(streams, "{}"), without) == streams
@@ -276,27 +285,18 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
 
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (3, True), (4, True)])
 def test_a_newer_success_of_any_test_replaces_a_failure(sequence: int, stands: bool) -> None:
-    """The run of an extra test that failed last in an outage is repeated ten rounds later."""
-    failure = Failure(
-        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", failures_in_a_row=3, sequence=sequence
-    )
-    told = {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
-    found = decode_results(told | written(sample("a1", "c1")), LOCATIONS)
+    """The next run of an extra test that failed is ten rounds later."""
+    data = encode_failed_stream(sequence) | written(sample("a1", "c1"))
+    found = decode_results(data, LOCATIONS)
     assert len(found.samples) == 1
     assert bool(found.failures) == stands
 
 
 @pytest.mark.parametrize("far", [2**53 - 1, 2**62, int(1.8e9) + 12 * YEAR_S])
 def test_an_implausible_sequence_replaces_nothing(far: int) -> None:
-    failure = Failure(
-        origin=LOCATIONS["a1"], destination=LOCATIONS["c1"], failure="timeout", failures_in_a_row=3, sequence=1
-    )
-    good = sample("a1", "c1")
-
     def read(of_sample: int, of_failure: int) -> tuple[list[int], list[int]]:
-        told = encode_failure(msgspec.structs.replace(failure, sequence=of_failure), "TCP_STREAM")
-        data = written(msgspec.structs.replace(good, sequence=of_sample))
-        found = decode_results(data | {k: v for k, v in told.items() if v is not None}, LOCATIONS, now_s=1.8e9)
+        data = written(msgspec.structs.replace(sample("a1", "c1"), sequence=of_sample))
+        found = decode_results(data | encode_failed_stream(of_failure), LOCATIONS, now_s=1.8e9)
         return [s.sequence for s in found.samples.values()], [f.sequence for f in found.failures.values()]
 
     assert read(far, 1) == ([0], [1])
@@ -307,7 +307,7 @@ def test_an_implausible_sequence_replaces_nothing(far: int) -> None:
 
 
 def test_our_keys_cannot_have_the_external_prober() -> None:
-    """These have no time and never age."""
+    """External samples have no time and never age."""
     one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
     beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, cost_source="datagrams")
     found = decode_results(written(one, other, beside), LOCATIONS)

@@ -1,4 +1,4 @@
-"""What a measurement may hold, when it is doubted, and how old it is."""
+"""Measurements have valid values, faults get quality flags, and the age of a sample is by the reader's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hours of a network in seconds, by the product's own rules: spikes, changes, cuts, slow nodes, liars, rotations (simulated)."""
+"""Costs follow a simulated network through spikes, changes, cuts, slow or lying nodes, and rotations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tests.support.simulated_network import SimulatedNetwork, changed, forged, s
 A, B, C = "zone-000", "zone-001", "zone-002"
 
 
-def settled(zones: int = 6, nodes: int = 3, **more: object) -> SimulatedNetwork:
+def make_settled_network(zones: int = 6, nodes: int = 3, **more: object) -> SimulatedNetwork:
     network = SimulatedNetwork(some_zones(zones), nodes, **more)  # type: ignore[arg-type]
     network.rounds(8)
     return network
 
 
 def test_a_quiet_network_with_spikes_and_rotations_writes_at_most_twice_an_hour() -> None:
-    network = settled(spike_ratio=0.01)
+    network = make_settled_network(spike_ratio=0.01)
     assert network.rounds(60) <= 2
 
 
 @pytest.mark.parametrize(("factor", "rounds"), [(1.3, 2), (0.7, 2), (1.05, 10), (0.95, 10)])
 def test_a_changed_latency_changes_the_cost_soon(factor: float, rounds: int) -> None:
-    network = settled(noise=0.002)
+    network = make_settled_network(noise=0.002)
     before = network.latency_us(A, B)
     assert before is not None
     changed(network, A, B, factor)
@@ -35,7 +35,7 @@ def test_a_changed_latency_changes_the_cost_soon(factor: float, rounds: int) -> 
 
 def test_a_rotation_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "ROTATION_S", 60.0)
-    network = settled(nodes=8, noise=0.002)
+    network = make_settled_network(nodes=8, noise=0.002)
     before = dict(network.costs)
     chosen = {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}
     assert network.rounds(20) <= 1
@@ -47,7 +47,7 @@ def test_a_rotation_changes_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes: int) -> None:
-    network = settled(6, nodes)
+    network = make_settled_network(6, nodes)
     before = dict(network.costs)
     network.cut.add(frozenset((A, B)))
     network.rounds(3)
@@ -68,7 +68,7 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
 
 
 def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None:
-    network = settled(6, 6, noise=0.002)
+    network = make_settled_network(6, 6, noise=0.002)
     before = dict(network.costs)
     used = [n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)]
     victim = max(sorted(set(used)), key=used.count)
@@ -80,7 +80,7 @@ def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None
 
 
 def test_a_frozen_node_changes_no_cost_of_its_zone() -> None:
-    network = settled(6, 3)
+    network = make_settled_network(6, 3)
     before = dict(network.costs)
     network.mute.add(f"{A}-n0")
     network.rounds(10)
@@ -90,7 +90,7 @@ def test_a_frozen_node_changes_no_cost_of_its_zone() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_lying_agent_is_reported_and_changes_latencies_by_at_most_a_tenth(nodes: int) -> None:
-    network = settled(5, nodes, noise=0.002)
+    network = make_settled_network(5, nodes, noise=0.002)
     before = {pair: network.latency_us(*pair) for pair in network.costs}
     liar = f"{A}-n0"
     network.forge[liar] = lambda _probe, us: us / 15
@@ -115,7 +115,7 @@ def test_an_agent_that_lies_from_the_start_is_reported() -> None:
 
 
 def test_unplanned_results_are_refused_with_their_writer() -> None:
-    network = settled(6, 3)
+    network = make_settled_network(6, 3)
     before = dict(network.costs)
     liar = network.locations[f"{A}-n0"]
     planned = {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}

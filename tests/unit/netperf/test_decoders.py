@@ -1,5 +1,5 @@
-"""The first value of a type may be read by several threads at once: msgspec builds what it knows of a type when it is first decoded, and
-a thread that meets it half built ends the process (docs/adr/0126).
+"""Decoders are created at import, because msgspec builds the data of a type when it first decodes it. A second thread that decodes the type
+meanwhile ends the process (docs/adr/0126).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PRODUCT = ("kubekit", "netperf", "agent", "controller")
 def test_decoders_are_created_at_import() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
-        for room in PRODUCT
-        for path in sorted((ROOT / room).rglob("*.py"))
+        for package in PRODUCT
+        for path in sorted((ROOT / package).rglob("*.py"))
         for call in _decoding_in_functions(parsed(path))
     ]
     assert not found, "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`:\n" + "\n".join(
@@ -27,7 +27,7 @@ def test_decoders_are_created_at_import() -> None:
 
 
 def _decoding_in_functions(tree: ast.Module) -> Iterator[ast.Call]:
-    """``msgspec.json.decode(..., type=X)`` of a type that is written there; who is given the type answers for it."""
+    """Calls of ``msgspec.json.decode(..., type=X)``, unless the type is a parameter of the function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.decode":
             for keyword in node.keywords:

@@ -1,0 +1,24 @@
+"""Builds nodes and probe plans for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
+
+NOW_S = 1_700_000_000.0
+
+
+def make_nodes(sizes: Iterable[int]) -> list[ProbeNode]:
+    """The nodes of zones with these numbers of nodes."""
+    return [
+        ProbeNode(name=f"n{z}-{i}", address=f"10.{z // 200}.{z % 200}.{i + 1}", zone=f"z{z:03}", region=f"r{z % 3}")
+        for z, size in enumerate(sizes)
+        for i in range(size)
+    ]
+
+
+def make_plan(sizes: Iterable[int], **options: Any) -> PairPlan:
+    """The first plan of zones with these numbers of nodes."""
+    return plan_pairs(make_nodes(sizes), PlanOptions(**options), None, NOW_S)

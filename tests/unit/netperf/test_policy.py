@@ -1,0 +1,61 @@
+"""Costs rise with the latency in whole units, and errors of a policy name the field."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubekit.errors import ConfigError
+from netperf.policy import MAX_NETWORK_COST, CostPolicy, cost_with_hysteresis, latency_to_cost, parse_policy
+
+latencies = st.floats(min_value=0.01, max_value=1e8)
+costs = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
+
+
+@given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
+def test_a_cost_never_decreases_with_the_latency(
+    current_cost: int | None, one: float, other: float, noise_us: float, hysteresis: float
+) -> None:
+    policy = CostPolicy(hysteresis=hysteresis)
+    low, high = sorted((one, other))
+    low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low, high))
+    assert 2 <= low_cost <= high_cost <= MAX_NETWORK_COST
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "unit_us", "cost"),
+    [
+        (1, 1000, 2),
+        (2000, 1000, 2),
+        (2000.01, 1000, 3),
+        (5000, 1000, 5),
+        (5000.0000001, 1000, 5),
+        (730, 100, 8),
+        (1e9, 1, 10000),
+    ],
+)
+def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost: int) -> None:
+    assert latency_to_cost(latency_us, CostPolicy(unit_us=unit_us)) == cost
+
+
+def test_fields_of_a_policy_override_the_defaults() -> None:
+    defaults = CostPolicy(unit_us=100)
+    assert parse_policy({"percentile": "p50"}, defaults) == CostPolicy(percentile="p50", unit_us=100)
+    assert parse_policy(None) == CostPolicy()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"unitUs": 0}, "unitUs"),
+        ({"unitUs": "1ms"}, "unitUs"),
+        ({"percentile": "p95"}, "percentile"),
+        ({"expireAfterS": 10}, "expireAfterS"),
+        ({"hystersis": 0.1}, "hystersis"),
+        ({"unitUs": float("nan")}, "unitUs"),
+    ],
+)
+def test_errors_of_an_invalid_policy_name_the_field(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_policy(fields)
