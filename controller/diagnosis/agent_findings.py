@@ -19,8 +19,9 @@ MISSED_ROUNDS = 2.0
 """One round in which an agent repeats unchanged samples, and one that a busy node may miss."""
 MAX_SINGLE_RESTARTS = 3
 """Up to this many agents are restarted by a command each, more by a restart of the DaemonSet."""
+_RESTART_ALL = f"rollout restart daemonset/{AGENT}"
 _AGENT_POD = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-DELETE_AGENT_POD = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
+RESTART_AGENT = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
 """Command that restarts the agent of a node, with placeholders."""
 
 
@@ -75,9 +76,9 @@ def _report_no_agents(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFa
     failures = [failure for zone in zones for failure in failures_by_zone[zone]]
     summary = f"no agent works on any of {len(failures)} nodes: nothing is measured"
     fix = (
-        format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.netaware_namespace),
-        format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.netaware_namespace),
-        _format_restart_of_all(facts),
+        facts.format_kubectl(f"describe daemonset {AGENT}"),
+        facts.format_kubectl(f"get pods -l {AGENT_POD_SELECTOR} -o wide"),
+        facts.format_kubectl(_RESTART_ALL),
     )
     affects = zones[:MAX_AFFECTED]
     return Finding("no-agents", "critical", summary, _format_causes(failures), None, affects, fix, "NetawareAgentDown")
@@ -103,10 +104,6 @@ def _format_restarts(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     lines = (f"{get_pod} -o wide", f"kubectl -n {{netaware_namespace}} logs --tail=50 $({get_pod} -o name)")
     inspections = tuple(format_command(line, netaware_namespace=namespace, node=nodes[0]) for line in lines)
     if len(nodes) > MAX_SINGLE_RESTARTS:
-        return *inspections, _format_restart_of_all(facts)
-    restarts = (format_command(DELETE_AGENT_POD, netaware_namespace=namespace, node=node) for node in nodes)
+        return *inspections, facts.format_kubectl(_RESTART_ALL)
+    restarts = (format_command(RESTART_AGENT, netaware_namespace=namespace, node=node) for node in nodes)
     return *inspections, *restarts
-
-
-def _format_restart_of_all(facts: Facts) -> str:
-    return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.netaware_namespace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -13,16 +13,14 @@ from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
 from kubekit.owners import TEMPLATE_HASH_LABEL
-from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time_or_none
+from kubekit.wire import LEASES, PODS, Object, PodSpec, PodStatus, Wire, parse_time_or_none
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 
 Program = Literal["controller", "extender", "scheduler"]
-PROGRAMS_BY_DEPLOYMENT: dict[str, Sequence[Program]] = {
-    CONTROLLER: ("controller",),
-    # The extender is a container in the scheduler's pods.
-    SCHEDULER: ("scheduler", "extender"),
-}
-PROGRAM_SELECTOR = f"{NAME_LABEL} in ({', '.join(PROGRAMS_BY_DEPLOYMENT)})"
+# The extender is a container in the scheduler's pods.
+DEPLOYMENTS: dict[Program, str] = {"controller": CONTROLLER, "extender": SCHEDULER, "scheduler": SCHEDULER}
+"""The Deployment whose pods contain a program."""
+PROGRAM_SELECTOR = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
 
 
 class ProgramPod(msgspec.Struct, frozen=True):
@@ -82,36 +80,25 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
     failed_checks: tuple[str, ...] = ()
 
 
-class _Reason(Wire, frozen=True):
+class _ContainerState(Wire, frozen=True):
     reason: str = ""
-
-
-class _State(Wire, frozen=True):
-    waiting: _Reason | None = None
-    terminated: _Reason | None = None
 
 
 class _Container(Wire, frozen=True):
     name: str = ""
     ready: bool = False
-    state: _State = _State()
+    state: dict[str, _ContainerState] = {}
 
 
-class _Status(Wire, frozen=True):
-    phase: str = ""
-    conditions: list[Condition] | None = None
+class _ProgramPodStatus(PodStatus, frozen=True):
     container_statuses: list[_Container] | None = None
-
-
-class _Spec(Wire, frozen=True):
-    node_name: str = ""
 
 
 class ProgramPodObject(Object, frozen=True):
     """A pod of netaware's own programs, with the states of its containers."""
 
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
+    spec: PodSpec = PodSpec()
+    status: _ProgramPodStatus = _ProgramPodStatus()
 
 
 async def read_control_plane(
@@ -143,7 +130,8 @@ def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ..
     program_pods = tuple(
         _build_program_pod(pod, program)
         for pod in pods
-        for program in PROGRAMS_BY_DEPLOYMENT.get(pod.metadata.label(NAME_LABEL), ())
+        for program, deployment in DEPLOYMENTS.items()
+        if pod.metadata.label(NAME_LABEL) == deployment
     )
     return program_pods or None
 
@@ -151,8 +139,8 @@ def build_program_pods(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ..
 def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
     all_containers = pod.status.container_statuses or []
     containers = [c for c in all_containers if program in c.name] or all_containers
-    states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
-    reason = next((state.reason for state in states), "")
+    # A container is waiting, terminated or running; only the first two have a reason.
+    reason = next((state.reason for c in containers for state in c.state.values() if state.reason), "")
     scheduled = find_condition(pod.status.conditions, "PodScheduled")
     if not reason and not pod.spec.node_name and scheduled is not None:
         reason = scheduled.message

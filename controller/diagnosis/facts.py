@@ -18,6 +18,7 @@ from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import build_network
 from kubekit.owners import owner_of
+from kubekit.text import format_command
 from kubekit.wire import Condition, Taint, parse_time_or_none
 from netperf.contract import NETAWARE_NAMESPACE
 from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
@@ -122,11 +123,18 @@ class Facts(msgspec.Struct, frozen=True):
         """Length of a probing round; 0 without a probe plan."""
         return self.network.interval_s or 0.0
 
+    def format_kubectl(self, template: str, *values: object) -> str:
+        """A kubectl command in netaware's namespace, see `format_command`."""
+        return format_command(f"kubectl -n {{}} {template}", self.netaware_namespace, *values)
+
 
 def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
     """The facts of a snapshot, and of ``pod`` if that is not in the snapshot."""
     membership, default_placement = snapshot.build_membership(), snapshot.scheduler.placement
-    placements = snapshot.placement_by_namespace
+    placement_by_namespace = {
+        namespace.metadata.name: placement_of(namespace.metadata.labels, default_placement)
+        for namespace in snapshot.namespaces
+    }
     agents = build_agents(snapshot)
     zone_by_node = {agent.node: agent.zone for agent in agents}
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
@@ -139,7 +147,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
         bandwidth=build_bandwidth(snapshot),
         groups=snapshot.groups,
         pods=tuple(
-            build_pod_fact(p, membership, placements.get(p.metadata.namespace, default_placement))
+            build_pod_fact(p, membership, placement_by_namespace.get(p.metadata.namespace, default_placement))
             for p in (*snapshot.pods, *((pod,) if is_missing else ()))
         ),
         nodes={

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from controller.diagnosis.agent_findings import DELETE_AGENT_POD
+from controller.diagnosis.agent_findings import RESTART_AGENT
 from controller.diagnosis.cluster_views import PairBasis, PairView
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, ConditionFinding, Finding, Severity, ZoneFinding
@@ -43,7 +43,7 @@ _FINDINGS_BY_REASON: dict[str, _ReasonFinding] = {
         (f"kubectl get nodes -L {REGION_LABEL},{ZONE_LABEL}", f"kubectl label --overwrite node NODE {REGION_LABEL}=REGION")),
     "UnplannedResults": _ReasonFinding(
         "warning", "agents wrote results for pairs that are in no probe plan",
-        (f"kubectl -n {{netaware_namespace}} logs daemonset/{AGENT} --tail=50", DELETE_AGENT_POD), "NetawareResultsRefused"),
+        (f"kubectl -n {{netaware_namespace}} logs daemonset/{AGENT} --tail=50", RESTART_AGENT), "NetawareResultsRefused"),
     "NodesContradicted": _ReasonFinding(
         "info", "measurements of some nodes are ignored as outliers",
         ("kubectl describe node {node}", "look for load, a full uplink or a wrong route on the node")),
@@ -87,10 +87,9 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
 
 def _report_no_topology(facts: Facts) -> Finding:
     summary = "there is no NetworkTopology, so no costs can be written"
-    logs = f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology"
     cause = ("the leader creates a NetworkTopology within a minute, but only if `bootstrap.networkTopology` names one",)
     fix = (
-        format_command(logs, facts.netaware_namespace),
+        facts.format_kubectl(f"logs deployment/{CONTROLLER} | grep NetworkTopology"),
         "set bootstrap.networkTopology: nt-default in the configuration, or create a NetworkTopology yourself",
     )
     return Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
@@ -111,8 +110,7 @@ def _report_unreachable(zone: str, other_zone: str) -> Finding:
 
 def _report_no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
-    logs = f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan"
-    fix = (format_command(logs, facts.netaware_namespace), *APPLY_AGAIN)
+    fix = (facts.format_kubectl(f"logs deployment/{CONTROLLER} --tail=50 | grep -i plan"), *APPLY_AGAIN)
     return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
 
 

@@ -146,11 +146,11 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
             pods_by_scheduler[pod.scheduler_name].append(pod)
     for name, pods in sorted(pods_by_scheduler.items()):
         summary, affects = f"{_format_pods(pods)}: no scheduler named {name} responds", _affected_keys(pods)
+        fix: tuple[str, ...]
         if name in facts.scheduler_names:
-            alert, namespace = "NetawareSchedulerDown", facts.netaware_namespace
-            logs = f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50"
-            restart = f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}"
-            fix: tuple[str, ...] = (format_command(logs, namespace), format_command(restart, namespace))
+            logs = facts.format_kubectl(f"logs deployment/{SCHEDULER} --all-containers --tail=50")
+            restart = facts.format_kubectl(f"rollout restart deployment/{SCHEDULER}")
+            alert, fix = "NetawareSchedulerDown", (logs, restart)
         else:
             alert, fix = "", (f"{format_scheduler_fix(facts)}, if you run no scheduler of that name",)
         yield PodFinding("no-scheduler", "warning", summary, (), _first_created_s(pods), affects, fix, alert)

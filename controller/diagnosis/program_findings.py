@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from controller.cluster.pods import PodSpec
-from controller.diagnosis.control_plane import LeaseFact, Program, ProgramPod
+from controller.diagnosis.control_plane import DEPLOYMENTS, LeaseFact, Program, ProgramPod
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, MAX_CAUSES, Finding
 from controller.diagnosis.unschedulable import NodeSurveys, find_reason_in_message
 from kubekit.text import format_command
-from netperf.contract import CONTROLLER, SCHEDULER
+from netperf.contract import CONTROLLER
 
 MAX_CLOCK_DIFFERENCE_S = 5.0
 """Clocks of the leader and of this machine may differ by this much."""
@@ -19,26 +19,23 @@ _STARTING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
 # `rollout undo` without a revision would return to the broken one when pasted twice.
 _LATEST_REVISION = (
-    "kubectl -n {netaware_namespace} get replicasets -l 'app.kubernetes.io/name={deployment},pod-template-hash notin (FAILED_HASHES)'"
+    "get replicasets -l 'app.kubernetes.io/name={},pod-template-hash notin (FAILED_HASHES)'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
 )
-_LOGS = f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50"
+_CONTROLLER_LOGS = f"logs deployment/{CONTROLLER} --tail=50"
 
 
-class _ProgramInfo(NamedTuple):
-    """A program: the Deployment whose pods contain it, the consequence of its absence, and the alert about that."""
+class _Outage(NamedTuple):
+    """The consequence if a program is down, and the alert about that."""
 
-    deployment: str
     consequence: str
     alert: str
 
 
-_PROGRAMS: dict[Program, _ProgramInfo] = {
-    "controller": _ProgramInfo(
-        CONTROLLER, "costs and plans are not updated, and gates stay closed", "NetawareNoLeader"
-    ),
-    "extender": _ProgramInfo(SCHEDULER, "pods are placed without regard to the network", "NetawareExtenderDown"),
-    "scheduler": _ProgramInfo(SCHEDULER, "pods with its schedulerName stay Pending", "NetawareSchedulerDown"),
+_OUTAGES: dict[Program, _Outage] = {
+    "controller": _Outage("costs and plans are not updated, and gates stay closed", "NetawareNoLeader"),
+    "extender": _Outage("pods are placed without regard to the network", "NetawareExtenderDown"),
+    "scheduler": _Outage("pods with its schedulerName stay Pending", "NetawareSchedulerDown"),
 }
 
 
@@ -48,8 +45,8 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     queued_pods = [pod for pod in facts.pods if pod.is_waiting and not pod.spec.scheduling_gates]
     queued_keys = tuple(pod.metadata.key for pod in queued_pods if pod.scheduler_name in facts.scheduler_names)
     status = facts.control_plane
-    pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _PROGRAMS}
-    is_down = {name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _PROGRAMS}
+    pods = {name: [pod for pod in status.pods or () if pod.program == name] for name in _OUTAGES}
+    is_down = {name: status.pods is not None and not any(pod.is_ready for pod in pods[name]) for name in _OUTAGES}
     if is_down["controller"]:
         yield _report_down(facts, "controller", pods["controller"], gated_keys)
     elif status.can_read_lease and _has_no_holder(status.lease, facts.now_s):
@@ -65,7 +62,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
-            format_command(_LOGS, facts.netaware_namespace),
+            facts.format_kubectl(_CONTROLLER_LOGS),
             *(APPLY_AGAIN if lacks_rights else (open_path,)),
         )
         yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:MAX_CAUSES], fix=fix)
@@ -85,14 +82,13 @@ def _report_no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     else:
         since, age_s = lease.renewed_s, facts.now_s - lease.renewed_s
         cause = f"{lease.holder or 'no one'} renewed the Lease {CONTROLLER} last, {age_s:.0f} s ago"
-    restart = f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}"
-    fix = (format_command(_LOGS, facts.netaware_namespace), format_command(restart, facts.netaware_namespace))
-    summary, alert = f"no controller leads: {_PROGRAMS['controller'].consequence}", _PROGRAMS["controller"].alert
+    fix = (facts.format_kubectl(_CONTROLLER_LOGS), facts.format_kubectl("rollout restart deployment/{}", CONTROLLER))
+    summary, alert = f"no controller leads: {_OUTAGES['controller'].consequence}", _OUTAGES["controller"].alert
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, alert)
 
 
 def _report_down(facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...]) -> Finding:
-    deployment, consequence, alert = _PROGRAMS[program]
+    deployment, (consequence, alert) = DEPLOYMENTS[program], _OUTAGES[program]
     cause = tuple(
         f"pod {pod.name} on {pod.node or 'no node'}: " + (pod.reason or f"not ready, phase {pod.phase or 'unknown'}")
         for pod in pods[:MAX_CAUSES]
@@ -102,12 +98,12 @@ def _report_down(facts: Facts, program: Program, pods: list[ProgramPod], affects
         failed = [pod for pod in pods if pod.reason and pod.reason not in _STARTING_REASONS]
         explaining = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
         failed_hashes = sorted({pod.template_hash for pod in failed if pod.template_hash})
-        describe = format_command("kubectl -n {} describe pod {}", facts.netaware_namespace, explaining.name)
+        describe = facts.format_kubectl("describe pod {}", explaining.name)
         fix: tuple[str, ...] = (describe, *_fix_pod(facts, explaining, deployment, failed_hashes))
     else:
         fix = (
-            format_command("kubectl -n {} describe deployment/{}", facts.netaware_namespace, deployment),
-            format_command("kubectl -n {} scale deployment/{} --replicas=2", facts.netaware_namespace, deployment),
+            facts.format_kubectl("describe deployment/{}", deployment),
+            facts.format_kubectl("scale deployment/{} --replicas=2", deployment),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     summary = f"no {program} is ready: {consequence}"
@@ -123,22 +119,19 @@ def _fix_pod(facts: Facts, pod: ProgramPod, deployment: str, failed_hashes: Sequ
         deployment: name of its Deployment.
         failed_hashes: hashes of the pod templates whose pods fail.
     """
-    namespace = facts.netaware_namespace
     if not pod.node:
         survey = NodeSurveys(facts.nodes).for_spec(PodSpec())
-        return find_reason_in_message(pod.reason, pod.name, namespace, "", survey).fix
-    logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", namespace, pod.name)
+        return find_reason_in_message(pod.reason, pod.name, facts.netaware_namespace, "", survey).fix
+    logs = facts.format_kubectl("logs {} --all-containers --tail=50", pod.name)
     if not pod.reason:
-        return logs, format_command("kubectl -n {} rollout restart deployment/{}", namespace, deployment)
+        return logs, facts.format_kubectl("rollout restart deployment/{}", deployment)
     if pod.reason in _STARTING_REASONS:
-        wait = format_command("kubectl -n {} rollout status deployment/{} --timeout=60s", namespace, deployment)
+        wait = facts.format_kubectl("rollout status deployment/{} --timeout=60s", deployment)
         return wait, "correct the problem in the pod's events, if the pod does not start"
-    undo = format_command("kubectl -n {} rollout undo deployment/{}", namespace, deployment)
+    undo = facts.format_kubectl("rollout undo deployment/{}", deployment)
     if failed_hashes:
         hashes = ",".join(format_command("{}", failed_hash) for failed_hash in failed_hashes)
-        latest_revision = _LATEST_REVISION.replace("FAILED_HASHES", hashes)
-        undo += (
-            f" --to-revision=$({format_command(latest_revision, netaware_namespace=namespace, deployment=deployment)})"
-        )
+        latest_revision = facts.format_kubectl(_LATEST_REVISION.replace("FAILED_HASHES", hashes), deployment)
+        undo += f" --to-revision=$({latest_revision})"
     correct = "correct your overlay and apply it, if no earlier version ran"
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)

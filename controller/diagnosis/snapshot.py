@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, has_no_zone_labels, location_of
 from controller.cluster.crds import AppGroup, NetworkTopology
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import Placement, Pod, placement_of
+from controller.cluster.pods import Pod
 from controller.cluster.services import Service
 from controller.diagnosis.control_plane import ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
@@ -62,24 +61,12 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prices: PriceTable | None = None
     control_plane: ControlPlaneStatus | None = None
 
-    @property
-    def network_overhead_args(self) -> NetworkOverheadArgs:
-        """Arguments of NetworkOverhead, which choose NetworkTopology and weights."""
-        return self.scheduler.network_overhead_args
-
-    @property
-    def placement_by_namespace(self) -> dict[str, Placement]:
-        """Placement mode of pods without a label, by namespace; ``scheduler.placement`` for other namespaces."""
-        default = self.scheduler.placement
-        return {n.metadata.name: placement_of(n.metadata.labels, default) for n in self.namespaces}
-
     def build_cost_index(self) -> CostIndex:
         """The costs that the scheduler uses."""
         is_one_zone = not self.scheduler.is_parity and has_no_zone_labels(map(location_of, self.nodes))
-        return CostIndex.from_objects(
-            self.topologies, self.network_overhead_args, self.netaware_namespace, is_one_zone=is_one_zone
-        )
+        args = self.scheduler.network_overhead_args
+        return CostIndex.from_objects(self.topologies, args, self.netaware_namespace, is_one_zone=is_one_zone)
 
     def build_membership(self) -> Membership:
         """The rule that assigns pods to AppGroups."""
-        return Membership.from_objects(self.groups, self.namespaces, self.network_overhead_args)
+        return Membership.from_objects(self.groups, self.namespaces, self.scheduler.network_overhead_args)

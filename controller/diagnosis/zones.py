@@ -33,7 +33,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     topologies_in_use = [_find_topology_in_use(snapshot)]
     if topology is not None:
         topologies_in_use.append(_find_topology_in_use(snapshot, topology.metadata.namespace))
-    weight_in_use = choose_weight(topology, snapshot.network_overhead_args)
+    weight_in_use = choose_weight(topology, snapshot.scheduler.network_overhead_args)
     weights = (topology.spec.weights or ()) if topology is not None else ()
     weight = weight_in_use or next((candidate for candidate in weights if candidate.topology_list), None)
     zone_map = build_zone_map(snapshot.nodes)
@@ -55,14 +55,14 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
 
 def _choose_shown_topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses, else one of the same name, else any."""
-    name = snapshot.network_overhead_args.network_topology_name
+    name = snapshot.scheduler.network_overhead_args.network_topology_name
     candidates = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
     return _find_topology_in_use(snapshot) or next(iter(candidates), None)
 
 
 def _find_topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
-    by_key, args = {t.metadata.key: t for t in snapshot.topologies}, snapshot.network_overhead_args
+    by_key, args = {t.metadata.key: t for t in snapshot.topologies}, snapshot.scheduler.network_overhead_args
     return choose_topology(by_key, args, netaware_namespace=snapshot.netaware_namespace, namespace=namespace)
 
 

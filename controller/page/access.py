@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from aiohttp import hdrs, web
 
-from controller.page.document import build_security_headers
+from controller.page.document import make_headers
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -70,7 +70,7 @@ class PageAuthorizer:
             if decision == "allowed":
                 return await handler(request)
             status, text = _REFUSALS[decision]
-            headers = build_security_headers()
+            headers = make_headers()
             if status == 401:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)
@@ -106,14 +106,8 @@ class PageAuthorizer:
         if not token_status.get("authenticated") or PAGE_AUDIENCE not in (token_status.get("audiences") or ()):
             return "unauthenticated"
         user = token_status.get("user") or {}
-        attributes = {
-            "namespace": self._namespace,
-            "verb": "get",
-            "resource": "services",
-            "subresource": "proxy",
-            "name": CONTROLLER,
-        }
+        attributes = {"verb": "get", "resource": "services", "subresource": "proxy", "name": CONTROLLER}
         spec = {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
-        spec |= {"user": user.get("username", ""), "resourceAttributes": attributes}
+        spec |= {"user": user.get("username", ""), "resourceAttributes": {**attributes, "namespace": self._namespace}}
         access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": spec}, _Review)
         return "allowed" if access.status.get("allowed") is True else "forbidden"

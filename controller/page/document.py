@@ -23,7 +23,7 @@ def build_document() -> bytes:
 
 
 @lru_cache(maxsize=1)
-def build_security_policy() -> str:
+def build_csp() -> str:
     """The Content-Security-Policy of the document."""
     style, script = _read_style_and_script()
     return (
@@ -32,10 +32,10 @@ def build_security_policy() -> str:
     )
 
 
-def build_security_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
+def make_headers(csp: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
     """Headers of every response; the default Content-Security-Policy is for responses other than the document."""
     return {
-        "Content-Security-Policy": policy,
+        "Content-Security-Policy": csp,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",

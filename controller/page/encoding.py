@@ -36,20 +36,19 @@ def encode_overview(overview: Overview) -> dict[str, Any]:
 
     Returns:
         ``network``: `NetworkView` without pairs; ``matrix``: `COLUMNS` over all ordered pairs, by origin and then by destination;
-        ``agents`` and ``bandwidth``: totals; ``groups`` and ``findings``: as in the overview.
+        ``agents``: their number by state; ``bandwidth``: totals; ``groups`` and ``findings``: as in the overview.
     """
     network = msgspec.to_builtins(overview.network)
     network.pop("pairs")
-    agents, nodes, pods = overview.agents, overview.bandwidth.nodes, overview.bandwidth.pods
-    agent_counts = Counter[str](agent.state for agent in agents)
+    nodes = overview.bandwidth.nodes
+    agent_counts = Counter[str](agent.state for agent in overview.agents)
     return {
         "network": network,
         "matrix": {name: [value_of(pair) for pair in overview.network.pairs] for name, value_of in COLUMNS.items()},
-        "agents": {"total": len(agents), "states": {state: agent_counts[state] for state in get_args(AgentState)}},
+        "agents": {state: agent_counts[state] for state in get_args(AgentState)},
         "groups": overview.groups,
         "bandwidth": {
             "totalNodes": len(nodes),
-            "totalPods": len(pods),
             "nodesWithCapacity": sum(node.allocatable_bps is not None for node in nodes),
             "allocatableBps": sum(node.allocatable_bps or 0 for node in nodes),
             "allocatedBps": sum(node.allocated_bps for node in nodes),

@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.document import build_document, build_security_headers, build_security_policy
+from controller.page.document import build_csp, build_document, make_headers
 from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.views.overview import build_overview
@@ -80,12 +80,12 @@ class Page:
             body=build_document(),
             content_type="text/html",
             charset="utf-8",
-            headers=build_security_headers(build_security_policy()),
+            headers=make_headers(build_csp()),
         )
 
     async def _serve_overview(self, request: web.Request) -> web.StreamResponse:
         data = await self._current_data()
-        headers = {**build_security_headers(), hdrs.ETAG: data.etag}
+        headers = {**make_headers(), hdrs.ETAG: data.etag}
         if request.headers.get(hdrs.IF_NONE_MATCH) == data.etag:
             return web.Response(status=304, headers=headers)
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
@@ -109,7 +109,7 @@ class Page:
                     self._data = None
             if self._data is None:
                 text = "the page cannot be computed; the controller's log has the reason\n"
-                raise web.HTTPServiceUnavailable(text=text, headers=build_security_headers())
+                raise web.HTTPServiceUnavailable(text=text, headers=make_headers())
             return self._data
 
     async def _refresh(self) -> None:

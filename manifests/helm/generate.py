@@ -31,6 +31,7 @@ MINORS = range(34, 38)
 USES_GATES = '(ne .Values.placement "none")'
 USES_EXTENDER = '(eq .Values.placement "extender")'
 HAS_MUTATING_POLICIES = '(include "netaware.hasMutatingPolicies" .)'
+REPLACES_PENDING = '(or .Values.replacePending.enabled (eq .Values.placement "affinity"))'
 USES_WEBHOOK = f"(not {HAS_MUTATING_POLICIES}) {USES_GATES}"
 
 
@@ -51,11 +52,7 @@ class Source(NamedTuple):
 # The first source that has an object decides its template and condition.
 SOURCES = (
     Source("overlays/observe-only", "", ""),
-    Source(
-        "components/replace-pending",
-        "replace-pending",
-        '(or .Values.replacePending.enabled (eq .Values.placement "affinity"))',
-    ),
+    Source("components/replace-pending", "replace-pending", REPLACES_PENDING),
     Source("overlays/any-scheduler", "", USES_GATES),
     Source("overlays/default", "", USES_EXTENDER),
     Source("overlays/enforce", "bandwidth", ".Values.bandwidth.enforce"),
@@ -206,7 +203,11 @@ def _insert_container_placeholders(values: str, container: dict[str, Any]) -> No
 def _insert_agent_placeholders(values: str, spec: dict[str, Any]) -> None:
     (container,) = spec["containers"]
     spec["hostPID"] = f"@@not {values}.leastPrivilege@@"
-    _mount_host_unless(f"{values}.leastPrivilege", spec)
+    host_volumes = [volume["name"] for volume in spec["volumes"] if isinstance(volume, dict) and "hostPath" in volume]
+    for items in (spec["volumes"], container["volumeMounts"]):
+        for i, item in enumerate(items):
+            if isinstance(item, dict) and item["name"] in host_volumes:
+                items[i] = f"@@if not {values}.leastPrivilege: {json.dumps(item)}@@"
     capabilities = container["securityContext"]["capabilities"]["add"]
     capabilities[0] = f"@@if not {values}.leastPrivilege: NET_ADMIN@@"
     for condition, flag in (
@@ -215,15 +216,6 @@ def _insert_agent_placeholders(values: str, spec: dict[str, Any]) -> None:
         (".Values.agent.leastPrivilege", "--bandwidth=off"),
     ):
         container["args"].insert(-1, f"@@if {condition}: {flag}@@")
-
-
-def _mount_host_unless(condition: str, spec: dict[str, Any]) -> None:
-    """Insert placeholders that leave out the host's volumes and their mounts if a condition is true."""
-    host_volumes = [volume["name"] for volume in spec["volumes"] if "hostPath" in volume]
-    for items in (spec["volumes"], spec["containers"][0]["volumeMounts"]):
-        for i, item in enumerate(items):
-            if isinstance(item, dict) and item["name"] in host_volumes:
-                items[i] = f"@@if not {condition}: {json.dumps(item)}@@"
 
 
 def render_manifest(manifest: Manifest) -> str:

@@ -34,7 +34,7 @@ function drawSummary() {
 }
 
 function buildAgentsTile() {
-  const { up, down } = state.overview.agents.states;
+  const { up, down } = state.overview.agents;
   const note = down ? `${down} down` : `on ${pluralize(state.overview.network.zones.length, "zone")}`;
   return { tab: "now", label: "Agents", value: up, unit: `of ${up + down} up`, note, style: down ? "bad" : "" };
 }

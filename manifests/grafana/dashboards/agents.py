@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, timeseries
+from dashboards.panels import Dashboard, Query, Row, areas, stat, timeseries
 
 AGENTS = Dashboard(
     "netaware-agents",
@@ -18,7 +18,6 @@ AGENTS = Dashboard(
                     "short",
                     "Agents that Prometheus can scrape.",
                     Query('sum(up{job=~".*netaware-agent.*"})'),
-                    width=6,
                 ),
                 stat(
                     "Agents down",
@@ -26,7 +25,6 @@ AGENTS = Dashboard(
                     "Agents that Prometheus discovers but cannot scrape.",
                     Query('count(up{job=~".*netaware-agent.*"} == 0) or vector(0)'),
                     bad_above=0,
-                    width=6,
                 ),
                 stat(
                     "Leaders",
@@ -34,7 +32,6 @@ AGENTS = Dashboard(
                     "Controllers that lead; there should be exactly one.",
                     Query("sum(netaware_leader)"),
                     bad_above=1,
-                    width=6,
                 ),
                 stat(
                     "Malformed objects",
@@ -42,7 +39,6 @@ AGENTS = Dashboard(
                     "Objects of the API server that the controller ignores because they are malformed.",
                     Query("sum(netaware_malformed_objects)"),
                     bad_above=0,
-                    width=6,
                 ),
             ],
         ),
@@ -54,42 +50,40 @@ AGENTS = Dashboard(
                     "bytes",
                     "Resident memory; the budget is 64 MB.",
                     Query('process_resident_memory_bytes{job=~".*netaware-agent.*"}', "{{instance}}"),
-                    width=8,
                 ),
                 timeseries(
                     "CPU of agents",
                     "percentunit",
                     "Cores in use, without those of the child process netperf.",
                     Query('rate(process_cpu_seconds_total{job=~".*netaware-agent.*"}[5m])', "{{instance}}"),
-                    width=8,
                 ),
                 timeseries(
                     "Memory of controllers",
                     "bytes",
                     "Resident memory; the budget is 200 MB at 10,000 nodes.",
                     Query('process_resident_memory_bytes{job=~".*netaware-controller.*"}', "{{instance}}"),
-                    width=8,
                 ),
             ],
+            panel_width=8,
         ),
         Row(
             "Writes and stores",
             [
-                stacked_series(
+                areas(
                     "Writes of results",
                     "cps",
                     "Writes to the results ConfigMap per second, by outcome.",
                     Query("sum by (outcome) (rate(netaware_probe_results_writes_total[5m]))", "{{outcome}}"),
                     width=8,
                 ),
-                stacked_series(
+                areas(
                     "Writes of capacity",
                     "cps",
                     "Writes to the agents' own nodes per second, by outcome; a quiet cluster has almost none.",
                     Query("sum by (outcome) (rate(netaware_node_bandwidth_writes_total[15m]))", "{{outcome}}"),
                     width=8,
                 ),
-                stacked_series(
+                areas(
                     "Writes of the controller",
                     "cps",
                     "Plans, weights and statuses written per second; a quiet network causes none.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, Row, matrix, stacked_series, stat, status_history, timeseries, variable
+from dashboards.panels import Dashboard, Query, Row, areas, matrix, stat, status_history, timeseries, variable
 
 GROUPS = 'appgroup=~"$appgroup", appgroup=~"$namespace/.*"'
 """Selector of the chosen AppGroups."""
@@ -25,7 +25,6 @@ APPGROUPS = Dashboard(
                     "Dependencies of the selected groups whose pods are farther apart than maxNetworkCost allows.",
                     Query(f'sum(netaware_appgroup_dependencies{{{GROUPS}, verdict="violated"}})'),
                     bad_above=0,
-                    width=6,
                 ),
                 stat(
                     "Dependencies met",
@@ -35,14 +34,12 @@ APPGROUPS = Dashboard(
                         f'sum(netaware_appgroup_dependencies{{{GROUPS}, verdict="met"}})'
                         f' / sum(netaware_appgroup_dependencies{{{GROUPS}, verdict=~"met|violated|unknown"}})'
                     ),
-                    width=6,
                 ),
                 stat(
                     "Pods running",
                     "short",
                     "Running pods of the selected groups.",
                     Query(f'sum(netaware_appgroup_pods{{{GROUPS}, state="running"}})'),
-                    width=6,
                 ),
                 stat(
                     "Faults in specs",
@@ -50,37 +47,26 @@ APPGROUPS = Dashboard(
                     "Mistakes such as dependencies on unknown workloads or duplicate selectors; the condition SpecValid names them.",
                     Query(f"sum(netaware_appgroup_spec_faults{{{GROUPS}}} or vector(0))"),
                     bad_above=0,
-                    width=6,
                 ),
                 status_history(
                     "Dependencies met, by group",
                     "percentunit",
                     "Share of the placed dependencies within their maxNetworkCost; each row is a group.",
-                    Query(
-                        f"netaware:appgroup_dependencies_met:ratio{{{GROUPS}}}",
-                        "{{appgroup}}",
-                    ),
-                    width=24,
+                    Query(f"netaware:appgroup_dependencies_met:ratio{{{GROUPS}}}", "{{appgroup}}"),
                     height=7,
                     defaults={"min": 0, "max": 1},
                 ),
-                stacked_series(
+                areas(
                     "Dependencies by verdict",
                     "short",
                     "met: within maxNetworkCost. violated: above it. unknown: without a known cost. idle: one side has no placed pod.",
-                    Query(
-                        f"sum by (verdict) (netaware_appgroup_dependencies{{{GROUPS}}})",
-                        "{{verdict}}",
-                    ),
+                    Query(f"sum by (verdict) (netaware_appgroup_dependencies{{{GROUPS}}})", "{{verdict}}"),
                 ),
                 timeseries(
                     "Pods by group",
                     "short",
                     "Required pods (numMembers), pods on a node, and running pods.",
-                    Query(
-                        f"sum by (appgroup, state) (netaware_appgroup_pods{{{GROUPS}}})",
-                        "{{appgroup}} {{state}}",
-                    ),
+                    Query(f"sum by (appgroup, state) (netaware_appgroup_pods{{{GROUPS}}})", "{{appgroup}} {{state}}"),
                 ),
             ],
         ),
@@ -95,7 +81,6 @@ APPGROUPS = Dashboard(
                         'sum by (currency) (netaware_appgroup_traffic_price_per_month{namespace=~"$namespace"})',
                         "{{currency}}",
                     ),
-                    width=6,
                 ),
                 stat(
                     "Across zones",
@@ -105,7 +90,6 @@ APPGROUPS = Dashboard(
                         'sum(netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace", crossing="true"})'
                         ' / sum(netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace"})'
                     ),
-                    width=6,
                 ),
                 stat(
                     "Drift",
@@ -113,16 +97,14 @@ APPGROUPS = Dashboard(
                     "Dependencies whose traffic differs from what the groups declare; the condition AsDescribed names them.",
                     Query('sum(netaware_appgroup_traffic_drift{namespace=~"$namespace"})'),
                     bad_above=0,
-                    width=6,
                 ),
                 stat(
                     "Traffic last read",
                     "dateTimeFromNow",
                     "Time since traffic was last read from Prometheus, every traffic.intervalS.",
                     Query("max(netaware_traffic_read_timestamp_seconds) * 1000"),
-                    width=6,
                 ),
-                stacked_series(
+                areas(
                     "Price per month, by group",
                     "short",
                     "Price of the traffic of each group's workloads as callers, if it lasted for a month of 730 hours.",
@@ -132,7 +114,7 @@ APPGROUPS = Dashboard(
                         "{{namespace}}/{{appgroup}} {{currency}}",
                     ),
                 ),
-                stacked_series(
+                areas(
                     "Traffic of groups",
                     "Bps",
                     "Bytes per second of the groups' workloads as callers, with responses, by whether the bytes leave their zone.",
@@ -163,7 +145,6 @@ APPGROUPS = Dashboard(
                     "short",
                     "Pods of AppGroups that wait at their gate for earlier workloads.",
                     Query("max(netaware_gated_pods)", "gated"),
-                    width=6,
                 ),
                 timeseries(
                     "Time at the gate",
@@ -173,33 +154,30 @@ APPGROUPS = Dashboard(
                     Query(
                         "histogram_quantile(0.99, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p99"
                     ),
-                    width=6,
                 ),
-                stacked_series(
+                areas(
                     "Releases",
                     "cps",
                     "Released pods per second. turn: earlier workloads are placed. waited: the longest wait has passed.",
                     Query("sum by (cause) (rate(netaware_gate_releases_total[15m]))", "{{cause}}"),
-                    width=6,
                 ),
-                stacked_series(
+                areas(
                     "Pods placed as planned",
                     "cps",
                     "Placed pods per second: on the node that their group's plan chose, or elsewhere.",
                     Query("sum by (result) (rate(netaware_placed_pods_total[15m]))", "{{result}}"),
-                    width=6,
                 ),
             ],
+            panel_width=6,
         ),
         Row(
             "Scheduler extender",
             [
-                stacked_series(
+                areas(
                     "Decisions",
                     "cps",
                     "Answers per second, by verb and result. neutral: the pod has no AppGroup, or no costs are known for it.",
                     Query("sum by (verb, result) (rate(netaware_extender_decisions_total[5m]))", "{{verb}} {{result}}"),
-                    width=8,
                 ),
                 timeseries(
                     "Time to answer",
@@ -213,16 +191,15 @@ APPGROUPS = Dashboard(
                         "histogram_quantile(0.99, sum by (verb, le) (rate(netaware_extender_duration_seconds_bucket[5m])))",
                         "{{verb}} p99",
                     ),
-                    width=8,
                 ),
                 timeseries(
                     "Nodes refused",
                     "cps",
                     "Nodes per second that the filter refused because of dependencies.",
                     Query("sum(rate(netaware_extender_nodes_refused_total[5m]))", "refused"),
-                    width=8,
                 ),
             ],
+            panel_width=8,
         ),
     ],
 )

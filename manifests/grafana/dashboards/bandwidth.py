@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, status_history, table, timeseries, variable
+from dashboards.panels import Dashboard, Query, Row, areas, stat, status_history, table, timeseries, variable
 
 BANDWIDTH = Dashboard(
     "netaware-bandwidth",
@@ -21,7 +21,6 @@ BANDWIDTH = Dashboard(
                     "bps",
                     "Sum of network.aware.com/bandwidth over the selected nodes.",
                     Query('sum(netaware:node_bandwidth_capacity:bps{node=~"$node"})'),
-                    width=6,
                 ),
                 stat(
                     "Nodes of unknown capacity",
@@ -29,7 +28,6 @@ BANDWIDTH = Dashboard(
                     "Nodes that publish no capacity, because they have no source for it.",
                     Query('count(netaware_node_bandwidth_known{node=~"$node"} == 0) or vector(0)'),
                     bad_above=0,
-                    width=6,
                 ),
                 stat(
                     "Busiest uplink",
@@ -37,7 +35,6 @@ BANDWIDTH = Dashboard(
                     "The highest utilization of any node's uplink now.",
                     Query('max(instance:netaware_network_utilization:ratio{node=~"$node"})'),
                     bad_above=0.9,
-                    width=6,
                 ),
                 stat(
                     "Limits not enforced",
@@ -48,14 +45,12 @@ BANDWIDTH = Dashboard(
                         ' verdict!~"enforced|not-applicable|other-enforcer"}) or vector(0)'
                     ),
                     bad_above=0,
-                    width=6,
                 ),
                 status_history(
                     "Utilization by node",
                     "percentunit",
                     "The busier direction of each node's uplink over its capacity.",
                     Query('instance:netaware_network_utilization:ratio{node=~"$node"}', "{{node}}"),
-                    width=24,
                     height=9,
                     defaults={"min": 0, "max": 1},
                 ),
@@ -109,7 +104,7 @@ BANDWIDTH = Dashboard(
         Row(
             "Limits of pods",
             [
-                stacked_series(
+                areas(
                     "Verdicts",
                     "short",
                     "Limits of pods by the agents' verdict, per direction.",
@@ -117,7 +112,6 @@ BANDWIDTH = Dashboard(
                         'sum by (direction, verdict) (netaware:pod_bandwidth_verdicts:count{namespace=~"$namespace"})',
                         "{{direction}} {{verdict}}",
                     ),
-                    width=6,
                 ),
                 timeseries(
                     "In use",
@@ -127,7 +121,6 @@ BANDWIDTH = Dashboard(
                         'netaware_pod_bandwidth_used_bytes_per_second{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
-                    width=6,
                 ),
                 timeseries(
                     "Effective limit",
@@ -137,7 +130,6 @@ BANDWIDTH = Dashboard(
                         'netaware_pod_bandwidth_effective_rate_bytes_per_second{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
-                    width=6,
                 ),
                 timeseries(
                     "Longest queueing time",
@@ -147,7 +139,6 @@ BANDWIDTH = Dashboard(
                         'netaware_pod_bandwidth_queue_seconds{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
-                    width=6,
                 ),
                 table(
                     "Limits not enforced",
@@ -159,9 +150,9 @@ BANDWIDTH = Dashboard(
                         format="table",
                     ),
                     hide=("instance", "job", "endpoint", "container", "Value"),
-                    width=24,
                 ),
             ],
+            panel_width=6,
         ),
     ],
 )

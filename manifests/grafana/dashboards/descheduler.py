@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, Row, stacked_series, stat, timeseries
+from dashboards.panels import Dashboard, Query, Row, areas, stat, timeseries
 
 DESCHEDULER = Dashboard(
     "netaware-descheduler",
@@ -41,13 +41,13 @@ DESCHEDULER = Dashboard(
         Row(
             "Over time",
             [
-                stacked_series(
+                areas(
                     "Nodes by load",
                     "short",
                     "over: above a high threshold. under: at or below all low thresholds. unknown: without usage, so neither source nor target.",
                     Query("sum by (load) (netaware_descheduler_nodes)", "{{load}}"),
                 ),
-                stacked_series(
+                areas(
                     "Evictions",
                     "short",
                     "Evictions per hour, by strategy and result.",
@@ -56,13 +56,13 @@ DESCHEDULER = Dashboard(
                         "{{strategy}} {{result}}",
                     ),
                 ),
-                stacked_series(
+                areas(
                     "Moves by outcome",
                     "short",
                     "Moves evaluated per hour, by outcome: helped, returned to the same node, did not relieve it, did not lower the cost, or were lost.",
                     Query("sum by (outcome) (increase(netaware_descheduler_moves_evaluated_total[1h]))", "{{outcome}}"),
                 ),
-                stacked_series(
+                areas(
                     "Pods skipped",
                     "short",
                     "Pods that the newest round does not move, by the first condition that fails.",
@@ -81,7 +81,7 @@ DESCHEDULER = Dashboard(
                         "p99",
                     ),
                 ),
-                stacked_series(
+                areas(
                     "Rounds",
                     "cps",
                     "Rounds per second by outcome; usage-missing means that Prometheus or metrics.k8s.io did not answer.",

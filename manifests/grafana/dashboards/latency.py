@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards.panels import (
-    PAIR,
-    Dashboard,
-    Query,
-    Row,
-    heatmap,
-    matrix,
-    stacked_series,
-    stat,
-    status_history,
-    timeseries,
-    variable,
-)
+from dashboards.panels import Dashboard, Query, Row, areas, heatmap, matrix, stat, status_history, timeseries, variable
+
+PAIR = 'origin_zone=~"$origin", destination_zone=~"$destination"'
+"""Selector of the chosen pairs of zones."""
 
 LATENCY = Dashboard(
     "netaware-latency",
@@ -34,6 +25,7 @@ LATENCY = Dashboard(
                     "short",
                     "Directed zone pairs whose cost is based on a measurement of the pair or of the reverse pair.",
                     Query('sum(netaware_zone_pairs{topology=~"$topology", basis=~"measured|mirrored"})'),
+                    width=4,
                 ),
                 stat(
                     "Not measured",
@@ -43,24 +35,28 @@ LATENCY = Dashboard(
                         'sum(netaware_zone_pairs{topology=~"$topology", basis=~"stale|inferred|absent|unreachable"})'
                     ),
                     bad_above=0,
+                    width=4,
                 ),
                 stat(
                     "Oldest measurement",
                     "s",
                     "Age of the oldest measurement in use, by the controller's clock.",
                     Query('max(netaware_zone_measurement_age_seconds{topology=~"$topology"})'),
+                    width=4,
                 ),
                 stat(
                     "Length of a round",
                     "s",
                     "Time in which each planned pair is probed once.",
                     Query("max(netaware_probe_plan_interval_seconds)"),
+                    width=4,
                 ),
                 stat(
                     "Slowest pair, p50",
                     "s",
                     "The longest median round trip between two zones.",
                     Query('max(netaware:pair_latency_seconds{quantile="0.5"})'),
+                    width=4,
                 ),
                 stat(
                     "Failed probes",
@@ -71,6 +67,7 @@ LATENCY = Dashboard(
                         ' / sum(netaware:pair_runs:rate15m{outcome!="over-budget"})'
                     ),
                     bad_above=0.1,
+                    width=4,
                 ),
                 matrix(
                     "Cost from zone to zone",
@@ -103,7 +100,6 @@ LATENCY = Dashboard(
                         f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}',
                         "{{origin_zone}} to {{destination_zone}}",
                     ),
-                    width=24,
                     height=12,
                 ),
                 *(
@@ -155,26 +151,23 @@ LATENCY = Dashboard(
         Row(
             "Quality",
             [
-                stacked_series(
+                areas(
                     "Bases of costs",
                     "short",
                     "Directed zone pairs by the basis of their cost.",
                     Query('sum by (basis) (netaware_zone_pairs{topology=~"$topology"})', "{{basis}}"),
-                    width=8,
                 ),
-                stacked_series(
+                areas(
                     "Probes by outcome",
                     "cps",
                     "Runs per second, by outcome. over-budget: postponed, because the prober had used its share of CPU.",
                     Query("sum by (outcome) (netaware:pair_runs:rate15m)", "{{outcome}}"),
-                    width=8,
                 ),
                 timeseries(
                     "Trusted samples",
                     "percentunit",
                     "Share of the last half hour in which the newest sample of a pair had no quality flag.",
                     Query("netaware:pair_trusted:ratio30m", "{{origin_zone}} to {{destination_zone}}"),
-                    width=8,
                     defaults={"min": 0, "max": 1},
                 ),
                 timeseries(
@@ -182,7 +175,6 @@ LATENCY = Dashboard(
                     "percentunit",
                     "Lost datagrams or retransmitted segments, divided by the transactions of the newest run.",
                     Query(f"netaware_probe_loss_ratio{{{PAIR}}}", "{{origin_zone}} to {{destination_zone}}"),
-                    width=8,
                 ),
                 timeseries(
                     "Age of the newest sample",
@@ -192,16 +184,15 @@ LATENCY = Dashboard(
                         f"time() - netaware_probe_sample_timestamp_seconds{{{PAIR}}}",
                         "{{origin_zone}} to {{destination_zone}}",
                     ),
-                    width=8,
                 ),
-                stacked_series(
+                areas(
                     "Nodes left out",
                     "short",
                     "Nodes that the probe plan leaves out, by reason.",
                     Query("sum by (reason) (netaware_probe_plan_left_out)", "{{reason}}"),
-                    width=8,
                 ),
             ],
+            panel_width=8,
         ),
     ],
 )

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_DATASOURCE_VARIABLE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 _METRIC = re.compile(r"\b((?:netaware|instance)[_:][a-zA-Z0-9_:]+|up|process_\w+|ALERTS)\b(?!-)(\{)?")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 CLUSTER_SELECTOR = 'cluster=~"$cluster"'
-PAIR = 'origin_zone=~"$origin", destination_zone=~"$destination"'
-"""Selector of the chosen pairs of zones."""
 BLUES = "continuous-blues"
 ORANGE, GREEN, BLUE, GREY = "#d55e00", "#009e73", "#0072b2", "#8a8f98"
 DASHBOARD_WIDTH = 24
@@ -41,7 +40,7 @@ class Panel:
     Attributes:
         kind: Grafana's name of the type, such as ``timeseries``.
         unit: Grafana's name of the unit of the values.
-        width: columns, of `DASHBOARD_WIDTH`.
+        width: number of columns, of `DASHBOARD_WIDTH`; None for the width of its row's panels.
         height: rows of Grafana's grid.
         defaults: fields of ``fieldConfig.defaults``; ``options``, ``transformations`` and ``overrides`` as in Grafana.
     """
@@ -51,7 +50,7 @@ class Panel:
     unit: str
     description: str
     queries: Sequence[Query]
-    width: int = 12
+    width: int | None = None
     height: int = 8
     defaults: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,10 +60,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """Panels under a title."""
+    """Panels under a title; ``panel_width`` is for those without a width of their own."""
 
     title: str
     panels: Sequence[Panel]
+    panel_width: int = 12
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def timeseries(title: str, unit: str, description: str, *queries: Query, **field
     return Panel(title, "timeseries", unit, description, queries, defaults=defaults, options=options, **fields)
 
 
-def stacked_series(title: str, unit: str, description: str, *queries: Query, **fields: Any) -> Panel:
+def areas(title: str, unit: str, description: str, *queries: Query, **fields: Any) -> Panel:
     """Areas on top of each other, for parts of a whole."""
     custom = {"lineWidth": 1, "fillOpacity": 35, "showPoints": "never", "stacking": {"mode": "normal"}}
     return timeseries(title, unit, description, *queries, defaults={"custom": custom}, **fields)
@@ -143,7 +143,7 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"]},
         "textMode": "auto",
     }
-    sizes = {"width": 4, "height": 4, **fields}
+    sizes = {"width": 6, "height": 4, **fields}
     return Panel(title, "stat", unit, description, [query], defaults=defaults, options=options, **sizes)
 
 
@@ -151,7 +151,8 @@ def status_history(title: str, unit: str, description: str, query: Query, **fiel
     """A row per series, coloured by value over time."""
     defaults = {"color": {"mode": BLUES}, "custom": {"fillOpacity": 90, "lineWidth": 0}, **fields.pop("defaults", {})}
     options = {"showValue": "never", "rowHeight": 0.9, "colWidth": 0.95, "legend": {"showLegend": False}}
-    return Panel(title, "status-history", unit, description, [query], defaults=defaults, options=options, **fields)
+    sizes = {"width": DASHBOARD_WIDTH, **fields}
+    return Panel(title, "status-history", unit, description, [query], defaults=defaults, options=options, **sizes)
 
 
 def matrix(
@@ -184,7 +185,8 @@ def table(title: str, unit: str, description: str, query: Query, hide: Sequence[
     """The newest values: a row per series, a column per label except those to ``hide``."""
     organize = {"id": "organize", "options": {"excludeByName": dict.fromkeys(("Time", "__name__", *hide), True)}}
     options = {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": "Value", "desc": True}]}
-    return Panel(title, "table", unit, description, [query], options=options, transformations=[organize], **fields)
+    sizes = {"width": DASHBOARD_WIDTH, **fields}
+    return Panel(title, "table", unit, description, [query], options=options, transformations=[organize], **sizes)
 
 
 def heatmap(title: str, unit: str, description: str, query: Query, **fields: Any) -> Panel:
@@ -225,20 +227,9 @@ def encode(dashboard: Dashboard) -> dict[str, Any]:
                 "keepTime": True,
             }
         ],
-        "templating": {"list": [_encode_datasource(), cluster, *map(_select_clusters_of, dashboard.variables)]},
-        "annotations": {"list": [_encode_alert_marks(), *_encode_event_marks()]},
+        "templating": {"list": [_DATASOURCE_VARIABLE, cluster, *map(_select_clusters_of, dashboard.variables)]},
+        "annotations": {"list": list(_encode_annotations())},
         "panels": list(_encode_rows(dashboard)),
-    }
-
-
-def _encode_datasource() -> dict[str, Any]:
-    return {
-        "name": "datasource",
-        "label": "Data source",
-        "type": "datasource",
-        "query": "prometheus",
-        "current": {},
-        "hide": 0,
     }
 
 
@@ -249,33 +240,27 @@ def _select_clusters_of(variable: Mapping[str, Any]) -> dict[str, Any]:
     return {**variable, "query": {**variable["query"], "query": query}, "definition": query}
 
 
-def _encode_event_marks() -> Iterator[dict[str, Any]]:
-    """Annotations at evictions and at changes of the probe plan."""
-    for name, colour, metric, is_shown in (
-        ("Evictions", BLUE, "netaware_descheduler_evictions_total", True),
-        ("Probe plans", GREY, "netaware_probe_plan_writes_total", False),
+def _encode_annotations() -> Iterator[dict[str, Any]]:
+    """Marks at alerts, evictions and changes of the probe plan."""
+    alerts = 'ALERTS{alertname=~"Netaware.*", alertstate="firing"}'
+    evictions, plans = (
+        f"sum(increase({metric}[1m])) > 0"
+        for metric in ("netaware_descheduler_evictions_total", "netaware_probe_plan_writes_total")
+    )
+    for name, colour, expression, title, is_shown in (
+        ("Alerts", ORANGE, alerts, "{{alertname}}", True),
+        ("Evictions", BLUE, evictions, "Evictions", True),
+        ("Probe plans", GREY, plans, "Probe plans", False),
     ):
         yield {
             "name": name,
             "datasource": DATASOURCE,
             "enable": is_shown,
             "iconColor": colour,
-            "expr": f"sum(increase({select_clusters(metric)}[1m])) > 0",
-            "titleFormat": name,
+            "expr": select_clusters(expression),
+            "titleFormat": title,
             "step": "60s",
         }
-
-
-def _encode_alert_marks() -> dict[str, Any]:
-    return {
-        "name": "Alerts",
-        "datasource": DATASOURCE,
-        "enable": True,
-        "iconColor": ORANGE,
-        "expr": select_clusters('ALERTS{alertname=~"Netaware.*", alertstate="firing"}'),
-        "titleFormat": "{{alertname}}",
-        "step": "60s",
-    }
 
 
 def _encode_rows(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
@@ -291,10 +276,11 @@ def _encode_rows(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
         }
         panel_id, y, x, tallest = panel_id + 1, y + 1, 0, 0
         for panel in row.panels:
-            if x + panel.width > DASHBOARD_WIDTH:
+            width = panel.width or row.panel_width
+            if x + width > DASHBOARD_WIDTH:
                 x, y, tallest = 0, y + tallest, 0
-            yield _encode_panel(panel, panel_id, {"x": x, "y": y, "w": panel.width, "h": panel.height})
-            panel_id, x, tallest = panel_id + 1, x + panel.width, max(tallest, panel.height)
+            yield _encode_panel(panel, panel_id, {"x": x, "y": y, "w": width, "h": panel.height})
+            panel_id, x, tallest = panel_id + 1, x + width, max(tallest, panel.height)
         y += tallest
 
 

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from controller.diagnosis.control_plane import ControlPlaneStatus, LeaseFact, ProgramPod
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.page.document import build_document, build_security_policy
+from controller.page.document import build_csp, build_document
 from controller.page.encoding import encode_overview
 from controller.views.overview import Overview, build_overview
 from tests.support.browser import Tab, open_tab
@@ -68,7 +68,7 @@ async def serving() -> AsyncIterator[str]:
     """Serves the pages of `PAGES` at ``/NAME/``; yields the URL."""
 
     async def show(_: web.Request) -> web.Response:
-        headers = {"Content-Security-Policy": build_security_policy()}
+        headers = {"Content-Security-Policy": build_csp()}
         return web.Response(body=build_document(), content_type="text/html", charset="utf-8", headers=headers)
 
     async def overview(request: web.Request) -> web.Response:

@@ -131,7 +131,7 @@ def with_unready(program: Program, **fields: Any) -> ControlPlaneStatus:
     return status(pods=(*(pod for pod in READY if pod.program != program), unready))
 
 
-def no_pods_of(*programs: Program) -> ControlPlaneStatus:
+def no_pods(*programs: Program) -> ControlPlaneStatus:
     return status(pods=tuple(pod for pod in READY if pod.program not in programs))
 
 
@@ -160,7 +160,7 @@ A_TO_B, B_TO_A = (
     {"workload": {"name": name, "selector": name}, "dependencies": [{"workload": {"selector": other}}]}
     for name, other in ("ab", "ba")
 )
-IN_OTHER_NAMESPACE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
+ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
 NOT_ADMITTED = condition(
     "Admitted",
     "False",
@@ -174,7 +174,7 @@ CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE_TAINT,), f"z{i % 2}") for i in 
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
 
-def invalid_spec(name: str, code: str, **fields: Any) -> Situation:
+def bad_spec(name: str, code: str, **fields: Any) -> Situation:
     """An AppGroup with an invalid spec."""
     return Situation(name, code, "edit appgroup shop", facts(groups=(group(**fields),)))
 
@@ -206,7 +206,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the controller is gone",
         "controller-down",
         "scale deployment/netaware-controller",
-        facts(control_plane=no_pods_of("controller"), pods=gated_pods()),
+        facts(control_plane=no_pods("controller"), pods=gated_pods()),
     ),
     Situation(
         "the controller's image cannot be pulled",
@@ -319,17 +319,15 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl netaware costs",
         topology_facts("Measured", "False", "MeasurementsOld", "2 keep their last good value, oldest z0->z1"),
     ),
-    invalid_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
-    invalid_spec(
-        "two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]
-    ),
-    invalid_spec(
+    bad_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[NO_CALLEE]),
+    bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, SAME_SELECTOR]),
+    bad_spec(
         "a bandwidth that is no quantity",
         "spec-BadBandwidth",
         workloads=[BAD_BANDWIDTH, {"workload": {"selector": "cart"}}],
     ),
-    invalid_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
-    invalid_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
+    bad_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
+    bad_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
     Situation(
         "a quota keeps pods from being made",
         "members-missing",
@@ -344,11 +342,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "namespace-not-admitted",
         "kubectl label namespace other",
         facts(
-            groups=(
-                group(
-                    [NOT_ADMITTED], workloads=[IN_OTHER_NAMESPACE, {"workload": {"name": "cart", "selector": "cart"}}]
-                ),
-            )
+            groups=(group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),)
         ),
     ),
     failed_condition(
@@ -476,4 +470,4 @@ SITUATIONS: tuple[Situation, ...] = (
         "4 node(s) didn't match pod anti-affinity rules.",
     ),
 )
-TOLERATES_TAINT = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
+TOLERANT = PodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

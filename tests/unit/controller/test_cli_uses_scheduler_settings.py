@@ -54,7 +54,7 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     snapshot = await session.read_snapshot()
     assert session.unreadable == {}
     facts = build_facts(await session.read_snapshot(everything=True))
-    scheduler_args = snapshot.network_overhead_args
+    scheduler_args = snapshot.scheduler.network_overhead_args
     assert (scheduler_args.weights_name, scheduler_args.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
     assert (facts.max_gate_wait_s, facts.scheduler_names) == (300, ("mine",))

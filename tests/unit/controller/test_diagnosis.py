@@ -37,7 +37,7 @@ from tests.unit.controller.situations import (
     SILENT,
     SITUATIONS,
     TAINTED,
-    TOLERATES_TAINT,
+    TOLERANT,
     Situation,
     agents,
     condition,
@@ -45,7 +45,7 @@ from tests.unit.controller.situations import (
     gated_pods,
     group,
     network,
-    no_pods_of,
+    no_pods,
     pod,
     status,
     topology_facts,
@@ -158,9 +158,9 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     """In a quiet network with one pair of zones, the newest sample becomes as old as the writer allows."""
     written_s = 1.5 * GATHER_S
     oldest_s = math.ceil((refresh_interval_s(interval_s) + written_s) / interval_s) * interval_s + written_s
-    working = {"newest_at": NOW_S - oldest_s}
+    newest = {"newest_at": NOW_S - oldest_s}
     assert (
-        diagnose(facts(agents=agents(n0=working, n1=working, n2=working, n3=working), network=network(interval_s)))
+        diagnose(facts(agents=agents(**dict.fromkeys(("n0", "n1", "n2", "n3"), newest)), network=network(interval_s)))
         == ()
     )
 
@@ -188,11 +188,7 @@ REFUSED = unschedulable(
     ("fields", "kind", "words"),
     [
         ({"gates": (GATE,), "nodes": TAINTED}, "gated", "tolerates the taints of none of 4 nodes"),
-        (
-            {"gates": (GATE,), "nodes": TAINTED, "spec": TOLERATES_TAINT},
-            "gated",
-            "waits for the plan of AppGroup shop",
-        ),
+        ({"gates": (GATE,), "nodes": TAINTED, "spec": TOLERANT}, "gated", "waits for the plan of AppGroup shop"),
         ({"scheduler": "default-scheduler", "scheduler_names": ()}, "waiting", "has not tried to place it yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
         (
@@ -269,7 +265,7 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
 
 
 COSTS_NOT_MET = condition("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
-VOLUME_MESSAGES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
+VOLUME_REASONS = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
 BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
 
 
@@ -281,7 +277,7 @@ def outlier_facts(ago_s: float) -> Facts:
     return facts(topology_conditions={"netaware-system/nt-default": (odd,)})
 
 
-def no_node_facts(message: str) -> Facts:
+def facts_of(message: str) -> Facts:
     return facts(pods=(pod(scheduled=unschedulable(message)),))
 
 
@@ -296,8 +292,8 @@ def no_node_facts(message: str) -> Facts:
         (facts(agents=agents(n3={"state": "excluded", "newest_at": None})), []),
         (facts(pods=(pod(node="n1"), BY_AFFINITY)), []),
         # An overlay without a scheduler misses none until a pod names it.
-        (facts(control_plane=no_pods_of("scheduler", "extender")), []),
-        (facts(control_plane=no_pods_of("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
+        (facts(control_plane=no_pods("scheduler", "extender")), []),
+        (facts(control_plane=no_pods("scheduler"), pods=(pod(created_s=NOW_S - 300),)), ["scheduler-down"]),
         # The leader publishes a path as unreachable, or the results have failed probes.
         (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
         # An outlier is reported after the next probe of its pair.
@@ -310,7 +306,7 @@ def no_node_facts(message: str) -> Facts:
             ["no-scheduler"],
         ),
         # The number in a pod's status may be of any length.
-        (no_node_facts(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
+        (facts_of(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
         (facts(pods=(pod(created_s=NOW_S - 19),)), []),
         (facts(pods=(pod(created_s=NOW_S - 21),)), ["no-scheduler"]),
         # The condition stays until the scheduler's first attempt.
@@ -318,14 +314,11 @@ def no_node_facts(message: str) -> Facts:
         (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)), ["no-scheduler"]),
         (facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
         *(
-            (
-                no_node_facts(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."),
-                ["no-node-volume"],
-            )
-            for words in VOLUME_MESSAGES
+            (facts_of(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
+            for words in VOLUME_REASONS
         ),
         (
-            no_node_facts(
+            facts_of(
                 "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
                 "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
             ),
@@ -341,10 +334,7 @@ def test_only_these_findings_follow_from_the_facts(now: Facts, codes: list[str])
     ("now", "line"),
     [
         (facts(pods=gated_pods(created_s=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
-        (
-            facts(control_plane=no_pods_of("scheduler"), pods=(pod(),)),
-            "scale deployment/netaware-scheduler --replicas=2",
-        ),
+        (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
         (
             facts(
                 control_plane=with_unready(

@@ -20,7 +20,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
 from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
-from controller.page.document import build_document, build_security_policy
+from controller.page.document import build_csp, build_document
 from controller.page.encoding import encode_overview
 from controller.page.snapshots import SnapshotReader
 from controller.scheduler.config import SchedulerConfig
@@ -64,7 +64,7 @@ def test_the_document_loads_no_other_files_and_its_policy_allows_only_its_script
     assert "innerHTML" not in text.replace("without innerHTML", "")
     # An inline handler or style attribute would be blocked by the policy.
     assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", text.partition("<script>")[0])
-    policy = dict(part.strip().split(" ", 1) for part in build_security_policy().split(";"))
+    policy = dict(part.strip().split(" ", 1) for part in build_csp().split(";"))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert re.fullmatch(r"'sha256-[A-Za-z0-9+/=]{44}'", policy["script-src"])

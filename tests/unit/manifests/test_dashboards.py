@@ -21,7 +21,7 @@ PANELS = [
 ]
 TARGETS = [(title, target) for title, panel in PANELS for target in panel["targets"]]
 # The last ones come from prometheus_client and Prometheus.
-KNOWN_METRICS = (
+METRICS = (
     exported_metrics()
     | recorded_metrics()
     | {"up", "process_resident_memory_bytes", "process_cpu_seconds_total", "ALERTS"}
@@ -54,9 +54,7 @@ def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None
 
 def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -> None:
     unknown = {
-        title: names - KNOWN_METRICS
-        for title, t in TARGETS
-        if (names := metrics_in(t["expr"])) - KNOWN_METRICS or not names
+        title: names - METRICS for title, t in TARGETS if (names := metrics_in(t["expr"])) - METRICS or not names
     }
     assert unknown == {}
     assert [title for title, target in TARGETS if target["datasource"]["uid"] != "${datasource}"] == []
@@ -95,7 +93,7 @@ def test_variables_are_declared_used_and_made_of_known_metrics() -> None:
         assert set(re.findall(r"\$\{?(\w+)", queries)) == set(declared), name
         assert declared.pop("datasource")["type"] == "datasource", name
         sources = [metrics_in(variable["definition"].rpartition(",")[0]) for variable in declared.values()]
-        assert set().union(*sources) <= KNOWN_METRICS, name
+        assert set().union(*sources) <= METRICS, name
 
 
 def test_links_lead_to_dashboards_that_have_their_variables() -> None:
