@@ -225,7 +225,7 @@ def _is_stale_redirect(filter_: Filter, tc: TcIndex) -> bool:
 def _assess_without_redirect(device: Device, action: SetEgressLimit, tc: TcIndex) -> LimitAssessment:
     """Assess the egress of a device without a filter that redirects all packets."""
     if any(f.has_police_action for f in tc.filters_at(device.index)):
-        return LimitAssessment("other-enforcer", "a filter has_police_action the traffic", device)
+        return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
     ifb = tc.device_by_name.get(action.ifb_name)
     params = tc.params_at(ifb.index) if ifb is not None else None
     if ifb is None or params is None:
