@@ -29,9 +29,6 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "workload_of": (np.int32, "classes"),
     "row_of": (np.int32, "classes"),
     "allowed": (np.uint8, "rows hosts"),
-    "request_start": (np.int64, "classes+1"),
-    "request_resource": (np.int32, "requests"),
-    "request_amount": (np.int64, "requests"),
     "requests": (np.int64, "classes resources"),
     "class_of": (np.int32, "replicas"),
     "member_start": (np.int64, "workloads+1"),
@@ -126,35 +123,23 @@ class NativeProblem:
         *,
         seed: int,
         steps: int,
-        ejection_attempts: int,
-        first_temperature: float,
-        last_temperature: float,
         deadline_s: float,
         start_zone: int = -1,
+        crosses_limits: bool = False,
     ) -> SearchResult:
         """Place all replicas.
 
         Args:
             hints: [replica] host to start with, or -1.
             seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
-            steps: of annealing.
-            ejection_attempts: attempts to free capacity for replicas without a place.
-            first_temperature: as a share of the typical change of the cost by a step; negative: of a broken limit.
-            last_temperature: as a share of the typical change of the cost by a step.
+            steps: number of steps of annealing; 0 to find only the nearest local optimum.
             deadline_s: seconds from now.
-            start_zone: zone that replicas are placed in first; -1 for none.
+            start_zone: zone in which replicas are placed first; -1 for no zone.
+            crosses_limits: whether annealing starts so hot that it violates limits on the way.
         """
         host_of = np.ascontiguousarray(hints, np.int32).copy()
         cost = _library().plan_search(
-            ctypes.byref(self._native),
-            host_of.ctypes.data,
-            seed,
-            steps,
-            ejection_attempts,
-            start_zone,
-            first_temperature,
-            last_temperature,
-            deadline_s,
+            ctypes.byref(self._native), host_of.ctypes.data, seed, steps, start_zone, crosses_limits, deadline_s
         )
         return SearchResult(host_of.astype(np.int64), cost)
 
@@ -168,8 +153,14 @@ def _library() -> ctypes.CDLL:
     int64, double = ctypes.c_int64, ctypes.c_double
     library.plan_search.restype = double
     library.plan_search.argtypes = [
-        ctypes.POINTER(_NativeArrays), ctypes.c_void_p, ctypes.c_uint64, int64, int64, int64, double, double, double
-    ]  # fmt: skip
+        ctypes.POINTER(_NativeArrays),
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        int64,
+        int64,
+        int64,
+        double,
+    ]
     return library
 
 
@@ -188,7 +179,6 @@ def _dimensions(problem: Problem, scale: _CostScale) -> dict[str, int]:
         "ends": 2,
         "fields": 2,
         "rows": len(problem.allowed),
-        "requests": int((problem.requests > 0).sum()),
         "fixed": sum(map(len, problem.fixed_hosts)),
         "domains": sum(len(rule.bound_counted) for rule in problem.domain_rules),
         "roles": sum(len(rule.roles) for rule in problem.domain_rules),
@@ -265,16 +255,11 @@ def _host_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
 
 
 def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
-    is_requested = problem.requests > 0
-    classes, resources = np.nonzero(is_requested)
     host_penalty, workloads = _host_penalties(problem, scale), problem.workload_of[problem.class_of]
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
         "allowed": problem.allowed,
-        "request_start": _start_indexes(is_requested.sum(axis=1).tolist()),
-        "request_resource": resources,
-        "request_amount": problem.requests[classes, resources],
         "requests": problem.requests,
         "class_of": problem.class_of,
         "member_start": _start_indexes(np.bincount(workloads, minlength=problem.workload_count).tolist()),

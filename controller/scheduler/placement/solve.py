@@ -10,12 +10,6 @@ import numpy as np
 from controller.scheduler.placement.native import LIMIT_PRICE, NativeProblem, SearchResult
 from controller.scheduler.placement.problem import Ints, Problem
 
-_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 8.0, 0.003
-"""Temperatures of annealing, as ratios to the typical change of the cost by a step. Traffic has heavy tails: with a lower first
-temperature the heaviest edges stay in the zones where they started.
-"""
-_FIRST_TEMPERATURE_ACROSS_LIMITS = -0.3
-"""Negative ratio to the price of a broken limit, at which whole chains of workloads may cross a limit."""
 _RELATIVE_TOLERANCE = 1e-9
 
 # Effort is a number of steps, so that a busy machine finds the same plan.
@@ -28,9 +22,7 @@ _MANY_HOSTS, _MAX_STEPS_ON_MANY_HOSTS = 1000, 2_000_000
 _SMALL_REPLICAS, _MEDIUM_REPLICAS = 60, 300
 _SMALL_RUNS, _MEDIUM_RUNS = 20, 6
 """Runs of small and medium problems; larger problems have one run. Many short runs find more than few long runs."""
-_EJECTION_ATTEMPTS = 4000
-"""Attempts to place replicas without a host by ejecting others."""
-_DESCENTS_PER_ZONE, _DESCENT_EJECTION_ATTEMPTS = 4, 200
+_DESCENTS_PER_ZONE = 4
 """Runs without annealing, for small problems: they take less than a millisecond, and sometimes find a better placement."""
 
 
@@ -51,7 +43,7 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     results = searches.from_zones(any_zone, 1, steps)
     has_limits = any(table.violates_limit.any() for table in problem.tables)
     if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        results += searches.from_zones(any_zone, runs + 1, steps, _FIRST_TEMPERATURE_ACROSS_LIMITS)
+        results += searches.from_zones(any_zone, runs + 1, steps, crosses_limits=True)
         results += searches.from_zones(zones, 2 * runs + 1, steps)
     if replicas <= _SMALL_REPLICAS and problem.edges:
         results += searches.from_zones(zones * _DESCENTS_PER_ZONE, 3 * runs + 1, steps=0)
@@ -68,43 +60,34 @@ class _Searches:
     """Runs of the compiled search on one problem; the number of a run decides its random seed."""
 
     def __init__(self, problem: Problem, seed: int, deadline_s: float) -> None:
-        self._native_problem, self._seed, self._ends_at = NativeProblem(problem), seed, time.monotonic() + deadline_s
+        self._native_problem, self._seed, self._ends_at = (
+            NativeProblem(problem),
+            seed * 1000,
+            time.monotonic() + deadline_s,
+        )
         self._no_hints = np.full(len(problem.class_of), -1, np.int64)
 
     def from_zones(
-        self, zones: Sequence[int], first_run: int, steps: int, temperature: float = _FIRST_TEMPERATURE
+        self, zones: Sequence[int], first_run: int, steps: int, *, crosses_limits: bool = False
     ) -> list[SearchResult]:
         """One run from each of these zones, with its share of the time left; -1 starts in any zone."""
         run_s = (self._ends_at - time.monotonic()) / max(len(zones), 1)
         return [
-            self._search(self._no_hints, run, steps, deadline_s=run_s, temperature=temperature, start_zone=zone)
+            self._native_problem.search(
+                self._no_hints,
+                seed=self._seed + run,
+                steps=steps,
+                deadline_s=run_s,
+                start_zone=zone,
+                crosses_limits=crosses_limits,
+            )
             for run, zone in enumerate(zones, first_run)
         ]
 
     def from_hints(self, hints: Ints) -> SearchResult:
-        """The best placement near the hints."""
-        return self._search(hints, run=0, steps=0, deadline_s=self._ends_at - time.monotonic())
-
-    def _search(
-        self,
-        hints: Ints,
-        run: int,
-        steps: int,
-        *,
-        deadline_s: float,
-        temperature: float = _FIRST_TEMPERATURE,
-        start_zone: int = -1,
-    ) -> SearchResult:
-        return self._native_problem.search(
-            hints,
-            seed=self._seed * 1000 + run,
-            steps=steps,
-            ejection_attempts=_EJECTION_ATTEMPTS if steps else _DESCENT_EJECTION_ATTEMPTS,
-            first_temperature=temperature,
-            last_temperature=_LAST_TEMPERATURE,
-            deadline_s=deadline_s,
-            start_zone=start_zone,
-        )
+        """The local optimum near the hints."""
+        left_s = self._ends_at - time.monotonic()
+        return self._native_problem.search(hints, seed=self._seed, steps=0, deadline_s=left_s)
 
 
 def _runs_and_steps(problem: Problem) -> tuple[int, int]:

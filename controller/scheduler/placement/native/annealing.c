@@ -3,12 +3,17 @@
 
 #include <math.h>
 
-#define MAX_FOLLOWER_TRIES 24   /* hosts that are tried for a follower */
-#define FOLLOWER_INTERVAL 10    /* mean number of steps between two that move followers */
-#define TEMPERATURE_INTERVAL 256 /* steps between two changes of the temperature */
-#define CLOCK_INTERVAL 2048     /* steps between two looks at the clock */
-#define MAX_TIME_RATIO 0.9      /* share of the time left that annealing may use */
-#define MAX_PROPOSALS 4000      /* for typical_delta */
+/* Temperatures, as ratios to the typical change of the cost by a step. Traffic has heavy tails: with a lower first temperature the
+ * heaviest edges stay in the zones where they started. */
+#define FIRST_TEMPERATURE 8.0
+#define LAST_TEMPERATURE 0.003
+#define FIRST_TEMPERATURE_ACROSS_LIMITS 0.3 /* ratio to the price of a limit: whole chains of workloads may cross a limit */
+#define TEMPERATURE_INTERVAL 256            /* steps between two changes of the temperature */
+#define CLOCK_INTERVAL 2048                 /* steps between two looks at the clock */
+#define MAX_TIME_RATIO 0.9                  /* share of the time left that annealing may use */
+#define MAX_FOLLOWER_TRIES 24               /* hosts that are tried for a follower */
+#define FOLLOWER_INTERVAL 10                /* mean number of steps between two that move followers */
+#define MAX_PROPOSALS 4000                  /* for typical_delta */
 #define MAX_DELTAS 500
 
 static int is_accepted(State *state, double delta, double temperature) {
@@ -41,7 +46,7 @@ static int32_t propose_host(State *state, int32_t replica) {
 static int swap_fits(const State *state, int32_t class_a, int32_t class_b, int32_t host_a, int32_t host_b) {
   const Problem *problem = state->problem;
   int64_t resources = problem->resources;
-  const int64_t *requests_a = problem->requests + class_a * resources, *requests_b = problem->requests + class_b * resources;
+  const int64_t *requests_a = requests_of(problem, class_a), *requests_b = requests_of(problem, class_b);
   const int64_t *free_a = state->free + host_a * resources, *free_b = state->free + host_b * resources;
   for (int64_t resource = 0; resource < resources; resource++) {
     int64_t more = requests_a[resource] - requests_b[resource];
@@ -174,16 +179,15 @@ static double anneal(Search *search, int64_t steps, double first_temperature, do
   return cost;
 }
 
-/* Anneals, and keeps the result if it costs no more or places more replicas. `NativeProblem.search` explains the temperatures. */
-void anneal_if_better(Search *search, int64_t steps, double first_temperature, double last_temperature) {
+/* Anneals, and keeps the result if it costs no more or places more replicas. */
+void anneal_if_better(Search *search, int64_t steps, int crosses_limits) {
   State *state = search->state;
   int32_t *before = allocate(state->problem->replicas, sizeof(int32_t));
   copy_hosts(before, state);
   int64_t placed_before = state->n_placed;
-  double scale = first_temperature < 0 ? state->problem->limit_price : typical_delta(state);
-  if (steps) {
-    double change = anneal(search, steps, fabs(first_temperature) * scale, last_temperature * typical_delta(state));
-    if (change > 0 && state->n_placed <= placed_before) restore_hosts(state, before);
-  }
+  double first_temperature = crosses_limits ? FIRST_TEMPERATURE_ACROSS_LIMITS * state->problem->limit_price
+                                            : FIRST_TEMPERATURE * typical_delta(state);
+  double change = anneal(search, steps, first_temperature, LAST_TEMPERATURE * typical_delta(state));
+  if (change > 0 && state->n_placed <= placed_before) restore_hosts(state, before);
   free(before);
 }

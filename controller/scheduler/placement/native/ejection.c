@@ -13,10 +13,10 @@
 /* Whether a host admits a class after the ejection of some replicas. If any of them has rules, the ejection is tried and undone. */
 static int admits_after_ejection(State *state, int32_t class, int32_t host, const int32_t *ejected, int count) {
   const Problem *problem = state->problem;
-  for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++) {
-    int64_t resource = problem->request_resource[request], free = state->free[host * problem->resources + resource];
-    for (int index = 0; index < count; index++) free += problem->requests[class_at(state, ejected[index]) * problem->resources + resource];
-    if (free < problem->request_amount[request]) return 0;
+  for (int64_t resource = 0; resource < problem->resources; resource++) {
+    int64_t requested = requests_of(problem, class)[resource], free = state->free[host * problem->resources + resource];
+    for (int index = 0; index < count; index++) free += requests_of(problem, class_at(state, ejected[index]))[resource];
+    if (requested > 0 && free < requested) return 0;
   }
   int depends_on_rules = has_rules(problem, class), is_admitted = 1;
   for (int index = 0; index < count; index++) depends_on_rules |= has_rules(problem, class_at(state, ejected[index]));

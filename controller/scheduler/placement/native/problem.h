@@ -21,9 +21,6 @@ typedef struct {
   const int32_t *workload_of;     /* [class] */
   const int32_t *row_of;          /* [class] row of `allowed` */
   const uint8_t *allowed;         /* [row][host] */
-  const int64_t *request_start;   /* [class + 1] into request_resource, request_amount */
-  const int32_t *request_resource;
-  const int64_t *request_amount;
   const int64_t *requests;        /* [class][resource] */
   const int32_t *class_of;        /* [replica] */
   const int64_t *member_start;    /* [workload + 1] into member */
@@ -67,10 +64,15 @@ static inline int is_allowed(const Problem *problem, int32_t class, int32_t host
 }
 static inline int has_rules(const Problem *problem, int32_t class) { return problem->role_start[class] < problem->role_start[class + 1]; }
 
-/* Whether these free resources of a host suffice for a replica. */
+static inline const int64_t *requests_of(const Problem *problem, int32_t class) {
+  return problem->requests + (int64_t)class * problem->resources;
+}
+
+/* Whether these free resources of a host suffice for a replica. An overcommitted resource matters only if it is requested. */
 static inline int fits(const Problem *problem, int32_t class, const int64_t *host_free) {
-  for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++)
-    if (host_free[problem->request_resource[request]] < problem->request_amount[request]) return 0;
+  const int64_t *requests = requests_of(problem, class);
+  for (int64_t resource = 0; resource < problem->resources; resource++)
+    if (requests[resource] > 0 && host_free[resource] < requests[resource]) return 0;
   return 1;
 }
 

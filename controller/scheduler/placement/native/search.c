@@ -8,6 +8,9 @@
 #include <math.h>
 #include <time.h>
 
+/* Attempts to place replicas without a host by ejecting others: before annealing, and in runs without annealing. */
+#define EJECTION_ATTEMPTS 4000
+#define DESCENT_EJECTION_ATTEMPTS 200
 #define DESCENT_PASSES 8
 /* Largest replicas times hosts for which a descent precedes annealing, and for which one follows it. */
 #define MAX_DESCENT_BEFORE 200000
@@ -178,8 +181,8 @@ static void descend(Search *search) {
 
 /* Places all replicas, see `NativeProblem.search` in native.py; returns the cost of the placement. `host_of` has a hint or -1 for each
  * replica before the call, and its host or -1 after. */
-double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t ejection_attempts, int64_t start_zone,
-                   double first_temperature, double last_temperature, double deadline_s) {
+double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int64_t steps, int64_t start_zone, int64_t crosses_limits,
+                   double deadline_s) {
   State *state = state_new(problem, seed);
   Search search = {.state = state,
                    .ends_at = now_s() + deadline_s,
@@ -187,10 +190,10 @@ double plan_search(const Problem *problem, int32_t *host_of, uint64_t seed, int6
                    .zone_price = allocate(problem->zones, sizeof(double)),
                    .zone_price_call = allocate(problem->zones, sizeof(int32_t))};
   if (problem->replicas && problem->hosts) {
-    place_all(&search, host_of, ejection_attempts, start_zone);
+    place_all(&search, host_of, steps ? EJECTION_ATTEMPTS : DESCENT_EJECTION_ATTEMPTS, start_zone);
     /* In small problems a local optimum of the start may be better than the result of annealing. */
     if (problem->replicas * problem->hosts <= MAX_DESCENT_BEFORE) descend(&search);
-    anneal_if_better(&search, steps, first_temperature, last_temperature);
+    if (steps) anneal_if_better(&search, steps, crosses_limits != 0);
     if (problem->replicas * problem->hosts <= MAX_DESCENT_AFTER) descend(&search);
   }
   copy_hosts(host_of, state);

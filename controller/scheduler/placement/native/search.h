@@ -52,6 +52,6 @@ void undo_trial(Trial *trial);
 void place_by_ejection(Search *search, int64_t attempts);
 
 /* annealing.c */
-void anneal_if_better(Search *search, int64_t steps, double first_temperature, double last_temperature);
+void anneal_if_better(Search *search, int64_t steps, int crosses_limits);
 
 #endif

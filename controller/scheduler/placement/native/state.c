@@ -47,11 +47,12 @@ void state_free(State *state) {
 /* Change of the price of a host's utilization, which grows with its square, if a replica is added (1) or removed (-1). */
 static double balance_delta(const State *state, int32_t class, int32_t host, int step) {
   const Problem *problem = state->problem;
+  const int64_t *requests = requests_of(problem, class), *free = state->free + (int64_t)host * problem->resources;
+  const double *inverse_capacity = problem->inverse_capacity + (int64_t)host * problem->resources;
   double sum = 0;
-  for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++) {
-    int64_t entry = (int64_t)host * problem->resources + problem->request_resource[request];
-    double share = (double)problem->request_amount[request] * problem->inverse_capacity[entry];
-    double used = 1 - (double)state->free[entry] * problem->inverse_capacity[entry];
+  for (int64_t resource = 0; resource < problem->resources; resource++) {
+    double share = (double)requests[resource] * inverse_capacity[resource];
+    double used = 1 - (double)free[resource] * inverse_capacity[resource];
     sum += share * (step * 2 * used + share);
   }
   return problem->balance_price * sum;
@@ -113,8 +114,8 @@ static void change_host(State *state, int32_t replica, int32_t host, int step) {
   const Problem *problem = state->problem;
   int32_t class = problem->class_of[replica], zone = problem->zone_of[host];
   int64_t workload = problem->workload_of[class];
-  for (int64_t request = problem->request_start[class]; request < problem->request_start[class + 1]; request++)
-    state->free[(int64_t)host * problem->resources + problem->request_resource[request]] -= step * problem->request_amount[request];
+  for (int64_t resource = 0; resource < problem->resources; resource++)
+    state->free[(int64_t)host * problem->resources + resource] -= step * requests_of(problem, class)[resource];
   state->n_on_host[workload * problem->hosts + host] += step;
   state->n_all_on_host[host] += step;
   state->n_in_zone[workload * problem->zones + zone] += step;
