@@ -31,6 +31,7 @@ cache, a gateway."""
 MAX_LABEL_LENGTH, MAX_SUFFIX_LENGTH = 63, 13
 """Length of a label's value, and the part of it for a number."""
 MIN_BANDWIDTH_BPS = 1000
+"""Smallest rate that the CNI bandwidth plugin accepts."""
 
 
 class ProposedDependency(msgspec.Struct, frozen=True, rename="camel"):
@@ -169,11 +170,7 @@ def _is_same_workload(listed: WorkloadRef, observed: WorkloadId) -> bool:
 
 
 class _DisjointSets:
-    """Disjoint sets of workloads, each with workloads of at most one existing AppGroup.
-
-    Args:
-        groups: workload -> its existing AppGroup; empty if it has none.
-    """
+    """Disjoint sets of workloads, each with workloads of at most one AppGroup; ``groups`` is workload -> existing AppGroup, or empty."""
 
     def __init__(self, groups: Mapping[WorkloadId, str]) -> None:
         self._parents = {workload: workload for workload in groups}
@@ -266,20 +263,13 @@ def _make_proposal(
         for d in component.edges
     )
     replicas = sum(workloads.replica_counts[w] for w in component.members)
-    added = [
-        (d.client, d.server, p) for d, p in zip(component.edges, dependencies, strict=True) if not p.is_user_defined
-    ]
     spec = {
         "numMembers": max(group.spec.num_members if group is not None else 0, replicas, 1),
         "topologySortingAlgorithm": group.spec.topology_sorting_algorithm if group is not None else "KahnSort",
-        "workloads": _spec_workloads(group, selectors, added),
+        "workloads": _spec_workloads(group, selectors, component.edges, dependencies),
     }
-    manifest = {
-        "apiVersion": APPGROUPS.api_version,
-        "kind": "AppGroup",
-        "metadata": {"name": name, "namespace": component.namespace},
-        "spec": spec,
-    }
+    metadata = {"name": name, "namespace": component.namespace}
+    manifest = {**APPGROUPS.type_meta, "metadata": metadata, "spec": spec}
     return Proposal(
         component.namespace,
         name,
@@ -312,9 +302,10 @@ def _choose_selectors(component: _Component, workloads: Workloads, existing: _Ex
 def _spec_workloads(
     existing: AppGroup | None,
     selectors: Mapping[WorkloadId, str],
-    added: Iterable[tuple[WorkloadId, WorkloadId, ProposedDependency]],
+    edges: Iterable[ObservedDependency],
+    dependencies: Iterable[ProposedDependency],
 ) -> list[dict[str, Any]]:
-    """``spec.workloads``: existing entries with added dependencies (client, server, values), then new entries."""
+    """``spec.workloads``: existing entries with added dependencies, then new entries."""
     items: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
     by_selector: dict[str, dict[str, Any]] = {}
     for item in items:
@@ -327,13 +318,11 @@ def _spec_workloads(
         if selectors[workload] not in by_selector:
             by_selector[selectors[workload]] = {"workload": reference}
             items.append(by_selector[selectors[workload]])
-    for client, server, proposed in added:
-        entry = {
-            "workload": references[server],
-            "minBandwidth": str(proposed.min_bandwidth_bps),
-            "maxNetworkCost": proposed.max_network_cost,
-        }
-        by_selector[selectors[client]].setdefault("dependencies", []).append(entry)
+    for edge, proposed in zip(edges, dependencies, strict=True):
+        if not proposed.is_user_defined:
+            limits = {"minBandwidth": str(proposed.min_bandwidth_bps), "maxNetworkCost": proposed.max_network_cost}
+            entry = {"workload": references[edge.server], **limits}
+            by_selector[selectors[edge.client]].setdefault("dependencies", []).append(entry)
     return items
 
 

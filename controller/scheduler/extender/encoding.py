@@ -132,11 +132,9 @@ class NodeIndex:
 
     def entry_heads(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
         """The entry heads of a location's nodes."""
-        return (
-            self._entry_heads_of_location[index]
-            if self.are_all_nodes(index, names)
-            else [self.entry_head(name) for name in names]
-        )
+        if self.are_all_nodes(index, names):
+            return self._entry_heads_of_location[index]
+        return [self.entry_head(name) for name in names]
 
     def entry_head(self, name: str) -> bytes:
         """The entry head of a node."""
@@ -231,7 +229,7 @@ class AnswerEncoder:
         """
         location_index = self._state.location_index
         index = location_index.get(target.node)
-        # In quotes, a name is no part of another name.
+        # The encoded name has quotes, so it is no part of another name.
         is_requested = _encode(target.node) in names_json
         if index is not None and is_requested and score_table.node_score(target.node, index).passes:
             return encode_pass_all(_encode([target.node]))
@@ -263,9 +261,8 @@ class AnswerEncoder:
         shared: list[bytes] = []
         for index, nodes in refused.items():
             count = max(MAX_NODE_REASONS - len(reasons), 0)
-            reasons |= {
-                name: failed_filter_message(name, score_table.node_score(name, index)) for name in nodes[:count]
-            }
+            for name in nodes[:count]:
+                reasons[name] = failed_filter_message(name, score_table.node_score(name, index))
             if len(nodes) > count:
                 shared.append(self._encode_shared_reason(index, nodes[count:], score_table.by_location[index]))
         failed = _encode(reasons)
@@ -282,7 +279,7 @@ class AnswerEncoder:
     def encode_priorities(
         self, names: NodeNames, score_table: ScoreTable, target: Target | None, *, with_allocatable: bool
     ) -> bytes:
-        """The answer to a prioritize request: lower accumulated cost scores higher, the plan's target highest.
+        """The answer to a prioritize request: nodes with a lower accumulated cost have higher scores, the plan's target the highest.
 
         Args:
             names: from `parse_names`.
@@ -319,9 +316,8 @@ class AnswerEncoder:
         costs: list[int] = []
         for index, nodes in names.by_location.items():
             node_scores = by_node.get(index, {})
-            by_node[index] = {
-                n: s for n, s in node_scores.items() if self._index.are_all_nodes(index, nodes) or n in nodes
-            }
+            are_all = self._index.are_all_nodes(index, nodes)
+            by_node[index] = {name: score for name, score in node_scores.items() if are_all or name in nodes}
             costs += [node_score.cost for node_score in by_node[index].values()]
             if len(nodes) > len(by_node[index]):
                 costs.append(score_table.by_location[index].cost)
@@ -329,9 +325,7 @@ class AnswerEncoder:
         scores: dict[int, _LocationScores] = {}
         for index in names.by_location:
             score = normalise_cost(score_table.by_location[index].cost, low, high)
-            exceptions = {
-                node: normalise_cost(node_score.cost, low, high) for node, node_score in by_node[index].items()
-            }
+            exceptions = {name: normalise_cost(exact.cost, low, high) for name, exact in by_node[index].items()}
             scores[index] = self._prefer_target(index, score, exceptions, target)
         return scores
 

@@ -220,11 +220,8 @@ class GatingController:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        if (
-            self._is_leading
-            and (self._pods.waiting_keys or self.plans.groups_with_plan_or_reservations())
-            and self._debounce_timer is None
-        ):
+        has_work = self._pods.waiting_keys or self.plans.groups_with_plan_or_reservations()
+        if self._is_leading and has_work and self._debounce_timer is None:
             self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._wake_all)
 
     def _wake_all(self) -> None:

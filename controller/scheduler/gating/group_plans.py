@@ -39,7 +39,7 @@ PLANNED = "Planned"
 MAX_PODS = 10_000
 """A group with more existing and declared pods is not planned."""
 PAUSE_RATIO = 3.0
-"""Pause between two plans of a group, as a multiple of the time of the first; a group that changes all the time leaves time to others."""
+"""Pause after a plan of a group, as a multiple of the plan's time, so that a group that changes all the time leaves time to others."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
 """Exponential back-off of a group whose planning failed."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
@@ -148,9 +148,8 @@ class GroupPlans:
         preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
         check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
         self._drop_expired_replacements()
-        may_improve = (
-            bool(cached.plan.unplaced or check.awaiting_rollout) and cached.freed_count != self.reservations.freed_count
-        )
+        has_freed = cached.freed_count != self.reservations.freed_count
+        may_improve = has_freed and bool(cached.plan.unplaced or check.awaiting_rollout)
         is_stale = may_improve and now - cached.made_at > MIN_UNPLACED_S
         is_current = not is_stale and cached.inputs == self._inputs.cache_key(group, pods)
         if (
@@ -196,7 +195,7 @@ class GroupPlans:
             self._expected_replacements.forget_group(group)
 
     def groups_with_plan_or_reservations(self) -> frozenset[str]:
-        """Keys of these groups."""
+        """Keys of the groups that have a plan or reservations."""
         return frozenset((*self._cached_plans, *self.reservations.groups()))
 
     def planned_condition(self, group: str) -> Condition | None:
@@ -271,9 +270,9 @@ class GroupPlans:
         """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.
 
         Args:
-            group: its key.
+            group: key of the AppGroup.
             key: of the pod.
-            seed_offset: varies the random seed; the answer is the same for every seed unless placements are about equal.
+            seed_offset: varies the random seed; answers differ only if placements are about equal.
 
         Raises:
             PlanningError: nothing was planned.
@@ -283,10 +282,8 @@ class GroupPlans:
             raise PlanningError("PodGone", "the pod or its group is gone")
         snapshot = without_pod(self._build_snapshot(group, pods), key)
         previous = {k: target for k, target in snapshot.previous_targets.items() if k != key}
-        plan = await self._solve(
-            msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset), MAX_SEARCH_S
-        )
-        return plan.targets.get(key)
+        snapshot = msgspec.structs.replace(snapshot, previous_targets=previous, seed_offset=seed_offset)
+        return (await self._solve(snapshot, MAX_SEARCH_S)).targets.get(key)
 
     def expect_replacement(
         self,
@@ -340,7 +337,7 @@ class GroupPlans:
         self.reservations.record_progress(group, has_started=False, is_complete=True)
         log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         message = f"{error}; its pods are placed by NetworkOverhead's rule"
-        self._set_condition(group, app_group, error.reason, message)
+        self._set_condition(app_group, error.reason, message)
 
     def _report_plan(self, group: str, app_group: AppGroup, plan: Plan, omitted_replicas: int) -> None:
         fault, message = "", "the group's plan is complete"
@@ -352,20 +349,16 @@ class GroupPlans:
         log.log_change(topic, fault, message, group=group, cost=cost, violations=violations, unplaced=unplaced)
         if plan.unplaced:
             names = join_first([key.partition("/")[2] for key in plan.unplaced], MAX_NAMES_SHOWN)
-            self._set_condition(group, app_group, "InsufficientCapacity", f"no node has the capacity for {names}")
+            self._set_condition(app_group, "InsufficientCapacity", f"no node has the capacity for {names}")
         elif omitted_replicas:
             members = app_group.spec.num_members
-            message = (
-                f"numMembers ({members}) limits reservations, and workloads declare more pods; raise spec.numMembers"
-            )
-            self._set_condition(group, app_group, "MoreDeclared", message, holds=True)
+            message = f"only {members} pods get reservations, and workloads declare more; raise spec.numMembers"
+            self._set_condition(app_group, "MoreDeclared", message, holds=True)
         else:
-            self._set_condition(group, app_group, "Complete", "every waiting pod has a node", holds=True)
+            self._set_condition(app_group, "Complete", "every waiting pod has a node", holds=True)
 
-    def _set_condition(
-        self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False
-    ) -> None:
-        generation = app_group.metadata.generation
+    def _set_condition(self, app_group: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
+        group, generation = app_group.metadata.key, app_group.metadata.generation
         planned = make_condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
         if self._planned_conditions.get(group) != planned:
             self._planned_conditions[group] = planned
@@ -376,5 +369,5 @@ def _check_size(pods: Sequence[Pod], replicas: Mapping[str, int]) -> None:
     active = Counter(pod.workload for pod in pods if pod.is_active)
     count = active.total() + sum(max(declared - active[workload], 0) for workload, declared in replicas.items())
     if count > MAX_PODS:
-        message = f"{count} pods, with declared ones; at most {MAX_PODS} are planned together"
+        message = f"{count} existing and declared pods; at most {MAX_PODS} are planned together"
         raise PlanningError("TooManyPods", message)

@@ -217,4 +217,4 @@ class PodUpdater:
             elif result == "deleted":
                 self._recorder.record_normal(about, "Replaced", action.note)
         else:
-            self._recorder.record_warning(about, "FrozenAffinity", action.note)
+            self._recorder.record_warning(about, "UnmetAffinity", action.note)

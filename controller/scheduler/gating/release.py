@@ -24,8 +24,8 @@ node for the pod."""
 CAUSES_WITHOUT_PLAN: frozenset[ReleaseCause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes for which a pod does not wait for a pending plan."""
 
-DEBOUNCE_S = 0.5
-"""Pods of a group are created one after the other, and the plan should include all of them."""
+CREATION_PAUSE_S = 0.5
+"""After this time without a new pod, no more pods of a group are expected."""
 MIN_CHECK_INTERVAL_S = 0.05
 """Checks that are due sooner are made together."""
 ROLLOUT_STEP_S = 20.0
@@ -102,11 +102,11 @@ def seconds_until_complete(inputs: ReleaseInputs, now: float) -> float:
     if active.total() >= inputs.num_members and has_all_declared:
         return 0.0
     newest = max((inputs.first_seen_at.get(p.metadata.key, 0.0) for p in inputs.pods if p.is_active), default=0.0)
-    return max(newest + DEBOUNCE_S - now, 0.0)
+    return max(newest + CREATION_PAUSE_S - now, 0.0)
 
 
 class _Blocker(NamedTuple):
-    """The first workload in the order that delays later workloads, and the reason; the default delays none."""
+    """The position of the first workload that delays later workloads, and the reason; the default delays none."""
 
     position: float = math.inf
     reason: str = ""
@@ -146,7 +146,7 @@ class _ReleaseDecider:
         gated = [pod for pods in self._active_by_workload.values() for pod in pods if pod.is_gated]
         ordered = sorted(gated, key=lambda p: (self._positions.get(p.workload, math.inf), p.metadata.key))
         decisions = {pod.metadata.key: self._decide_pod(pod) for pod in ordered}
-        cause_by_pod_group = self._decide_pod_groups(ordered, decisions)
+        cause_by_pod_group = self._causes_by_pod_group(ordered, decisions)
         for pod in ordered:
             cause, wait_reason = decisions[pod.metadata.key]
             if pod.pod_group and not pod.other_gates:
@@ -170,17 +170,17 @@ class _ReleaseDecider:
         return keys | {r.pod.metadata.key for r in releases if r.pod.pod_group in pod_groups}
 
     @staticmethod
-    def _decide_pod_groups(
-        ordered: Sequence[Pod], decisions: Mapping[str, PodDecision]
+    def _causes_by_pod_group(
+        pods: Sequence[Pod], decisions: Mapping[str, PodDecision]
     ) -> dict[str, ReleaseCause | None]:
         """PodGroup -> cause of the release of all its pods; None if they wait.
 
         kube-scheduler binds no pod of a PodGroup before it has all of them. So the first pod that is released releases all, unless a pod
         of the PodGroup has another gate.
         """
-        with_other_gates = {pod.pod_group for pod in ordered if pod.other_gates}
+        with_other_gates = {pod.pod_group for pod in pods if pod.other_gates}
         causes: dict[str, ReleaseCause | None] = {}
-        for pod in ordered:
+        for pod in pods:
             cause = decisions[pod.metadata.key].cause
             if pod.pod_group in with_other_gates and cause not in CAUSES_WITHOUT_PLAN:
                 cause = None
@@ -223,8 +223,8 @@ class _ReleaseDecider:
             return ""
         blocker = self._first_with_missing
         if pod.workload not in self._workloads_with_bound:
-            # Beside a bound pod of its workload, a pod comes from a scale-out or a rollout. Then workloads without pods, such as a Job that
-            # was deleted after it finished, are not expected any more.
+            # A workload with bound pods is scaled out or rolled out: then no pods of other workloads without pods are expected any more,
+            # such as of a Job that was deleted after it had finished.
             blocker = min(blocker, self._first_without_pods)
         if blocker.position < position:
             self._checks_in_s.append(self._config.missing_workload_timeout_s - waited_s)
@@ -251,8 +251,8 @@ class _ReleaseDecider:
     def _delays_later_workloads(self, pod: Pod) -> bool:
         """Whether later workloads wait for an unbound pod.
 
-        If the scheduler found no node for the pod, they wait until ``missingWorkloadTimeoutS`` is over. They do not wait for a pod for
-        which the plan has no node either, or whose pod affinity may require a later pod.
+        They wait for ``missingWorkloadTimeoutS`` if the scheduler found no node for the pod; not at all if the plan has no node either,
+        or if the pod's affinity may require a later pod.
         """
         if pod.other_gates or pod.metadata.key in self._inputs.awaiting_rollout:
             return False

@@ -73,12 +73,12 @@ class ReservationCache:
         """Replace a group's reservations.
 
         Args:
-            group: its key.
+            group: key of the AppGroup.
             pods: the pods that the usage of their nodes does not include yet, each with its node.
             outgoing: node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
         self._outgoing_by_group[group] = outgoing
-        before = self._nodes_by_group.pop(group, {})
+        old_nodes = self._nodes_by_group.pop(group, {})
         nodes: dict[str, str] = {}
         for pod, node in pods:
             key = pod.metadata.key
@@ -86,12 +86,12 @@ class ReservationCache:
             if self._group_by_pod.get(key, group) != group:
                 self.forget_pod(key)
             self._group_by_pod[key] = group
-            if before.get(key) == node:
-                del before[key]
-            self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.requests_with_ports_of(pod), is_gated=pod.is_gated and key not in self._released_pods
-            )
-        for key, node in before.items():
+            if old_nodes.get(key) == node:
+                del old_nodes[key]
+            is_gated = pod.is_gated and key not in self._released_pods
+            reservation = _Reservation(group, self.requests_with_ports_of(pod), is_gated)
+            self._by_node.setdefault(node, {})[key] = reservation
+        for key, node in old_nodes.items():
             self._end_reservation(key, node)
             if key not in nodes:
                 self._group_by_pod.pop(key, None)
@@ -108,10 +108,10 @@ class ReservationCache:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
 
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
-        """Record a group's progress. Started groups may use the reservations of groups that have not started and have no complete plan.
+        """Record a group's progress: started groups may use the reservations of groups that have not started and have no complete plan.
 
         Args:
-            group: its key.
+            group: key of the AppGroup.
             has_started: whether any of its pods is bound.
             is_complete: whether its plan has a node for each of its pods.
         """
@@ -162,12 +162,8 @@ class ReservationCache:
         host = self.node_cache.hosts.get(node)
         if host is None:
             return False
-        return not first_insufficient(
-            requests,
-            host.allocatable,
-            self.node_cache.requested.get(node, {}),
-            self.reserved_by_others_on(group, node, released_only=released_only),
-        )
+        reserved = self.reserved_by_others_on(group, node, released_only=released_only)
+        return not first_insufficient(requests, host.allocatable, self.node_cache.requested.get(node, {}), reserved)
 
     def _yields_to(self, reservation: _Reservation, group: str) -> bool:
         return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups

@@ -68,9 +68,9 @@ class _History(msgspec.Struct):
     """History of a pod that found no node.
 
     Attributes:
-        found_at: when the pod was first found without a node.
+        found_at: when the pod was first seen without a node, wall clock.
         answer_hash: of the filter's answer at the last retry or, for a fixed affinity, at the first check.
-        last_retry_at, retries: time and number of retries.
+        last_retry_at, retries: time of the last retry, and number of retries.
         is_reported: whether a `Report` was made.
         is_forbidden: whether the API server forbade its deletion.
     """
@@ -142,14 +142,14 @@ class StuckPods:
         return actions, min(checks_in_s, default=None)
 
     def _choose_retry(self, pod: Pod, target: Target | None, state: State, now: float) -> _Choice:
-        """Retry a pod with a new target or a new answer of the filter, and once after the filter refused all but its planned zone."""
+        """Retry a pod with a new target, with a new answer of the filter, or once without its plan."""
         history, old_target = self._histories[pod.metadata.key], target_of(pod)
         has_new_target = target is not None and (old_target is None or old_target.node != target.node)
         answer_hash = _hash_answer(state, pod)
         scheduled = pod.condition("PodScheduled")
         is_refused_by_us = scheduled is not None and REFUSAL_TEXT in scheduled.message
         has_new_answer = is_refused_by_us and history.answer_hash != answer_hash
-        # So far the filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
+        # The filter passed only the planned node or zone; after the failed attempt it answers by NetworkOverhead's rule.
         is_first_retry = old_target is not None and history.answer_hash is None
         if not has_new_target and not has_new_answer and not is_first_retry:
             return _Choice()
@@ -185,7 +185,7 @@ class StuckPods:
         if has_moved or history.answer_hash != answer_hash:
             return self._replace_with_backoff(pod, target, now)
         self._record_unmet_terms(pod)
-        note = "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
+        note = "no node meets the pod's fixed node affinity; its replacement gets preferred terms only"
         return _Choice(PodReplacement(pod, note))
 
     def _replace_with_backoff(self, pod: Pod, target: Target | None, now: float) -> _Choice:
@@ -199,8 +199,8 @@ class StuckPods:
         self._replacements[owner] = (now, count + 1)
         if len(self._replacements) > _MAX_REPLACED_OWNERS:
             self._replacements.pop(next(iter(self._replacements)))
-        suffix = f"; zone {target.zone} has a node for it" if target is not None else ""
-        note = f"no node is left where its frozen node affinity allows, and costs or the plan have changed{suffix}"
+        suffix = f"; zone {target.zone} has a node for the pod" if target is not None else ""
+        note = f"no node meets the pod's fixed node affinity, and costs or the plan have changed{suffix}"
         return _Choice(PodReplacement(pod, note))
 
     def _report_once(self, pod: Pod) -> Report | None:
@@ -213,7 +213,7 @@ class StuckPods:
         cause = "its owner would not replace it without a penalty"
         if is_replaceable(pod):
             cause = "the controller has no right to delete it"
-        note = f"no node is left where its frozen node affinity allows, and {cause}: delete it to have it placed again"
+        note = f"no node meets the pod's fixed node affinity, and {cause}: delete the pod to have it placed again"
         return Report(pod, note)
 
     def _record_unmet_terms(self, pod: Pod) -> None:

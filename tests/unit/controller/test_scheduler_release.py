@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, Pod
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.release import (
-    DEBOUNCE_S,
+    CREATION_PAUSE_S,
     ReleaseDecision,
     ReleaseInputs,
     decide_releases,
@@ -92,8 +92,8 @@ SHORT = inputs_of(pod("a1", "A", node="n"), B, declared_replicas={"A": 2, "B": 1
         (inputs_of(BOUND, pod("b1", "B", node="n"), pod("b2", "B"), declared_replicas={"A": 2}), 0, ""),
         (inputs_of(BOUND, B, declared_replicas={"A": 1, "B": 4, "C": 4}), 0, "b"),
         (inputs_of(B, pod("c", "C", gated=False), declared_replicas={"A": 0, "B": 1}), 0, "b"),
-        (LONE, DEBOUNCE_S - 0.1, ""),
-        (LONE, DEBOUNCE_S, "a"),
+        (LONE, CREATION_PAUSE_S - 0.1, ""),
+        (LONE, CREATION_PAUSE_S, "a"),
     ],
 )
 def test_a_workload_is_released_when_earlier_workloads_are_bound_finished_or_overdue(
@@ -222,7 +222,7 @@ def test_a_group_is_complete_with_declared_replicas_and_num_members() -> None:
     for short in ({"num_members": 3}, {"declared_replicas": {"A": 1, "B": 2}}):
         growing = inputs_of(*pods, order="AB", first_seen_at=seen, **{"num_members": 2, **short})
         assert released(decide_releases(growing, CREATED, CONFIG)) == []
-    seen = {"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2}
+    seen = {"d/a": CREATED - 9, "d/b": CREATED - CREATION_PAUSE_S + 0.2}
     almost = inputs_of(*pods, order="AB", num_members=3, first_seen_at=seen)
     assert decide_releases(almost, CREATED, CONFIG).next_check_s == pytest.approx(0.2), "the newest pod counts"
     assert seconds_until_complete(almost, CREATED) == pytest.approx(0.2)
