@@ -80,9 +80,9 @@ def _make_headline(answer: CostsView, percentile: str | None) -> Text:
     network = answer.network
     text = Text()
     text.append(network.topology or "no NetworkTopology", style=STRONG)
-    if network.weights:
-        text.append(f"  {network.weights}")
-    if percentile is None and network.weights == "NetperfCosts":
+    if network.weight_name:
+        text.append(f"  {network.weight_name}")
+    if percentile is None and network.weight_name == "NetperfCosts":
         unit_ms = network.unit_us / 1000
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)

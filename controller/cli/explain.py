@@ -78,7 +78,7 @@ def _make_headline(explanation: Explanation) -> Text:
     if explanation.group:
         text.append(f"  {explanation.workload} of AppGroup {explanation.group}")
     if explanation.topology:
-        text.append(f"  costs: {explanation.topology} {explanation.weight}".rstrip(), style=FAINT)
+        text.append(f"  costs: {explanation.topology} {explanation.weight_name}".rstrip(), style=FAINT)
     return text
 
 

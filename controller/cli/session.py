@@ -273,8 +273,8 @@ class Session:
 
     def note_unused_costs(self, network: NetworkView) -> None:
         """Add a note if the scheduler does not use the costs of ``network``."""
-        if network.unused:
-            name = " ".join(filter(None, (network.topology, network.weights)))
+        if network.is_unused:
+            name = " ".join(filter(None, (network.topology, network.weight_name)))
             self.notes.append(f"costs: the scheduler does not use {name}")
 
     async def list_workload_controllers(self, namespace: str) -> list[WorkloadController]:

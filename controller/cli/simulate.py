@@ -64,7 +64,8 @@ class Simulation(View, frozen=True):
 
     Attributes:
         group: ``namespace/name``.
-        topology, weights: names of those in use; null if the scheduler uses none.
+        topology: ``namespace/name`` of the NetworkTopology in use; null if the scheduler uses none.
+        weight_name: name of the weight in use; null as well.
         replicas: number of pods to place.
         default_scheduler: the default scheduler's median run, by unplaced pods and then by cost.
         network_aware: our planner's placement.
@@ -73,7 +74,7 @@ class Simulation(View, frozen=True):
 
     group: str
     topology: str | None
-    weights: str | None
+    weight_name: str | None
     replicas: int
     default_scheduler: PlacementOutcome
     network_aware: PlacementOutcome
@@ -140,7 +141,7 @@ class SimulateCommand(Command):
         """Both placements side by side, then their sums."""
         if isinstance(answer, OfflinePlan):
             return render_offline(answer)
-        costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
+        costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weight_name or ''}"
         pods = pluralize(answer.replicas, "pod")
         headline = Text.assemble((answer.group, STRONG), f"  {pods}", (f"  {costs}", FAINT))
         return Group(headline, Text(), _make_placement_table(answer), Text(), _make_summary_table(answer))
@@ -161,7 +162,7 @@ def simulate(inputs: PlanInputs, group: AppGroup, controllers: Mapping[str, Work
     return Simulation(
         group=group.metadata.key,
         topology=costs.topology_key or None,
-        weights=costs.weight_name or None,
+        weight_name=costs.weight_name or None,
         replicas=len(snapshot.pods),
         default_scheduler=runs[len(runs) // 2],
         network_aware=plan_placement(inputs, snapshot),

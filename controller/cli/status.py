@@ -77,7 +77,7 @@ def _format_samples(answer: Overview) -> str:
 def _format_costs(network: NetworkView) -> str:
     costs = [p.cost for p in network.pairs if p.cost is not None]
     cost_range = f", {min(costs)} to {max(costs)}" if costs else ""
-    return f"{len(costs)} of {len(network.pairs)} directed pairs{cost_range}  {network.topology or ''} {network.weights or ''}"
+    return f"{len(costs)} of {len(network.pairs)} directed pairs{cost_range}  {network.topology or ''} {network.weight_name or ''}"
 
 
 def _format_groups(groups: Collection[GroupView]) -> str:

@@ -39,7 +39,7 @@ class PairView(View, frozen=True):
 
     Attributes:
         origin, destination: names of the zones.
-        cost: cost in the weight that `NetworkView.weights` names; null if that has none.
+        cost: cost in the weight that `NetworkView.weight_name` names; null if that has none.
         basis: source of the cost.
         p50_us, p90_us, p99_us, jitter_us, loss_ratio: round trips of the pair's representative sample, as they count for costs.
         measured_at: time of that sample, unix seconds by this machine's clock.
@@ -90,25 +90,25 @@ class NetworkView(View, frozen=True):
 
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
-        weights: name of the weight shown; null if there is none.
+        weight_name: name of the weight shown; null if there is none.
         unit_us: latency that one unit of a cost in NetperfCosts stands for.
         percentile: percentile of the latency from which these costs are computed.
         zones: sorted by region and name.
         pairs: every ordered pair of zones, by origin and then by destination, both in the order of ``zones``.
         interval_s: length of a probing round; null without a probe plan.
         measured_at: time of the newest sample, unix seconds; null without samples.
-        unused: whether the scheduler ignores these costs.
+        is_unused: whether the scheduler ignores these costs.
     """
 
     topology: str | None = None
-    weights: str | None = None
+    weight_name: str | None = None
     unit_us: float = 1000.0
     percentile: str = "p90"
     zones: tuple[ZoneView, ...] = ()
     pairs: tuple[PairView, ...] = ()
     interval_s: float | None = None
     measured_at: float | None = None
-    unused: bool = False
+    is_unused: bool = False
 
     @property
     def pairs_by_zones(self) -> dict[tuple[str, str], PairView]:

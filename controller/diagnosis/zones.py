@@ -42,14 +42,14 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     pairs = _build_pairs(snapshot, decision, weight, zone_map, interval_s or DEFAULT_INTERVAL_S)
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
-        weights=weight.name if weight is not None else None,
+        weight_name=weight.name if weight is not None else None,
         unit_us=decision.policy.unit_us,
         percentile=decision.policy.percentile,
         zones=_build_zones(snapshot, zone_map),
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max((pair.measured_at for pair in pairs if pair.measured_at is not None), default=None),
-        unused=topology is not None and (topology not in topologies_in_use or weight_in_use is None),
+        is_unused=topology is not None and (topology not in topologies_in_use or weight_in_use is None),
     )
 
 

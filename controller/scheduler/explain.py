@@ -96,7 +96,7 @@ class Explanation(_JsonStruct, frozen=True):
         group: ``namespace/name`` of its AppGroup; empty without an AppGroup.
         workload: selector of its workload.
         topology: ``namespace/name`` of the NetworkTopology with the costs.
-        weight: name of the weight with the costs.
+        weight_name: name of the weight with the costs.
         neutral_reason: why the rule scores all nodes equally; empty if there are scores.
         peers: dependencies, then dependents.
         candidates: by cost, the lowest first; candidates that are not feasible last.
@@ -109,7 +109,7 @@ class Explanation(_JsonStruct, frozen=True):
     group: str
     workload: str
     topology: str
-    weight: str
+    weight_name: str
     neutral_reason: str
     peers: tuple[Peer, ...]
     candidates: tuple[Candidate, ...]
@@ -147,7 +147,7 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
         group=key,
         workload=pod.workload,
         topology=costs.topology_key,
-        weight=costs.weight_name,
+        weight_name=costs.weight_name,
         neutral_reason=score_table.neutral_reason,
         peers=(
             *(_describe_peer(state, peer, "depends-on") for peer in dependencies),

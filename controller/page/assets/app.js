@@ -25,10 +25,10 @@ function drawSummary() {
   const network = state.overview.network;
   const zones = pluralize(network.zones.length, "zone");
   const regions = pluralize(new Set(network.zones.map((zone) => zone.region)).size, "region");
-  const weights = network.weights ? ` · ${network.weights}` : "";
-  const unused = network.unused ? " (the scheduler does not use it)" : "";
+  const weight = network.weightName ? ` · ${network.weightName}` : "";
+  const unused = network.isUnused ? " (the scheduler does not use it)" : "";
   const topology = network.topology || "no NetworkTopology";
-  byId("where").textContent = makePrintable(`${topology}${weights}${unused} · ${zones}, ${regions}`);
+  byId("where").textContent = makePrintable(`${topology}${weight}${unused} · ${zones}, ${regions}`);
   drawTiles([buildAgentsTile(), buildPairsTile(), buildCostsTile(), buildGroupsTile(), buildBandwidthTile()]);
   drawProblems();
 }
@@ -47,10 +47,10 @@ function buildPairsTile() {
 }
 
 function buildCostsTile() {
-  const { weights, percentile, unitUs } = state.overview.network;
+  const { weightName, percentile, unitUs } = state.overview.network;
   const [lowest, highest] = rangeOf(state.overview.matrix.cost.filter((cost) => cost !== null));
-  const isMeasured = percentile && weights === "NetperfCosts";
-  const note = isMeasured ? `1 = ${formatNumber(unitUs / 1000)} ms of ${percentile}` : weights || "";
+  const isMeasured = percentile && weightName === "NetperfCosts";
+  const note = isMeasured ? `1 = ${formatNumber(unitUs / 1000)} ms of ${percentile}` : weightName || "";
   return { tab: "matrix", label: "Costs", value: highest > 0 ? `${lowest} – ${highest}` : "none", note };
 }
 

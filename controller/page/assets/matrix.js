@@ -39,7 +39,7 @@ function buildMatrix(zones, key) {
 
 function drawLegend() {
   const { network, matrix: columns } = state.overview;
-  const isMeasuredCost = state.measure === "cost" && network.weights === "NetperfCosts";
+  const isMeasuredCost = state.measure === "cost" && network.weightName === "NetperfCosts";
   const costUnit = `cost; 1 = ${formatNumber(network.unitUs / 1000)} ms of ${network.percentile}, rounded up`;
   const entries = Object.entries(BASES).filter(([basis, { sign }]) => sign && columns.basis.includes(basis));
   const signs = entries.map(([, { sign, text }]) => `${sign} ${text}`);

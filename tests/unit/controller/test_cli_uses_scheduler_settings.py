@@ -73,14 +73,14 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     file = write_group_file(tmp_path, group(most=5))
     session = session_of(CUSTOM_CONFIG, *objects)
     shown = await run_command(session, "costs")
-    assert (shown.network.unused, session.notes) == (False, [])
+    assert (shown.network.is_unused, session.notes) == (False, [])
     (view,) = await run_command(session, "graph")
     simulated = await run_command(session, "simulate", "-f", file)
     explained = await run_command(session, "explain", "pod", "a-n1")
-    assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
+    assert (shown.network.topology, shown.network.weight_name) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
-    assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
-    assert (explained.explanation.topology, explained.explanation.weight) == (f"{HOME}/ours", "Mine")
+    assert (simulated.topology, simulated.weight_name) == (f"{HOME}/ours", "Mine")
+    assert (explained.explanation.topology, explained.explanation.weight_name) == (f"{HOME}/ours", "Mine")
 
 
 def make_pod_spec(cpu: str) -> Json:
@@ -170,9 +170,9 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     session.notes.clear()
     shown = await run_command(session, "costs")
     assert used.weight_name == ""
-    assert (simulated.topology or "", simulated.weights or "") == (used.topology_key, used.weight_name)
-    assert shown.network.weights is not None
-    assert shown.network.unused
+    assert (simulated.topology or "", simulated.weight_name or "") == (used.topology_key, used.weight_name)
+    assert shown.network.weight_name is not None
+    assert shown.network.is_unused
     assert any("the scheduler does not use" in note for note in session.notes)
 
 

@@ -42,7 +42,7 @@ def test_candidates_have_the_cost_of_each_dependency_and_pass_or_not() -> None:
     ]
     assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].peer_costs] == [(20, 0, 1), (1, 0, 0)]
     assert found.conclusion == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
-    assert (found.group, found.topology, found.weight) == ("default/a1", "default/nt-default", "UserDefined")
+    assert (found.group, found.topology, found.weight_name) == ("default/a1", "default/nt-default", "UserDefined")
 
 
 @pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
