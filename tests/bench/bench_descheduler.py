@@ -44,7 +44,7 @@ def measure() -> Figures:
     cluster = _Cluster(5_000, 100_000)
     large = cluster.rounds(5)
     holds = cluster.holds()
-    moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.hot} hot nodes"
+    moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.overutilized} overutilized nodes"
     here = f"of this process' time; {1000 * holds.on_loop:.0f} ms on the loop itself"
     return {
         "descheduler: one round, 5,000 nodes, 100,000 pods": figure(large.seconds, "s", 6, moves),
@@ -55,7 +55,7 @@ def measure() -> Figures:
 class _Rounds(msgspec.Struct):
     seconds: float
     moves: int
-    hot: int
+    overutilized: int
 
 
 class _Holds(NamedTuple):
@@ -83,7 +83,7 @@ class _Cluster:
         """The fastest of some rounds, each from the same state: the one that other programs disturbed least."""
         compact_memory()  # as the manager does once its stores are full
         seconds = []
-        moves = hot = 0
+        moves = overutilized = 0
         for i in range(count):
             now = NOW_S + 60 * i
             batch = self._batch(now)
@@ -91,8 +91,8 @@ class _Cluster:
             decision = self._decide(self._world.snapshot(), batch, now)
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
-            hot = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
-        return _Rounds(min(seconds), moves, hot)
+            overutilized = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
+        return _Rounds(min(seconds), moves, overutilized)
 
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> DescheduleDecision:
         self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
@@ -115,7 +115,7 @@ class _Cluster:
         return _Holds(min(found[::2]), min(found[1::2]))
 
     def _share(self, index: int) -> float:
-        """Percent of cpu in use: a part of the nodes is hot, a part idle, the rest between."""
+        """Percent of cpu in use: a part of the nodes is overutilized, a part idle, the rest between."""
         place = (index * 7919 % len(self._names)) / len(self._names)
         return 85.0 if place < HOT_SHARE else 20.0 if place < HOT_SHARE + IDLE_SHARE else 50.0
 

@@ -5,7 +5,7 @@ nodes are API objects without a kubelet, and a bound pod counts as running at on
 decided by the code of the live loop; an evicted pod is deleted, made anew, and placed by the scheduler. Usage is made up: every
 workload has its own hours, some surge for three of them, replicas differ and keep what they use when they move. Requests are twice
 the mean usage, or half of it, so that the scheduler's picture is wrong in either direction. Beside workloads that can be helped
-there are some that cannot: bound to one node, or so large that they make any node hot.
+there are some that cannot: bound to one node, or so large that they make any node overutilized.
 """
 
 from __future__ import annotations
@@ -265,13 +265,13 @@ class Figures(msgspec.Struct, frozen=True):
     """Of one day.
 
     Attributes:
-        hot_node_hours: of nodes with pods that could be moved; with the descheduler, and without.
+        overutilized_node_hours: of nodes with pods that could be moved; with the descheduler, and without.
         excess_core_hours: cores in use above the threshold by what could be moved, in the same two cases.
     """
 
     seed: int
     requests: str
-    hot_node_hours: tuple[float, float]
+    overutilized_node_hours: tuple[float, float]
     excess_core_hours: tuple[float, float]
     evictions: int
     most_of_a_replica_that_can_be_helped: int
@@ -283,8 +283,8 @@ class Figures(msgspec.Struct, frozen=True):
 LIMITS = {"cpu": HIGH / 100 * CORES * 1000, "memory": HIGH / 100 * GIB * _GI}
 
 
-class Heat(NamedTuple):
-    """Of one moment.
+class Overutilization(NamedTuple):
+    """Overutilized nodes and cores at one moment.
 
     Attributes:
         nodes: how many are above the threshold with pods on them that could be moved.
@@ -295,35 +295,35 @@ class Heat(NamedTuple):
     cores: float
 
 
-def heat_of(day: Day, at_s: float) -> tuple[Heat, UsageView]:
-    """How hot it is, and usage."""
+def overutilization_of(day: Day, at_s: float) -> tuple[Overutilization, UsageView]:
+    """Overutilization, and usage."""
     view = day.usage(at_s)
     fixed = Counter[str]()
     for name, workload, _, node in day.placed():
         if not workload.helpable:
             fixed[node] += int(view.pods[f"{day.namespace}/{name}"]["cpu"])
-    hot = [name for name, used in view.nodes.items() if any(used[r] > limit for r, limit in LIMITS.items())]
+    overutilized = [name for name, used in view.nodes.items() if any(used[r] > limit for r, limit in LIMITS.items())]
     movable = {node for _, workload, _, node in day.placed() if workload.helpable}
-    nodes = sum(name in movable for name in hot)
+    nodes = sum(name in movable for name in overutilized)
     over = sum(max(used["cpu"] - max(LIMITS["cpu"], fixed[name]), 0.0) for name, used in view.nodes.items())
-    return Heat(nodes, over / 1000), view
+    return Overutilization(nodes, over / 1000), view
 
 
 async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figures:
     """Play one day."""
     async with day.ready():
-        without = [heat_of(day, at_s)[0] for at_s in ROUNDS_S]
+        without = [overutilization_of(day, at_s)[0] for at_s in ROUNDS_S]
         world = World()
         for node in nodes:
             world.on_node_change(node.metadata.name, node)
         history, state = History(), ReasonDurations()
-        heats, moves, took = list[Heat](), Counter[str](), list[float]()
+        figures_by_round, moves, took = list[Overutilization](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
         ends = list[EvaluatedMove]()
         for at_s in ROUNDS_S:
             now = BEGIN_S + at_s
-            heat, view = heat_of(day, at_s)
-            heats.append(heat)
+            overutilization, view = overutilization_of(day, at_s)
+            figures_by_round.append(overutilization)
             day.show(world)
             snapshot = world.snapshot(view)
             began = time.perf_counter()
@@ -342,13 +342,15 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figu
 
     def summed(field: str) -> tuple[float, float]:
         """With us and without, hours."""
-        of_day, of_none = (round(hours * sum(getattr(heat, field) for heat in found), 2) for found in (heats, without))
+        of_day, of_none = (
+            round(hours * sum(getattr(figures, field) for figures in found), 2) for found in (figures_by_round, without)
+        )
         return of_day, of_none
 
     return Figures(
         seed=day.seed,
         requests=day.requests,
-        hot_node_hours=summed("nodes"),
+        overutilized_node_hours=summed("nodes"),
         excess_core_hours=summed("cores"),
         evictions=moves.total(),
         most_of_a_replica_that_can_be_helped=max((n for (w, _), n in replicas.items() if w in helpable), default=0),
@@ -398,11 +400,13 @@ def verdicts(found: list[Figures]) -> BenchFigures:
     ineffective = sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE_OUTCOMES)
     most_ineffective = max(f.most_of_a_workload_that_cannot for f in found)
     most_helped = max(f.most_of_a_replica_that_can_be_helped for f in found)
-    cooler, cores = (_less(getattr(f, field) for f in found) for field in ("hot_node_hours", "excess_core_hours"))
+    cooler, cores = (
+        _less(getattr(f, field) for f in found) for field in ("overutilized_node_hours", "excess_core_hours")
+    )
     return {
         "evictions a day of a workload that cannot be helped": figure(most_ineffective, "evictions", 6),
         "evictions a day of a replica that can": figure(most_helped, "evictions", 2),
-        "hot node-hours less than without": figure(cooler, "%", 80, at_least=True),
+        "overutilized node-hours less than without": figure(cooler, "%", 80, at_least=True),
         "cores above the threshold, hours less than without": figure(cores, "%"),
         "moves that helped": figure(
             100 * _share(found, "helped"), "%", 95, f"without benefit: {ineffective}", at_least=True

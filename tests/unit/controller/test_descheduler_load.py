@@ -143,7 +143,7 @@ def test_a_node_that_is_not_relieved_says_why_its_other_pods_stay(cpu_of_pods: d
 # The seed's stress example
 
 
-def test_the_stress_pod_of_the_example_moves_from_the_hot_node_to_the_idle_one() -> None:
+def test_the_stress_pod_of_the_example_moves_to_the_underutilized_node() -> None:
     """Three nodes of 4 cores and 16 GiB, and two stress pods."""
     owner, names = "ReplicaSet/stress-demo-7fdd89cc6b", {"xr5dl": HOT, "lml7k": WARM}
     pods = [pod(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi") for name, on in names.items()]
