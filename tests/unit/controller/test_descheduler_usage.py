@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from controller.descheduler.config import PrometheusConfig, Queries, UsageConfig
 from controller.descheduler.sources import UsageReader
@@ -81,7 +82,7 @@ def test_usage_expires_and_is_removed_with_its_node() -> None:
 
 @asynccontextmanager
 async def serving(answer: Callable[[web.Request], Any]) -> AsyncIterator[str]:
-    """A server on the loopback that answers every request with what ``answer`` returns: (status, data)."""
+    """The URL of a server that responds to every request with the status and data of ``answer``."""
 
     async def handle(request: web.Request) -> web.Response:
         await request.post()
@@ -90,13 +91,8 @@ async def serving(answer: Callable[[web.Request], Any]) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def metrics_api(request: web.Request) -> tuple[int, Any]:
