@@ -30,7 +30,7 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         test: the netperf test.
         smoothed: the smoothed latency, of the policy's percentile.
         sighting: when the newest sample was first seen.
-        added_s: time when the newest sample was added, by our clock; another sample within half a round replaces that sample.
+        added_at_s: time when the newest sample was added, by our clock; another sample within half a round replaces that sample.
         ignored_since_s: time since which the latency is ignored, because others contradict it; None while the latency counts.
     """
 
@@ -40,7 +40,7 @@ class NodePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     test: Test
     smoothed: SmoothedLatency
     sighting: Sighting
-    added_s: float = 0.0
+    added_at_s: float = 0.0
     ignored_since_s: float | None = None
 
 
@@ -52,7 +52,7 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         failures: failures of its pairs of nodes that could not be measured.
         cost: the current cost; None if there is none.
         last_good_us: the last latency from fresh samples; None if there is none.
-        last_good_s: time of that latency, by our clock.
+        last_good_at_s: time of that latency, by our clock.
         error_us: error bar of that latency.
         is_unreachable: whether no node of one zone reaches the other.
         is_unverified: whether the last good latency was read from the NetworkTopology, and may have been inferred.
@@ -65,7 +65,7 @@ class ZonePairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     failures: tuple[Failure, ...] = ()
     cost: int | None = None
     last_good_us: float | None = None
-    last_good_s: float = 0.0
+    last_good_at_s: float = 0.0
     error_us: float = 0.0
     is_unreachable: bool = False
     is_unverified: bool = False
@@ -94,7 +94,7 @@ def restore_state(
         restored = ZonePairState(
             cost=cost,
             last_good_us=cost * policy.unit_us if latency_us is None else latency_us,
-            last_good_s=now_s - policy.stale_after_s - 1,
+            last_good_at_s=now_s - policy.stale_after_s - 1,
             error_us=error_us,
             is_unverified=latency_us is None or is_inferred,
             is_inferred=is_inferred,
@@ -119,9 +119,9 @@ def resume_state(earlier: CostState, restored: CostState) -> CostState:
     resumed: CostState = {}
     for pair, new in restored.items():
         old = earlier.get(pair, new)
-        last_good_s = new.last_good_s if old.last_good_us is None else min(new.last_good_s, old.last_good_s)
+        last_good_at_s = new.last_good_at_s if old.last_good_us is None else min(new.last_good_at_s, old.last_good_at_s)
         resumed[pair] = msgspec.structs.replace(
-            new, node_pairs=old.node_pairs, failures=old.failures, last_good_s=last_good_s
+            new, node_pairs=old.node_pairs, failures=old.failures, last_good_at_s=last_good_at_s
         )
     return resumed
 
@@ -203,7 +203,7 @@ def _update_node_pair(
     value_us = sample.percentile_us(policy.percentile)
     if value_us is None or not set(sample.quality_flags) <= set(policy.accept_quality_flags):
         return before
-    added_s = now_s
+    added_at_s = now_s
     if sample.cost_measurement.prober == "external":
         # Upstream's format has no time: only a changed number shows a new sample.
         if before is not None and value_us != before.smoothed.latency_us:
@@ -213,8 +213,8 @@ def _update_node_pair(
         smoothed = add_sample(None, value_us, expected_us)
     elif sighting == before.sighting:
         return before
-    elif now_s - before.added_s < replace_within_s:
-        smoothed, added_s = replace_newest_sample(before.smoothed, value_us), before.added_s
+    elif now_s - before.added_at_s < replace_within_s:
+        smoothed, added_at_s = replace_newest_sample(before.smoothed, value_us), before.added_at_s
     else:
         smoothed = add_sample(before.smoothed, value_us, expected_us)
     return NodePairState(
@@ -224,7 +224,7 @@ def _update_node_pair(
         test=sample.measurement.test,
         smoothed=smoothed,
         sighting=sighting,
-        added_s=added_s,
+        added_at_s=added_at_s,
         ignored_since_s=before.ignored_since_s if before else None,
     )
 

@@ -44,7 +44,7 @@ OUTLIER_REPORT_ROUNDS = 1.5
 
 
 class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One entry of the cost table.
+    """The cost of a directed pair of zones, and the latency behind it.
 
     Attributes:
         cost: the cost, as in the NetworkTopology.
@@ -53,7 +53,7 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             over other zones; ``unreachable``.
         age_s: age of the newest sample, by our clock; 0 for an inferred latency.
         error_us: error bar of the latency.
-        node_pairs: number of pairs of nodes that measured the latency.
+        node_pair_count: number of pairs of nodes that measured the latency.
     """
 
     cost: int
@@ -61,7 +61,7 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     basis: Basis
     age_s: float
     error_us: float = 0.0
-    node_pairs: int = 0
+    node_pair_count: int = 0
 
 
 class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +71,8 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         by_zone_pair: an entry for each directed pair of zones.
         cost_by_region_pair: costs of directed pairs of regions.
         absent_pairs: pairs without a cost; do not write 0 for them.
-        error_us_by_outlier: outlier nodes, as in `Consensus`, if they were outliers for longer than a round.
-        disputed_links: links whose two reporters contradicted each other for longer than a round.
+        error_us_by_outlier: as in `Consensus`, of nodes that were outliers for longer than a round.
+        disputed_links: as in `Consensus`, of links that were disputed for longer than a round.
     """
 
     by_zone_pair: dict[ZonePair, ZoneCost]
@@ -96,34 +96,34 @@ class _ZonePairLatency(msgspec.Struct, frozen=True):
 
     Attributes:
         mad_us: noise of the latency, see `netperf.smoothing`.
-        seen_s: time of the newest sample, by our clock.
+        seen_at_s: time of the newest sample, by our clock.
         has_full_window: whether each pair of nodes has `WINDOW_SAMPLES` samples.
     """
 
     latency_us: float
     mad_us: float
     basis: Basis
-    seen_s: float
+    seen_at_s: float
     error_us: float = 0.0
-    node_pairs: int = 0
+    node_pair_count: int = 0
     has_full_window: bool = False
 
 
 def compute_costs(
-    state: CostState, zones: Mapping[str, str], policy: CostPolicy, now_s: float, *, interval_s: float = 60.0
+    state: CostState, region_by_zone: Mapping[str, str], policy: CostPolicy, now_s: float, *, interval_s: float = 60.0
 ) -> tuple[ZoneCosts, CostState]:
-    """Costs of every directed pair of ``zones``, and the state for the next call.
+    """Costs of every directed pair of zones, and the state for the next call.
 
     Args:
         state: the result of `update_state` or `restore_state`.
-        zones: zone -> region (may be empty), of all present zones. Pairs of other zones are forgotten.
+        region_by_zone: all present zones with their regions, which may be empty. Pairs of other zones are forgotten.
         policy: the cost policy.
         now_s: the clock that `update_state` used.
         interval_s: length of a probing round.
     """
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
-    oldest_s = now_s - max(policy.expire_after_s, stale_s)
-    pairs = [(a, b) for a in sorted(zones) for b in sorted(zones) if a != b]
+    oldest_at_s = now_s - max(policy.expire_after_s, stale_s)
+    pairs = [(a, b) for a in sorted(region_by_zone) for b in sorted(region_by_zone) if a != b]
     state = {pair: state.get(pair, ZonePairState()) for pair in pairs}
     fresh = {pair: _select_fresh_node_pairs(state[pair], policy, now_s, stale_s) for pair in pairs}
     unreachable = {link for link in {link_between(*p) for p in pairs} if _is_unreachable(link, state, fresh)}
@@ -132,7 +132,7 @@ def compute_costs(
         p: latency for p in pairs if (latency := _find_measured_latency(p, fresh, consensus)) is not None
     }
     reachable = [p for p in pairs if link_between(*p) not in unreachable]
-    latencies = _choose_latencies(reachable, measured_latencies, state, fresh, oldest_s)
+    latencies = _choose_latencies(reachable, measured_latencies, state, fresh, oldest_at_s)
     latencies |= {p: _unreachable_latency(state[p], now_s) for p in pairs if link_between(*p) in unreachable}
     entries: dict[ZonePair, ZoneCost] = {}
     new_state: CostState = {}
@@ -150,7 +150,7 @@ def compute_costs(
     error_us_by_outlier, disputed_links = _select_persistent_outliers(consensus, new_state, ignored_before_s)
     costs = ZoneCosts(
         by_zone_pair=entries,
-        cost_by_region_pair=compute_region_costs(entries, zones),
+        cost_by_region_pair=compute_region_costs(entries, region_by_zone),
         absent_pairs=tuple(pair for pair in pairs if pair not in entries),
         error_us_by_outlier=error_us_by_outlier,
         disputed_links=disputed_links,
@@ -163,12 +163,12 @@ def _choose_latencies(
     measured: Mapping[ZonePair, _ZonePairLatency],
     state: CostState,
     fresh: _FreshNodePairs,
-    oldest_s: float,
+    oldest_at_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
     """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
     latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
-        if (latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh, oldest_s)) is not None:
+        if (latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh, oldest_at_s)) is not None:
             latencies[pair] = latency
     if len(latencies) < len(pairs):
         zones = sorted({zone for pair in pairs for zone in pair})
@@ -179,18 +179,16 @@ def _choose_latencies(
             if p in inferred
         }
     for pair in pairs:
-        if (
-            pair not in latencies
-            and (latency := _find_last_good_latency(pair, state, fresh, oldest_s, unverified=True)) is not None
-        ):
-            latencies[pair] = latency
+        if pair not in latencies:
+            latency = _find_last_good_latency(pair, state, fresh, oldest_at_s, unverified=True)
+            latencies |= {pair: latency} if latency is not None else {}
     return latencies
 
 
 def _unreachable_latency(old: ZonePairState, now_s: float) -> _ZonePairLatency:
     """The last good latency of an unreachable pair, or 0."""
-    seen_s = now_s if old.last_good_us is None else old.last_good_s
-    return _ZonePairLatency(old.last_good_us or 0.0, 0.0, "unreachable", seen_s)
+    seen_at_s = now_s if old.last_good_us is None else old.last_good_at_s
+    return _ZonePairLatency(old.last_good_us or 0.0, 0.0, "unreachable", seen_at_s)
 
 
 def _compute_entry(
@@ -207,9 +205,9 @@ def _compute_entry(
         cost=cost,
         latency_us=latency.latency_us,
         basis=latency.basis,
-        age_s=max(0.0, now_s - latency.seen_s),
+        age_s=max(0.0, now_s - latency.seen_at_s),
         error_us=latency.error_us,
-        node_pairs=latency.node_pairs,
+        node_pair_count=latency.node_pair_count,
     )
 
 
@@ -224,7 +222,7 @@ def _update_pair(
         old = msgspec.structs.replace(
             old,
             last_good_us=measured.latency_us,
-            last_good_s=measured.seen_s,
+            last_good_at_s=measured.seen_at_s,
             error_us=measured.error_us,
             is_unverified=False,
             has_full_window=old.has_full_window or measured.has_full_window,
@@ -262,7 +260,7 @@ def _select_fresh_node_pairs(
 
     def is_fresh(node_pair: NodePairState) -> bool:
         limit_s = policy.external_stale_after_s if node_pair.prober == "external" else stale_s
-        return limit_s is None or now_s - node_pair.sighting.first_seen_s <= limit_s
+        return limit_s is None or now_s - node_pair.sighting.first_seen_at_s <= limit_s
 
     chosen: dict[tuple[str, str], NodePairState] = {}
     for node_pair in sorted(filter(is_fresh, pair.node_pairs), key=prober_rank):
@@ -333,9 +331,9 @@ def _find_measured_latency(pair: ZonePair, fresh: _FreshNodePairs, consensus: Co
         latency_us=latency_us,
         mad_us=mad_us,
         basis="measured" if any(p in measured for p in fresh[pair]) else "mirrored",
-        seen_s=max(p.sighting.first_seen_s for p in measured),
+        seen_at_s=max(p.sighting.first_seen_at_s for p in measured),
         error_us=error_us,
-        node_pairs=len(measured),
+        node_pair_count=len(measured),
         has_full_window=fewest_samples >= WINDOW_SAMPLES,
     )
 
@@ -347,44 +345,45 @@ def _find_external_latency(pair: ZonePair, fresh: _FreshNodePairs) -> _ZonePairL
         best = choose_representative(p for p in fresh[direction] if p.prober == "external")
         if best is not None:
             us = best.smoothed.latency_us
-            return _ZonePairLatency(us, 0.0, basis, best.sighting.first_seen_s, STALE_ERROR_RATIO * us, 1)
+            return _ZonePairLatency(us, 0.0, basis, best.sighting.first_seen_at_s, STALE_ERROR_RATIO * us, 1)
     return None
 
 
 def _find_last_good_latency(
-    pair: ZonePair, state: CostState, fresh: _FreshNodePairs, oldest_s: float, *, unverified: bool = False
+    pair: ZonePair, state: CostState, fresh: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
     """The newer one of the last good latencies of both directions, unless it has expired.
 
-    Unverified latencies, which may have been inferred, and ignored ones are used only as a last resort.
+    With ``unverified``, a last resort: latencies that may have been inferred, and ignored ones.
     """
     candidates: list[_ZonePairLatency] = []
     for direction, pair_state in ((pair, state[pair]), (pair[::-1], state[pair[::-1]])):
         if pair_state.last_good_us is not None and pair_state.is_unverified == unverified:
             us = pair_state.last_good_us
-            candidates.append(
-                _ZonePairLatency(
-                    us, 0.0, "stale", pair_state.last_good_s, max(pair_state.error_us, STALE_ERROR_RATIO * us)
-                )
-            )
-        # After a restart, samples may be old already.
+            error_us = max(pair_state.error_us, STALE_ERROR_RATIO * us)
+            candidates.append(_ZonePairLatency(us, 0.0, "stale", pair_state.last_good_at_s, error_us))
+        # After a restart, samples may be old already. Fresh samples of a pair without a measured latency are ignored ones.
         candidates += [
-            _ZonePairLatency(us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_s, STALE_ERROR_RATIO * us)
+            _ZonePairLatency(
+                us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us
+            )
             for p in pair_state.node_pairs
             if (p in fresh[direction]) == unverified
         ]
-    newest = max(candidates, key=lambda latency: (latency.seen_s, latency.latency_us), default=None)
-    return newest if newest is not None and newest.seen_s >= oldest_s else None
+    newest = max(candidates, key=lambda latency: (latency.seen_at_s, latency.latency_us), default=None)
+    return newest if newest is not None and newest.seen_at_s >= oldest_at_s else None
 
 
-def compute_region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -> dict[ZonePair, int]:
-    """Directed pair of regions -> median (nearest rank) of the costs between their zones.
+def compute_region_costs(
+    entries: Mapping[ZonePair, ZoneCost], region_by_zone: Mapping[str, str]
+) -> dict[ZonePair, int]:
+    """Cost of each directed pair of regions: the median (nearest rank) of the costs between their zones.
 
-    The median of costs and not of latencies, because hysteresis keeps costs stable. Zones without a region do not count.
+    Costs have hysteresis, so their median is more stable than that of latencies. Zones without a region do not count.
     """
-    between: dict[ZonePair, list[int]] = defaultdict(list)
-    for (origin, destination), entry in table.items():
-        regions = (zones.get(origin, ""), zones.get(destination, ""))
+    zone_costs: dict[ZonePair, list[int]] = defaultdict(list)
+    for (origin, destination), entry in entries.items():
+        regions = (region_by_zone.get(origin, ""), region_by_zone.get(destination, ""))
         if all(regions) and regions[0] != regions[1]:
-            between[regions].append(entry.cost)
-    return {pair: sorted(costs)[nearest_rank(50.0, len(costs)) - 1] for pair, costs in sorted(between.items())}
+            zone_costs[regions].append(entry.cost)
+    return {pair: sorted(costs)[nearest_rank(50.0, len(costs)) - 1] for pair, costs in sorted(zone_costs.items())}

@@ -71,7 +71,7 @@ class PlanOptions(Section, frozen=True):
     """Options of the probe plan; see `netperf.plans.ProbeSettings` for the fields of a run.
 
     Attributes:
-        interval_s: shortest time of a round.
+        interval_s: shortest length of a round.
         slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
         node_pairs: pairs of nodes that measure two zones; their median counts, so that a slow node does not look like a slow path.
     """
@@ -122,18 +122,18 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PairKey(msgspec.Struct, frozen=True, order=True):
-    """Identifies a pair of nodes: the zones a and b, in bytewise order, and the pair index."""
+    """Identifies a pair of nodes: its zones in bytewise order, and the pair index."""
 
-    a: str
-    b: str
+    zone_a: str
+    zone_b: str
     pair_index: int
 
 
 class _PairNodes(msgspec.Struct, frozen=True):
-    """The node in zone a and the node in zone b (None until it is chosen), and the rotation."""
+    """The nodes of a `_PairKey` in ``zone_a`` and ``zone_b`` (None until they are chosen), and the rotation."""
 
-    a: str | None
-    b: str | None
+    node_a: str | None
+    node_b: str | None
     rotation: int
 
 
@@ -148,18 +148,18 @@ def plan_pairs(
         previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
-    usable, refusals = select_probe_nodes(nodes)
+    peers_by_zone, refusals = select_probe_nodes(nodes)
     before = previous or {}
-    zones = sorted(usable)
-    keys = _pair_keys(usable, options)
-    chosen = _choose_nodes(keys, usable, _previous_nodes(before), options, now_s)
+    zones = sorted(peers_by_zone)
+    keys = _list_pair_keys(peers_by_zone, options)
+    chosen = _choose_nodes(keys, peers_by_zone, _read_previous_nodes(before), options, now_s)
     old_slots = {_link_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
     slot_by_link, slots = assign_slots(order_pairs(zones), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
-        slot = slot_by_link[key.a, key.b] if key.pair_index == 0 else 0
-        probe = _build_probe(key, chosen[key], usable, slot)
+        slot = slot_by_link[key.zone_a, key.zone_b] if key.pair_index == 0 else 0
+        probe = _build_probe(key, chosen[key], peers_by_zone, slot)
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     plans = [
@@ -193,7 +193,7 @@ def _drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
 
 def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
     """The nodes that can be measured, by zone and name; and refusals of other nodes, and of zones without such nodes."""
-    usable: dict[str, dict[str, Peer]] = defaultdict(dict)
+    peers_by_zone: dict[str, dict[str, Peer]] = defaultdict(dict)
     refusals: list[Refusal] = []
     problems = {node: _find_node_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
     announced = Counter(node.address for node, problem in problems.items() if problem is None)
@@ -201,22 +201,18 @@ def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, 
         if problem is None and announced[node.address] > 1:
             problem = "shared-address", f"another node announces {node.address} as well"
         if problem is None:
-            usable[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
+            peers_by_zone[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
         else:
             refusals.append(make_refusal(node.name, *problem))
     zones = {node.zone for node in problems}
-    refusals += [make_refusal(zone, "zone-without-probers") for zone in sorted(zones - usable.keys()) if zone]
-    return dict(usable), tuple(refusals)
+    refusals += [make_refusal(zone, "zone-without-probers") for zone in sorted(zones - peers_by_zone.keys()) if zone]
+    return dict(peers_by_zone), tuple(refusals)
 
 
 def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
     """Reason and detail if a node cannot be measured; None if it can."""
     problems = (
-        (
-            len(node.name) > MAX_NAME_LENGTH,
-            "long-name",
-            f"over {MAX_NAME_LENGTH} characters, too long for a result's key",
-        ),
+        (len(node.name) > MAX_NAME_LENGTH, "long-name", f"over {MAX_NAME_LENGTH} characters, too long for a key"),
         (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
         (not node.is_ready, "not-ready", "condition Ready is not True"),
         (not node.is_schedulable, "unschedulable", "the node is cordoned"),
@@ -227,15 +223,15 @@ def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
     return next(((reason, detail) for applies, reason, detail in problems if applies), None)
 
 
-def _pair_keys(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_PairKey]:
+def _list_pair_keys(peers_by_zone: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_PairKey]:
     """The keys of all pairs of nodes to choose."""
-    zones = sorted(usable)
+    zones = sorted(peers_by_zone)
     # Each direction has as many different pairs of nodes as the larger zone has nodes.
     return [
         _PairKey(a, b, pair_index)
         for i, a in enumerate(zones)
         for b in zones[i + 1 :]
-        for pair_index in range(min(options.node_pairs, 2 * max(len(usable[a]), len(usable[b]))))
+        for pair_index in range(min(options.node_pairs, 2 * max(len(peers_by_zone[a]), len(peers_by_zone[b]))))
     ]
 
 
@@ -245,10 +241,10 @@ def _link_of(probe: Probe) -> ZoneLink:
 
 def _starts_at_a(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
-    return (_hash(f"{key.a}\0{key.b}\x000") + key.pair_index) % 2 == 0
+    return (_hash(f"{key.zone_a}\0{key.zone_b}\x000") + key.pair_index) % 2 == 0
 
 
-def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:
+def _read_previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNodes]:
     nodes: dict[_PairKey, _PairNodes] = {}
     for plan in previous.values():
         for probe in plan.probes:
@@ -260,12 +256,12 @@ def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _PairNod
 
 def _choose_nodes(
     keys: Sequence[_PairKey],
-    usable: Mapping[str, Mapping[str, Peer]],
+    peers_by_zone: Mapping[str, Mapping[str, Peer]],
     before: Mapping[_PairKey, _PairNodes],
     options: PlanOptions,
     now_s: float,
 ) -> dict[_PairKey, _PairNodes]:
-    chooser = _NodeChooser(keys, usable)
+    chooser = _NodeChooser(keys, peers_by_zone)
     chosen: dict[_PairKey, _PairNodes] = {}
     for key in keys:
         old = before.get(key)
@@ -273,19 +269,21 @@ def _choose_nodes(
         if old is None or old.rotation != rotation:
             chosen[key] = _PairNodes(None, None, rotation)
             continue
-        a = chooser.keep(key.a, old.a)
-        chosen[key] = _PairNodes(a, chooser.keep(key.b, old.b), rotation)
+        a = chooser.keep(key.zone_a, old.node_a)
+        chosen[key] = _PairNodes(a, chooser.keep(key.zone_b, old.node_b), rotation)
     for key, nodes in chosen.items():
-        if nodes.a is not None and nodes.b is not None:
+        if nodes.node_a is not None and nodes.node_b is not None:
             continue
         # Different nodes, because all latencies of one reporter count as one.
-        siblings = [_PairKey(key.a, key.b, index) for index in range(options.node_pairs) if index != key.pair_index]
+        siblings = [
+            _PairKey(key.zone_a, key.zone_b, index) for index in range(options.node_pairs) if index != key.pair_index
+        ]
         others = {k.pair_index: chosen[k] for k in siblings if k in chosen}
         same_direction = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
-        avoided_a, strictly_avoided_a = {o.a for o in others.values()}, {o.a for o in same_direction}
-        avoided_b, strictly_avoided_b = {o.b for o in others.values()}, {o.b for o in same_direction}
-        a = nodes.a or chooser.pick(key, key.a, nodes.rotation, avoided_a, strictly_avoided_a)
-        b = nodes.b or chooser.pick(key, key.b, nodes.rotation, avoided_b, strictly_avoided_b)
+        avoided_a, strictly_avoided_a = {o.node_a for o in others.values()}, {o.node_a for o in same_direction}
+        avoided_b, strictly_avoided_b = {o.node_b for o in others.values()}, {o.node_b for o in same_direction}
+        a = nodes.node_a or chooser.pick(key, key.zone_a, nodes.rotation, avoided_a, strictly_avoided_a)
+        b = nodes.node_b or chooser.pick(key, key.zone_b, nodes.rotation, avoided_b, strictly_avoided_b)
         chosen[key] = _PairNodes(a, b, nodes.rotation)
     return chosen
 
@@ -295,7 +293,7 @@ def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
 
     All pairs of one origin zone and one pair index rotate together. They are in one object, so that a rotation causes a single write.
     """
-    origin_zone = key.a if _starts_at_a(key) else key.b
+    origin_zone = key.zone_a if _starts_at_a(key) else key.zone_b
     phase = _hash(f"rotation\0{origin_zone}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
@@ -303,10 +301,10 @@ def _current_rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
 class _NodeChooser:
     """Chooses nodes by rendezvous hashing with bounded loads: if possible, no node gets more than its share of pairs."""
 
-    def __init__(self, keys: Sequence[_PairKey], usable: Mapping[str, Mapping[str, Peer]]) -> None:
-        pair_counts = Counter(zone for key in keys for zone in (key.a, key.b))
-        self._share = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in usable.items()}
-        self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in usable.items()}
+    def __init__(self, keys: Sequence[_PairKey], peers_by_zone: Mapping[str, Mapping[str, Peer]]) -> None:
+        pair_counts = Counter(zone for key in keys for zone in (key.zone_a, key.zone_b))
+        self._share = {zone: math.ceil(pair_counts[zone] / len(nodes)) for zone, nodes in peers_by_zone.items()}
+        self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in peers_by_zone.items()}
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
@@ -326,7 +324,7 @@ class _NodeChooser:
 
         The node is not in ``avoided`` if possible, or at least not in ``strictly_avoided``.
         """
-        seed = _hash(f"{key.a}\0{key.b}\0{key.pair_index}\0{rotation}")
+        seed = _hash(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
             [name for name in hashes if name not in avoided]
@@ -339,8 +337,8 @@ class _NodeChooser:
         return node
 
 
-def _build_probe(key: _PairKey, nodes: _PairNodes, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
-    a, b = usable[key.a][nodes.a or ""], usable[key.b][nodes.b or ""]
+def _build_probe(key: _PairKey, nodes: _PairNodes, peers_by_zone: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+    a, b = peers_by_zone[key.zone_a][nodes.node_a or ""], peers_by_zone[key.zone_b][nodes.node_b or ""]
     origin, destination = (a, b) if _starts_at_a(key) else (b, a)
     return Probe(origin=origin, destination=destination, slot=slot, pair_index=key.pair_index, rotation=nodes.rotation)
 

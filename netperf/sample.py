@@ -261,7 +261,7 @@ class Sighting(msgspec.Struct, frozen=True):
 
     sequence: int
     taken_at: float
-    first_seen_s: float
+    first_seen_at_s: float
 
 
 def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:

@@ -54,7 +54,7 @@ def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     _, state = compute([*agreeing, node_sample("a3", "b3", 9000.0)])
     table, _ = compute([*agreeing, node_sample("a3", "b3", 9000.0, 2)], state, now_s=60.0)
     entry = table.by_zone_pair["a", "b"]
-    assert (entry.latency_us, entry.node_pairs, entry.age_s) == (2000.0, 2, 60.0)
+    assert (entry.latency_us, entry.node_pair_count, entry.age_s) == (2000.0, 2, 60.0)
 
 
 latencies = st.floats(min_value=0.01, max_value=1e8)

@@ -120,14 +120,14 @@ def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -
 def test_age_is_by_the_readers_clock(skew_s: float) -> None:
     first = update_sighting(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
     second = update_sighting(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
-    assert second.first_seen_s == 160.0
+    assert second.first_seen_at_s == 160.0
     assert update_sighting(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
 
 
-@pytest.mark.parametrize(("ahead_s", "seen_s"), [(-500, 500.0), (500, 1000.0)])
-def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_s: float) -> None:
+@pytest.mark.parametrize(("ahead_s", "seen_at_s"), [(-500, 500.0), (500, 1000.0)])
+def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_at_s: float) -> None:
     """By the writer's clock, unless it is ahead."""
-    assert update_sighting(None, taken(7, 1e9 + ahead_s), now_s=1000.0, wall_s=1e9).first_seen_s == seen_s
+    assert update_sighting(None, taken(7, 1e9 + ahead_s), now_s=1000.0, wall_s=1e9).first_seen_at_s == seen_at_s
 
 
 RTT_US = 5_500.0
