@@ -26,7 +26,9 @@ class BandwidthCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
+        parser.add_argument(
+            "kind", nargs="?", choices=("node", "pod"), default="node", help="by node or by pod (default: node)"
+        )
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
         # Requests on a node come from pods of every namespace.

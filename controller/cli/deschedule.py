@@ -141,13 +141,13 @@ async def preview_round(session: Session, config: DeschedulerConfig) -> RoundPre
     overutilized = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_avoided_nodes(frozenset(overutilized))
 
-    async def simulate_replacement(group: str, key: str, seed_offset: int) -> Target | None:
+    async def simulate_replacement(group_key: str, pod_key: str, seed_offset: int) -> Target | None:
         """Plan as the controller does, but without its reservations for pods that are not bound yet."""
-        is_member = make_group_filter(inputs.state, group)
+        is_member = make_group_filter(inputs.state, group_key)
         members = [pod.group_pod for pod in pods if pod.group_pod is not None and is_member(pod)]
-        group_snapshot = without_pod(inputs.snapshot(group, members), key)
+        group_snapshot = without_pod(inputs.snapshot(group_key, members), pod_key)
         group_snapshot = msgspec.structs.replace(group_snapshot, seed_offset=seed_offset)
-        return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
+        return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(pod_key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
     dropped_by_reason = {str(reason): count for reason, count in sorted(dropped.items())}

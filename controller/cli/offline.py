@@ -108,6 +108,22 @@ def list_members(state: State, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
     return pods_by_group
 
 
+def render_offline(answer: OfflinePlan) -> RenderableType:
+    """The node of every pending pod, then the costs."""
+    table = make_table("POD", "NODE")
+    reasons = {pod: Text(reason, style=BAD) for pod, reason in answer.unplaced.items()}
+    for pod, node_or_reason in sorted((answer.placements | reasons).items()):
+        table.add_row(pod, node_or_reason)
+    summary = Text(f"{answer.latency_us:.0f} µs per call   total cost {answer.cost}   ")
+    summary.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
+    if answer.unplaced:
+        summary.append(f"   {pluralize(len(answer.unplaced), 'pod')} unplaced", style=BAD)
+    summary.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
+    if not table.rows:
+        return Group(Text("no pod of an AppGroup is pending"), summary)
+    return Group(table, Text(), summary)
+
+
 def _list_refusals(state: State) -> list[str]:
     return [
         f"AppGroup {key} gets no pods of {', '.join(namespaces)}: the namespace gives no consent"
@@ -123,19 +139,3 @@ def _list_cost_problems(state: State, group_key: str) -> list[str]:
     if not costs.weight_name:
         return [f"NetworkTopology {costs.topology_key} has no weight that the scheduler uses: costs are unknown"]
     return [costs.latency_error] if costs.latency_error else []
-
-
-def render_offline(answer: OfflinePlan) -> RenderableType:
-    """The node of every pending pod, then the costs."""
-    table = make_table("POD", "NODE")
-    reasons = {pod: Text(reason, style=BAD) for pod, reason in answer.unplaced.items()}
-    for pod, node_or_reason in sorted((answer.placements | reasons).items()):
-        table.add_row(pod, node_or_reason)
-    summary = Text(f"{answer.latency_us:.0f} µs per call   total cost {answer.cost}   ")
-    summary.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
-    if answer.unplaced:
-        summary.append(f"   {pluralize(len(answer.unplaced), 'pod')} unplaced", style=BAD)
-    summary.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
-    if not table.rows:
-        return Group(Text("no pod of an AppGroup is pending"), summary)
-    return Group(table, Text(), summary)

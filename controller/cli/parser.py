@@ -106,7 +106,7 @@ def _build_shared_flags() -> argparse.ArgumentParser:
     group.add_argument(
         "--netaware-namespace", metavar="NAME", help=f"namespace of netaware (default: {NETAWARE_NAMESPACE})"
     )
-    group.add_argument("--prometheus", metavar="URL", help="source of traffic and of limits that are not enforced")
+    group.add_argument("--prometheus", metavar="URL", help="Prometheus, for traffic and verdicts on limits")
     group.add_argument(
         "--timeout", type=float, metavar="SECONDS", help=f"time limit of a request (default: {_DEFAULTS['timeout']:g})"
     )

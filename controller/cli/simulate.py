@@ -64,8 +64,7 @@ class Simulation(View, frozen=True):
 
     Attributes:
         group: ``namespace/name``.
-        topology: ``namespace/name`` of the NetworkTopology in use; null if the scheduler uses none.
-        weight_name: name of the weight in use; null as well.
+        topology, weight_name: the NetworkTopology and the weight in use; null if the scheduler uses none.
         replicas: number of pods to place.
         default_scheduler: the default scheduler's median run, by unplaced pods and then by cost.
         network_aware: our planner's placement.

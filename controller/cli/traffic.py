@@ -41,7 +41,9 @@ class Traffic:
 def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command that reads traffic."""
     names = [source.name for source in SOURCES]
-    parser.add_argument("--source", choices=names, default="", help="default: the first that Prometheus has")
+    parser.add_argument(
+        "--source", choices=names, default="", help="metrics to read (default: the first that Prometheus has)"
+    )
     window_help = "range of rates, at least 1m, such as 30m, 6h, 7d (default: 1h)"
     parser.add_argument("--window", type=_parse_window, default=3600, metavar="TIME", help=window_help)
 
