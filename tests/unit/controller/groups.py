@@ -1,4 +1,4 @@
-"""Random groups and their best placement by brute force: what plans and schedulers are judged against."""
+"""Random groups, and their best placement by brute force, to compare plans with."""
 
 from __future__ import annotations
 

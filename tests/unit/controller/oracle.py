@@ -1,7 +1,7 @@
-"""What the best placement of a cluster's objects is, as CP-SAT has it: what `simulate --offline` is judged against.
+"""The best placement of a cluster's objects by CP-SAT, to compare `simulate --offline` with.
 
-Read from the objects by Kubernetes' own rules, and written without any of the product's code: who may go where, what must not
-or must share a domain, who answers a call, and what that costs.
+Follows the rules of Kubernetes without any code of the product: the nodes where a pod may run, pods that must or must not share a
+domain, the replicas that answer a call, and the cost of calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ON_HOST_US, IN_ZONE_US, LEAST_US, UNKNOWN_US = 30, 100, 250, 100_000
 UNKNOWN_COST = 100
 SUFFIXES = {"m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 SCALE = 5040
-"""Latencies are in whole parts of that, since they are shared among up to ten replicas."""
+"""Factor of latencies, so that they stay integers when up to ten replicas share them."""
 
 
 class Best(msgspec.Struct, frozen=True, order=True):
@@ -41,7 +41,7 @@ class Best(msgspec.Struct, frozen=True, order=True):
 
 
 class BrokenRuleError(AssertionError):
-    """A placement that the API server's objects forbid."""
+    """The API server's objects forbid a placement."""
 
 
 def amount(text: str | int, *, milli: bool = False) -> int:
@@ -57,7 +57,7 @@ def amounts(texts: Mapping[str, Any] | None) -> Counter[str]:
 
 
 def requests(pod: Json) -> Counter[str]:
-    """A pod's requests as the scheduler counts them, and its ports on the host, of which each host has one."""
+    """A pod's requests as kube-scheduler counts them; a host port is a resource of which each host has 1."""
     spec = pod["spec"]
     held = {s["name"]: amounts(s["resources"]["requests"]) for s in pod["status"].get("containerStatuses", ())}
     total: Counter[str] = Counter()
@@ -110,8 +110,8 @@ def terms_hold(terms: Iterable[Json], node: Json) -> bool:
     )
 
 
-def chosen_by(spec: Json, node: Json) -> bool:
-    """Node selector and required node affinity."""
+def matches_node(spec: Json, node: Json) -> bool:
+    """Whether a node matches the node selector and the required node affinity of a pod."""
     labels = node["metadata"]["labels"]
     if any(labels.get(k) != v for k, v in spec.get("nodeSelector", {}).items()):
         return False
@@ -120,12 +120,12 @@ def chosen_by(spec: Json, node: Json) -> bool:
 
 
 def is_ready(node: Json) -> bool:
-    """Whether pods can start there; where not, a plan places not even those that tolerate every taint."""
+    """Whether pods can start on a node. Plans use no other nodes, even for pods that tolerate every taint."""
     return bool(node["status"]["conditions"][0]["status"] == "True")
 
 
 def tolerates(spec: Json, node: Json) -> bool:
-    def borne(taint: Json) -> bool:
+    def is_tolerated(taint: Json) -> bool:
         return any(
             t.get("effect", taint["effect"]) == taint["effect"]
             and t.get("key", taint["key"]) == taint["key"]
@@ -134,11 +134,11 @@ def tolerates(spec: Json, node: Json) -> bool:
         )
 
     taints = node["spec"].get("taints", ())
-    return all(borne(t) for t in taints if t["effect"] != "PreferNoSchedule")
+    return all(is_tolerated(t) for t in taints if t["effect"] != "PreferNoSchedule")
 
 
 class World:
-    """The objects, read."""
+    """The cluster of a list of objects."""
 
     def __init__(self, objects: Sequence[Json]) -> None:
         of: dict[str, list[Json]] = defaultdict(list)
@@ -156,13 +156,13 @@ class World:
         self.services = of["Service"]
         self.workloads = [w["workload"]["selector"] for w in self.group["spec"]["workloads"]]
         self.waiting: list[Json] = []
-        self.standing: list[tuple[int, Json]] = []
+        self.bound: list[tuple[int, Json]] = []
         for pod in sorted(of["Pod"], key=lambda p: str(p["metadata"]["name"])):
-            self._sort(pod)
+            self._add_pod(pod)
         self._classify()
-        said = self.group["metadata"]["annotations"]
-        self.parity, self.spread = said["netaware.io/objective"] == "parity", said["netaware.io/spread"]
-        self.weights = json.loads(said.get("netaware.io/weights", "{}"))
+        annotations = self.group["metadata"]["annotations"]
+        self.parity, self.spread = annotations["netaware.io/objective"] == "parity", annotations["netaware.io/spread"]
+        self.weights = json.loads(annotations.get("netaware.io/weights", "{}"))
         self.edges = [
             (
                 self.workloads.index(w["workload"]["selector"]),
@@ -177,7 +177,7 @@ class World:
     def _label(node: Json, key: str) -> str:
         return str(node["metadata"]["labels"][key])
 
-    def _sort(self, pod: Json) -> None:
+    def _add_pod(self, pod: Json) -> None:
         if pod["status"]["phase"] in {"Succeeded", "Failed"}:
             return
         node = pod["spec"].get("nodeName", "")
@@ -187,30 +187,30 @@ class World:
         if not node:
             self.waiting.append(pod)
         elif node in self.index:
-            self.standing.append((self.index[node], pod))
+            self.bound.append((self.index[node], pod))
 
     def _classify(self) -> None:
-        """Replicas that nothing tells apart are counted instead of named."""
-        for host, pod in self.standing:
+        """Group waiting pods into classes of equal labels, specs and allowed hosts."""
+        for host, pod in self.bound:
             self.free[host].subtract({r: n for r, n in requests(pod).items() if not r.startswith("port ")})
-        self.taken_ports = {(host, r) for host, pod in self.standing for r in requests(pod) if r.startswith("port ")}
+        self.taken_ports = {(host, r) for host, pod in self.bound for r in requests(pod) if r.startswith("port ")}
         self.classes: list[Json] = []
         self.members: list[list[str]] = []
-        self.open: list[list[bool]] = []
+        self.allowed: list[list[bool]] = []
         known: dict[str, int] = {}
         for pod in self.waiting:
-            may = self._open(pod)
+            may = self._allowed_hosts(pod)
             spec = {k: v for k, v in pod["spec"].items() if k != "volumes"}
             key = json.dumps([pod["metadata"]["labels"], spec, may], sort_keys=True)
             if key not in known:
                 known[key] = len(self.classes)
                 self.classes.append(pod)
                 self.members.append([])
-                self.open.append(may)
+                self.allowed.append(may)
             self.members[known[key]].append(f"default/{pod['metadata']['name']}")
 
-    def _open(self, pod: Json) -> list[bool]:
-        """[host] by what the pod asks of nodes, and by its volumes."""
+    def _allowed_hosts(self, pod: Json) -> list[bool]:
+        """[host] whether node constraints and volumes allow the pod there."""
         spec, claims = pod["spec"], [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", ())]
         named = {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.claims}
         volumes = [
@@ -220,7 +220,7 @@ class World:
             if v["metadata"]["name"] == named.get(c) or v["spec"]["claimRef"]["name"] == c
         ]
 
-        def reached(node: Json) -> bool:
+        def reaches_volumes(node: Json) -> bool:
             for volume in volumes:
                 required = volume["spec"].get("nodeAffinity", {}).get("required")
                 if required is not None and not terms_hold(required["nodeSelectorTerms"], node):
@@ -229,17 +229,17 @@ class World:
                     return False
             return True
 
-        return [is_ready(n) and chosen_by(spec, n) and tolerates(spec, n) and reached(n) for n in self.nodes]
+        return [is_ready(n) and matches_node(spec, n) and tolerates(spec, n) and reaches_volumes(n) for n in self.nodes]
 
     def workload(self, pod: Json) -> int:
-        """Number of a pod's workload; -1 for pods of none, and for those that are leaving, which answer nobody."""
+        """Index of a pod's workload; -1 for pods outside the group, and for terminating pods, which answer no calls."""
         labels = pod["metadata"]["labels"]
         if GROUP not in labels or "deletionTimestamp" in pod["metadata"]:
             return -1
         return self.workloads.index(labels[f"{GROUP}.workload"])
 
-    def way(self, a: int, b: int) -> int | None:
-        """networkCost from zone to zone; None when it is not known."""
+    def network_cost(self, a: int, b: int) -> int | None:
+        """networkCost between two zones; None if unknown."""
         one, other = self.zones[a], self.zones[b]
         key = ZONE if self.region_of[one] == self.region_of[other] else REGION
         pair = (one, other) if key == ZONE else (self.region_of[one], self.region_of[other])
@@ -250,64 +250,64 @@ class World:
                         return int(entry["networkCost"])
         return None
 
-    def price(self, a: int, b: int) -> int:
-        """Of a call between two hosts of these zones."""
-        cost = self.way(a, b)
+    def call_cost(self, a: int, b: int) -> int:
+        """Cost of a call between two hosts of these zones."""
+        cost = self.network_cost(a, b)
         if self.parity:
             return 1 if a == b else UNKNOWN_COST if cost is None else cost
         if a == b:
             return IN_ZONE_US
-        said = json.loads(self.topology["metadata"].get("annotations", {}).get("netaware.io/latency-us", "null"))
-        if said is not None:
-            us = said["us"][said["zones"].index(self.zones[a])][said["zones"].index(self.zones[b])]
+        annotations = json.loads(self.topology["metadata"].get("annotations", {}).get("netaware.io/latency-us", "null"))
+        if annotations is not None:
+            us = annotations["us"][annotations["zones"].index(self.zones[a])][annotations["zones"].index(self.zones[b])]
             return max(int(us), IN_ZONE_US)
         return UNKNOWN_US if cost is None else max(cost * 1000, LEAST_US)
 
     @property
-    def local(self) -> int:
-        """Of a call within a host."""
+    def host_cost(self) -> int:
+        """Cost of a call within a host."""
         return 0 if self.parity else ON_HOST_US
 
     def routing(self, workload: int) -> str:
-        """``""`` any replica answers, else ``zone`` or ``node``."""
+        """Routing of calls to a workload: ``zone``, ``node``, or empty if any replica answers."""
         labels = {"app": self.workloads[workload]}
         for service in self.services:
             if not self.parity and selects({"matchLabels": service["spec"]["selector"]}, labels):
-                said = service["spec"].get("trafficDistribution", "")
-                return {"": "", "PreferSameNode": "node"}.get(said, "zone")
+                annotations = service["spec"].get("trafficDistribution", "")
+                return {"": "", "PreferSameNode": "node"}.get(annotations, "zone")
         return ""
 
     def weight(self, edge: tuple[int, int, int], callers: int) -> float:
         """Traffic of all callers of a dependency together."""
-        said = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
-        return float(said) if said is not None else float(max(callers, 1))
+        annotations = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
+        return float(annotations) if annotations is not None else float(max(callers, 1))
 
     def bound_replicas(self) -> list[list[int]]:
-        """[workload][host] replicas that stay."""
+        """[workload][host] number of bound replicas."""
         on = [[0] * len(self.nodes) for _ in self.workloads]
-        for host, pod in self.standing:
+        for host, pod in self.bound:
             if (w := self.workload(pod)) >= 0:
                 on[w][host] += 1
         return on
 
-    def sets_out(self, workload: int) -> bool:
-        """Whether a workload is to survive the loss of a zone, and can."""
-        rows = [self.open[k] for k, pod in enumerate(self.classes) if self.workload(pod) == workload]
+    def must_span_zones(self, workload: int) -> bool:
+        """Whether a workload has spread ``zone``, and its pods may run in several zones."""
+        rows = [self.allowed[k] for k, pod in enumerate(self.classes) if self.workload(pod) == workload]
         zones = {self.zone_of[h] for row in rows for h, may in enumerate(row) if may}
         return self.spread == "zone" and len(zones) > 1
 
     def replicas(self, workload: int) -> int:
-        """All of a workload, those that stay included."""
-        return sum(self.workload(p) == workload for _, p in self.standing) + sum(
+        """Number of replicas of a workload, bound ones included."""
+        return sum(self.workload(p) == workload for _, p in self.bound) + sum(
             len(keys) for pod, keys in zip(self.classes, self.members, strict=True) if self.workload(pod) == workload
         )
 
     def exceeds_limit(self, edge: tuple[int, int, int], a: int, b: int) -> bool:
-        cost = self.way(a, b) if a != b else None
+        cost = self.network_cost(a, b) if a != b else None
         return cost is not None and cost > edge[2]
 
     def evaluate(self, placements: Mapping[str, str]) -> Best:
-        """What a placement is worth.
+        """The value of a placement.
 
         Raises:
             BrokenRuleError: the cluster's objects forbid it.
@@ -315,7 +315,7 @@ class World:
         found = _Model(self)
         found.fix(placements)
         goals = found.goals()
-        # The goals' helper variables are bounded from one side alone.
+        # The helper variables of the goals have a bound on one side only.
         found.model.minimize(sum(goals[:3]))
         solver = found.solver(10.0)
         if solver.solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
@@ -323,11 +323,11 @@ class World:
         return Best(*(solver.value(goal) for goal in goals))
 
     def best(self, placements: Mapping[str, str], seconds: float) -> tuple[Best, bool]:
-        """The best placement that CP-SAT finds, begun with this one, and whether it is proven to be the best.
+        """The best placement that CP-SAT finds, and whether it is proven to be the best.
 
         Args:
-            placements: to begin with.
-            seconds: for each of the goals.
+            placements: the placement with which the search begins.
+            seconds: time limit for each of the goals.
         """
         model = _Model(self)
         model.hint(placements)
@@ -347,7 +347,7 @@ class World:
         return self.evaluate(found), proven
 
     def most_placed(self, seconds: float) -> dict[str, str]:
-        """A placement of as many pods as CP-SAT finds room for in this time."""
+        """A placement of as many pods as CP-SAT can place in this time."""
         model = _Model(self)
         model.model.minimize(model.unplaced)
         solver = model.solver(seconds)
@@ -356,32 +356,32 @@ class World:
 
 
 class _Model:
-    """How many of each class go to each host, and what that means."""
+    """The CP-SAT model: a variable for the number of pods of each class on each host, constraints and goals."""
 
     def __init__(self, world: World) -> None:
         self.world, self.model = world, cp_model.CpModel()
         hosts = range(len(world.nodes))
         self.n = [
-            [self.model.new_int_var(0, len(keys) if world.open[k][h] else 0, "") for h in hosts]
+            [self.model.new_int_var(0, len(keys) if world.allowed[k][h] else 0, "") for h in hosts]
             for k, keys in enumerate(world.members)
         ]
         for row, keys in zip(self.n, world.members, strict=True):
             self.model.add(sum(row) <= len(keys))
-        self._room()
+        self._add_resources()
         for k, pod in enumerate(world.classes):
             spec = pod["spec"]
             for constraint in spec.get("topologySpreadConstraints", ()):
-                self._spread(constraint, pod)
+                self._add_spread(constraint, pod)
             affinity = spec.get("affinity", {})
             for term in affinity.get("podAntiAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
-                self._apart(term, k)
+                self._add_anti_affinity(term, k)
             for term in affinity.get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
-                self._company(term, k)
-        for host, pod in world.standing:
+                self._add_affinity(term, k)
+        for host, pod in world.bound:
             affinity = pod["spec"].get("affinity", {}).get("podAntiAffinity", {})
             for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", ()):
                 same = self._domain(term["topologyKey"], host)
-                self.model.add(sum(self._placed(term["labelSelector"], same)) == 0)
+                self.model.add(sum(self._placed_vars(term["labelSelector"], same)) == 0)
 
     def solver(self, seconds: float) -> cp_model.CpSolver:
         solver = cp_model.CpSolver()
@@ -389,7 +389,7 @@ class _Model:
         solver.parameters.max_time_in_seconds = seconds
         return solver
 
-    def _room(self) -> None:
+    def _add_resources(self) -> None:
         world = self.world
         asks = [requests(pod) for pod in world.classes]
         for h, free in enumerate(world.free):
@@ -411,18 +411,18 @@ class _Model:
     def _domains(self, key: str) -> list[list[int]]:
         return [list(d) for d in dict.fromkeys(tuple(self._domain(key, h)) for h in range(len(self.world.nodes)))]
 
-    def _placed(self, selector: Json, hosts: Iterable[int]) -> list[Any]:
-        """Of waiting pods that a selector selects, how many go to each of these hosts."""
+    def _placed_vars(self, selector: Json, hosts: Iterable[int]) -> list[Any]:
+        """Variables for the selected waiting pods on these hosts."""
         matching = [k for k, p in enumerate(self.world.classes) if selects(selector, p["metadata"]["labels"])]
         return [self.n[k][h] for k in matching for h in hosts]
 
-    def _standing(self, selector: Json, hosts: Iterable[int], *, leaving: bool = True) -> int:
+    def _count_bound(self, selector: Json, hosts: Iterable[int], *, leaving: bool = True) -> int:
         within = set(hosts)
         return sum(
             h in within
             and selects(selector, p["metadata"]["labels"])
             and (leaving or "deletionTimestamp" not in p["metadata"])
-            for h, p in self.world.standing
+            for h, p in self.world.bound
         )
 
     def _any(self, parts: list[Any]) -> Any:
@@ -430,19 +430,19 @@ class _Model:
         self.model.add(sum(parts) == 0).only_enforce_if(used.Not())
         return used
 
-    def _spread(self, constraint: Json, pod: Json) -> None:
-        """PodTopologySpread: nodes that the pod's affinity (and, if asked, its tolerations) leaves out count nowhere."""
+    def _add_spread(self, constraint: Json, pod: Json) -> None:
+        """PodTopologySpread: nodes that the node policies exclude do not count."""
         world, selector = self.world, constraint["labelSelector"]
         honoured = constraint.get("nodeAffinityPolicy", "Honor") == "Honor"
         taints = constraint.get("nodeTaintsPolicy", "Ignore") == "Honor"
         counted = [
             h
             for h, node in enumerate(world.nodes)
-            if (not honoured or chosen_by(pod["spec"], node)) and (not taints or tolerates(pod["spec"], node))
+            if (not honoured or matches_node(pod["spec"], node)) and (not taints or tolerates(pod["spec"], node))
         ]
         domains = [[h for h in d if h in counted] for d in self._domains(constraint["topologyKey"])]
         domains = [d for d in domains if d]
-        totals = [self._standing(selector, d, leaving=False) + sum(self._placed(selector, d)) for d in domains]
+        totals = [self._count_bound(selector, d, leaving=False) + sum(self._placed_vars(selector, d)) for d in domains]
         least = self.model.new_int_var(0, 100, "")
         if len(domains) < constraint.get("minDomains", 0):
             self.model.add(least == 0)
@@ -455,26 +455,26 @@ class _Model:
             self.model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
 
     def _same_nodes(self, one: Json, other: Json) -> bool:
-        return all(chosen_by(one["spec"], n) == chosen_by(other["spec"], n) for n in self.world.nodes)
+        return all(matches_node(one["spec"], n) == matches_node(other["spec"], n) for n in self.world.nodes)
 
-    def _apart(self, term: Json, owner: int) -> None:
+    def _add_anti_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
         itself = selects(selector, self.world.classes[owner]["metadata"]["labels"])
         for domain in self._domains(term["topologyKey"]):
             mine = [self.n[owner][h] for h in domain]
-            others = self._standing(selector, domain) + sum(self._placed(selector, domain))
+            others = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
             self.model.add(others <= int(itself)).only_enforce_if(self._any(mine))
 
-    def _company(self, term: Json, owner: int) -> None:
+    def _add_affinity(self, term: Json, owner: int) -> None:
         selector = term["labelSelector"]
         for domain in self._domains(term["topologyKey"]):
             mine = [self.n[owner][h] for h in domain]
-            company = self._standing(selector, domain) + sum(self._placed(selector, domain))
-            self.model.add(company >= 1).only_enforce_if(self._any(mine))
+            counted = self._count_bound(selector, domain) + sum(self._placed_vars(selector, domain))
+            self.model.add(counted >= 1).only_enforce_if(self._any(mine))
 
     @property
     def unplaced(self) -> Any:
-        """Pods without a place."""
+        """Number of pods without a place."""
         return len(self.world.waiting) - sum(var for row in self.n for var in row)
 
     def goals(self) -> list[Any]:
@@ -494,13 +494,13 @@ class _Model:
             [self._var(sum(on[w][h] for h in hosts if world.zone_of[h] == z), totals[w]) for z in zones]
             for w in range(len(on))
         ]
-        together = []
+        in_one_zone = []
         for w, total in enumerate(totals):
-            for z in zones if world.sets_out(w) and total > 1 else ():
+            for z in zones if world.must_span_zones(w) and total > 1 else ():
                 whole = model.new_bool_var("")
                 model.add(in_zone[w][z] < total).only_enforce_if(whole.Not())
-                together.append(whole)
-        beyond, cost = [], []
+                in_one_zone.append(whole)
+        violations, cost = [], []
         for edge in world.edges:
             a, b = edge[:2]
             if not totals[a] or not totals[b]:
@@ -513,22 +513,22 @@ class _Model:
                 if isinstance(broken, int):
                     continue
                 if world.routing(b):
-                    at_home = model.new_bool_var("")
-                    model.add(in_zone[b][z] >= 1).only_enforce_if(at_home)
+                    has_own_replica = model.new_bool_var("")
+                    model.add(in_zone[b][z] >= 1).only_enforce_if(has_own_replica)
                     most = model.new_int_var(0, totals[a] * totals[b], "")
-                    model.add(most >= broken).only_enforce_if(at_home.Not())
+                    model.add(most >= broken).only_enforce_if(has_own_replica.Not())
                     broken = most
-                beyond.append(broken)
+                violations.append(broken)
             if world.spread == "none":
                 unit = 1 if world.parity else round(SCALE * world.weight(edge, totals[a]) / (totals[a] * totals[b]))
-                cost += [unit * world.price(z, y) * product[z][y] for z in zones for y in zones]
+                cost += [unit * world.call_cost(z, y) * product[z][y] for z in zones for y in zones]
                 cost += [
                     -unit
-                    * (world.price(world.zone_of[h], world.zone_of[h]) - world.local)
+                    * (world.call_cost(world.zone_of[h], world.zone_of[h]) - world.host_cost)
                     * self._product(on[a][h], on[b][h], totals[a] * totals[b])
                     for h in hosts
                 ]
-        return [self.unplaced, sum(together), sum(beyond), sum(cost)]
+        return [self.unplaced, sum(in_one_zone), sum(violations), sum(cost)]
 
     def _var(self, value: Any, most: int) -> Any:
         var = self.model.new_int_var(0, most, "")

@@ -1,4 +1,4 @@
-"""A cluster that is asked in every way where a pod may go: the leader, `simulate` of it and of a file, and the descheduler."""
+"""A cluster in which all planners say where a pod may run: the leader, `simulate`, `simulate --offline` and the descheduler."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Planners(World):
         for volume in volumes:
             self.volumes.on_volume_change(volume.metadata.name, None, volume)
 
-    async def zones(self, spec: dict[str, Any], *, evicting: bool = False) -> set[str]:
+    async def zones(self, spec: dict[str, Any], *, preempting: bool = False) -> set[str]:
         """Where all of them put P1, whose pod has this spec; empty where they find no place. Only plans expect evictions."""
         pod = self.add_pod("d/g", "p1", "P1", 1)
         self.change("d/p1", spec=spec)
@@ -87,12 +87,12 @@ class Planners(World):
             "offline": self._zones_of(offline.placements.values()),
             "simulate": self._zones_of(self._simulated(pod)),
         }
-        if not evicting:
+        if not preempting:
             found["descheduler"] = self._zones_of(self._fitting(pod))
         assert all(zones == found["leader"] for zones in found.values()), found
         explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
         eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
-        assert evicting or eligible == found["leader"], explained
+        assert preempting or eligible == found["leader"], explained
         return found["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:

@@ -62,7 +62,7 @@ def test_pods_with_impossible_requests_do_not_prevent_a_plan() -> None:
     assert len(plan.targets) == len(pods) - 1
 
 
-def test_the_model_of_the_default_scheduler_bears_impossible_requests() -> None:
+def test_the_model_of_the_default_scheduler_accepts_impossible_requests() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
     greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
     stock, both = DefaultSchedulerModel(hosts), np.ones(2, np.bool_)

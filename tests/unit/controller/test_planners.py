@@ -1,4 +1,4 @@
-"""Where a pod may go: one answer of the leader, `simulate` of a cluster and of a file, and the descheduler."""
+"""The leader, `simulate`, `simulate --offline` and the descheduler agree on the nodes where a pod may run."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ TWO_CPU = {"containers": [container("2")]}
 ALL_BUT_N04 = [f"n0{i}" for i in (0, 1, 2, 3, 5)]
 
 
-async def test_taints_are_kept_and_borne() -> None:
+async def test_only_nodes_with_tolerated_taints_are_allowed() -> None:
     cluster = Planners()
     for name in ALL_BUT_N04:
         cluster.put_node(name, taints=[{"key": "own", "effect": "NoSchedule"}])
-    cluster.put_node("n02", taints=[{"key": "borne", "effect": "NoExecute"}])
+    cluster.put_node("n02", taints=[{"key": "tolerated", "effect": "NoExecute"}])
     cluster.put_node("n04", unschedulable=True)
-    assert await cluster.zones({"tolerations": [{"key": "borne", "operator": "Exists"}]}) == {"z2"}
+    assert await cluster.zones({"tolerations": [{"key": "tolerated", "operator": "Exists"}]}) == {"z2"}
 
 
-async def test_a_sidecar_takes_room_beside_the_container() -> None:
+async def test_requests_of_a_sidecar_add_to_those_of_containers() -> None:
     cluster = Planners()
     for name in ALL_BUT_N04:
         cluster.add_foreign(name, TWO_CPU)
@@ -80,7 +80,7 @@ async def test_a_sidecar_takes_room_beside_the_container() -> None:
 
 
 @pytest.mark.parametrize("of_sidecar", [False, True])
-async def test_a_host_port_is_taken_once(*, of_sidecar: bool) -> None:
+async def test_a_host_port_is_used_once_per_node(*, of_sidecar: bool) -> None:
     cluster = Planners()
     with_port = container("100m", 80, restartPolicy="Always") if of_sidecar else container("100m", 80)
     for name in ALL_BUT_N04:
@@ -88,7 +88,7 @@ async def test_a_host_port_is_taken_once(*, of_sidecar: bool) -> None:
     assert await cluster.zones({"containers": [container(port=80)]}) == {"z1"}
 
 
-async def test_a_bound_local_volume_holds_a_pod_on_its_node() -> None:
+async def test_a_bound_local_volume_allows_only_its_node() -> None:
     cluster = Planners()
     terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [LOCAL]}]}}
     volume = {"metadata": {"name": "pv"}, "spec": {"nodeAffinity": terms, "storageClassName": "local"}}
@@ -102,11 +102,11 @@ async def test_a_bound_local_volume_holds_a_pod_on_its_node() -> None:
     assert await cluster.zones({"volumes": [mounted]}) == {"z1"}
 
 
-async def test_where_there_is_no_room_pods_of_less_priority_are_evicted() -> None:
+async def test_pods_of_lower_priority_are_preempted_if_no_node_has_room() -> None:
     cluster = Planners()
     for name in (*ALL_BUT_N04, "n04"):
         cluster.add_foreign(name, {"containers": [container("4")], "priority": -1 if name == "n04" else 0})
-    assert await cluster.zones({"containers": [container()]}, evicting=True) == {"z1"}
+    assert await cluster.zones({"containers": [container()]}, preempting=True) == {"z1"}
 
 
 async def test_foreign_pods_count_by_their_namespace() -> None:

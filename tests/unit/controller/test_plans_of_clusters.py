@@ -1,4 +1,4 @@
-"""Plans of clusters as API servers list them, against CP-SAT: a fixed few of those that `make bench ARGS=clusters` compares."""
+"""Plans of clusters as API servers list them, compared with CP-SAT; `make bench ARGS=clusters` compares more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ cross at once, and spread constraints that counted pods which leave, or nodes th
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_worse_than_cp_sat_finds_it_need_be(seed: int) -> None:
+def test_plans_are_as_good_as_those_of_cp_sat_and_cost_little_more(seed: int) -> None:
     found = compare(seed, seconds=20.0)
     assert found.matches_on_limits, found
     assert found.violations == found.ours.violations, "the answer counts violations as the oracle does"
@@ -25,16 +25,16 @@ def test_nothing_is_worse_than_cp_sat_finds_it_need_be(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 17, 33])
-def test_in_a_cluster_filled_to_the_brim_nothing_is_left_over(seed: int) -> None:
-    """What CP-SAT finds no place for is taken out of it first, which is something in each of these."""
+def test_every_pod_is_placed_if_cp_sat_can_place_them_all(seed: int) -> None:
+    """Pods that CP-SAT cannot place are removed first; each of these clusters has some."""
     assert len(fitting_objects(seed)) < len(random_objects(seed))
     found = compare(seed, seconds=20.0, fitting=True)
     assert found.ours.unplaced == 0
     assert found.matches_on_limits, found
 
 
-def test_the_oracle_refuses_what_kubernetes_would() -> None:
-    """Otherwise it would agree with anything."""
+def test_the_oracle_refuses_placements_that_kubernetes_refuses() -> None:
+    """Otherwise it would accept every placement."""
     objects = random_objects(0)
     world, placed = World(objects), dict(plan_file(objects).placements)
     assert world.evaluate(placed).unplaced == len(world.waiting) - len(placed)

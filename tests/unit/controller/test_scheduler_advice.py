@@ -19,8 +19,8 @@ CASE = groups.Case((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5),
 ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 
 
-def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
-    """Per workload, the nodes of its pods: ``a1`` is a node of zone a, ``-1`` one without a zone."""
+def make_placed_group(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
+    """A group with pods on these nodes, by workload: ``a1`` is a node of zone a, ``-1`` a node without a zone."""
     nodes = [groups.node(name, ZONES[name[0]]) for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1")]
     pods = [
         groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
@@ -33,7 +33,7 @@ def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: st
 
 
 def advice(current: PlacedGroup) -> tuple[str, str] | None:
-    """Reason and message of RoutedNear where it is False."""
+    """Reason and message of RoutedNear; None unless it is False."""
     found, _ = advice_conditions(current)
     return (found.reason, found.message) if found.status == "False" else None
 
@@ -44,7 +44,7 @@ def message(current: PlacedGroup) -> str:
     return found[1]
 
 
-EVEN = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
+ONE_PER_ZONE = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ EVEN = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
     ids=["none", "unknown", "hints-win"],
 )
 def test_a_service_without_traffic_distribution_gets_advice(field: str, more: dict[str, Any]) -> None:
-    reason, text = advice(stands(EVEN, groups.service("w1", field, **more))) or ("", "")
+    reason, text = advice(make_placed_group(ONE_PER_ZONE, groups.service("w1", field, **more))) or ("", "")
     assert reason == ("HintsIgnored" if more else "NoTrafficDistribution")
     assert "default/svc-w1" in text
     assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in text
@@ -61,9 +61,9 @@ def test_a_service_without_traffic_distribution_gets_advice(field: str, more: di
 
 def test_same_node_is_advised_only_if_it_gains_enough_more() -> None:
     beside = (("a1", "b1", "c1"), ("a1", "b1", "c1"))
-    assert "with PreferSameZone" in message(stands(beside, groups.service("w1")))
+    assert "with PreferSameZone" in message(make_placed_group(beside, groups.service("w1")))
     pairs = (("a1", "a2"), ("a1", "a2"))
-    assert "with PreferSameNode" in message(stands(pairs, groups.service("w1")))
+    assert "with PreferSameNode" in message(make_placed_group(pairs, groups.service("w1")))
 
 
 @pytest.mark.parametrize(
@@ -77,48 +77,48 @@ def test_same_node_is_advised_only_if_it_gains_enough_more() -> None:
     ids=["no-service", "near-already", "headless", "local"],
 )
 def test_no_advice_if_traffic_distribution_would_gain_nothing(services: tuple[Service, ...]) -> None:
-    assert advice(stands(EVEN, *services)) is None
+    assert advice(make_placed_group(ONE_PER_ZONE, *services)) is None
 
 
 def test_no_advice_that_would_overload_a_replica() -> None:
     """All callers in one zone, one of three replicas there: it would take all calls."""
-    assert advice(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
+    assert advice(make_placed_group((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
 
 
 def test_an_overloaded_replica_is_reported() -> None:
     _, state = advice_conditions(
-        stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
+        make_placed_group((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
     )
     assert (state.status, state.reason) == ("False", "HotReplica")
     assert "takes 3.0 times its fair share" in state.message
 
 
 def test_a_replica_on_a_node_without_zone_disables_zone_hints() -> None:
-    found = stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", "PreferSameZone"))
+    found = make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", "PreferSameZone"))
     assert (advice(found) or [""])[0] == "HintsIgnored"
-    assert advice(stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None, (
+    assert advice(make_placed_group((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None, (
         "the field would do nothing"
     )
 
 
-def states(current: PlacedGroup) -> list[tuple[str, str]]:
+def statuses(current: PlacedGroup) -> list[tuple[str, str]]:
     """Of RoutedNear and Balanced."""
     return [(found.status, found.reason) for found in advice_conditions(current)]
 
 
 def test_conditions_have_advice_or_hold() -> None:
-    well = stands(EVEN, groups.service("w1", "PreferSameZone"), spread="zone")
-    assert states(well) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
-    assert states(stands((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
-    assert states(stands(((), ())))[1] == ("Unknown", "NothingPlaced")
-    assert states(stands(EVEN, groups.service("w1")))[0] == ("False", "NoTrafficDistribution")
+    well = make_placed_group(ONE_PER_ZONE, groups.service("w1", "PreferSameZone"), spread="zone")
+    assert statuses(well) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+    assert statuses(make_placed_group((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
+    assert statuses(make_placed_group(((), ())))[1] == ("Unknown", "NothingPlaced")
+    assert statuses(make_placed_group(ONE_PER_ZONE, groups.service("w1")))[0] == ("False", "NoTrafficDistribution")
 
 
 def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
-    silent = stands((*EVEN, ("a1",)), groups.service("w1"), weights=weights)
+    silent = make_placed_group((*ONE_PER_ZONE, ("a1",)), groups.service("w1"), weights=weights)
     assert advice(silent) is None
-    assert states(silent) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+    assert statuses(silent) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_a_dependency_without_traffic_gets_no_advice() -> None:
     ids=["in one zone", "in none", "need not survive", "one replica cannot be spread"],
 )
 def test_a_workload_with_spread_zone_in_one_zone_is_reported(spread: str, where: tuple[str, ...], found: str) -> None:
-    _, state = advice_conditions(stands((("a1", "b1"), where), spread=spread))
+    _, state = advice_conditions(make_placed_group((("a1", "b1"), where), spread=spread))
     assert (state.status, state.reason) == (("False", "OneZone") if found else ("True", "Balanced"))
     assert not found or state.message == found

@@ -1,4 +1,4 @@
-"""What an AppGroup says of its traffic, and who says it when several do."""
+"""Weights of dependencies from annotations, measured traffic and minBandwidth, and messages about unreadable annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that weigh money: against every placement there is, priced by nothing that the planner uses."""
+"""Plans with the objectives money and both, compared with every placement, whose cost is computed without the planner's code."""
 
 from __future__ import annotations
 

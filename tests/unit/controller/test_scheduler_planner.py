@@ -1,4 +1,4 @@
-"""Plans of whole groups: near the optimum, within what fits, honouring what pods ask for, the same for the same state."""
+"""Plans of whole groups: pods fit on their targets, constraints hold, and equal snapshots give equal plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.Case:
     return groups.Case(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
 
 
-THREE = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
+THREE_NODES = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
 
 
 def nodes_of(**cpus: str) -> list[Node]:
@@ -46,7 +46,7 @@ def zones_of(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
 
-def aged(workload: str, *names: str) -> list[Pod]:
+def make_aged_pods(workload: str, *names: str) -> list[Pod]:
     """Pods of a workload, the oldest first."""
     pods = [waiting_pod(name, workload) for name in names]
     return [
@@ -68,15 +68,15 @@ def required_zone(zone: str, *, by_us: bool) -> Pod:
 
 
 ON_A, ON_B, ON_C = Target("z0", "r", "a"), Target("z1", "r", "b"), Target("z2", "r", "c")
-GONE = Target("z9", "r", "gone")
+ON_DELETED_NODE = Target("z9", "r", "gone")
 FIRST, SECOND = waiting_pod("w0-0", "w0"), waiting_pod("w1-0", "w1")
 FIRST_KEY, SECOND_KEY = "default/w0-0", "default/w1-0"
 FINISHED = msgspec.structs.replace(FIRST, status=msgspec.structs.replace(FIRST.status, phase="Succeeded"))
-HELD = waiting_pod(
+OTHERWISE_GATED = waiting_pod(
     "w0-0", "w0", schedulingGates=[{"name": "netaware.io/topological-order"}, {"name": "kueue.x-k8s.io/admission"}]
 )
-TWO, ALONE = line((1, 1)), groups.Case((5,), (), ((0, 5), (5, 0)), (9, 9))
-BEGUN = [bound_pod("w0-0", "w0", "b"), SECOND]
+TWO_WORKLOADS, ONE_WORKLOAD = line((1, 1)), groups.Case((5,), (), ((0, 5), (5, 0)), (9, 9))
+FIRST_BOUND = [bound_pod("w0-0", "w0", "b"), SECOND]
 
 
 PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[str, str | None]]] = {
@@ -84,77 +84,77 @@ PLANS: dict[str, tuple[groups.Case, str | dict[str, str], dict[str, Any], dict[s
         line(), "999", {"pods": [FIRST, SECOND, bound_pod("w2-0", "w2", "c")]},
         {"w0-0": "c", "w1-0": "c"},
     ),
-    "used room is taken": (TWO, "22", {"used": {"a": {"cpu": 1000}}}, {"w0-0": "b", "w1-0": "b"}),
+    "requests of bound pods are not free": (TWO_WORKLOADS, "22", {"used": {"a": {"cpu": 1000}}}, {"w0-0": "b", "w1-0": "b"}),
     "a released pod keeps its target": (
         line(), "199", {"released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b", "w2-0": "b"},
     ),
-    "its target is gone": (line((1,)), "9", {"released_targets": {FIRST_KEY: GONE}}, {"w0-0": "a"}),
-    "a bound pod is not counted yet": (TWO, "12", {"pods": BEGUN, "assigned_nodes": {}}, {"w1-0": "b"}),
-    "and takes the room of its node": (TWO, "11", {"pods": BEGUN, "assigned_nodes": {}}, {"w1-0": "a"}),
+    "a released pod whose target is gone gets another": (line((1,)), "9", {"released_targets": {FIRST_KEY: ON_DELETED_NODE}}, {"w0-0": "a"}),
+    "a bound pod that is not counted yet attracts the rest": (TWO_WORKLOADS, "12", {"pods": FIRST_BOUND, "assigned_nodes": {}}, {"w1-0": "b"}),
+    "a bound pod that is not counted yet uses its node's resources": (TWO_WORKLOADS, "11", {"pods": FIRST_BOUND, "assigned_nodes": {}}, {"w1-0": "a"}),
     "a pod is counted but still looks waiting": (
-        TWO, "12", {"used": {"b": {"cpu": 1000, "pods": 1}}, "assigned_nodes": {FIRST_KEY: "b"}},
+        TWO_WORKLOADS, "12", {"used": {"b": {"cpu": 1000, "pods": 1}}, "assigned_nodes": {FIRST_KEY: "b"}},
         {"w1-0": "b"},
     ),
-    "an earlier plan is kept where no other is better": (
+    "the previous plan is kept if no other is better": (
         line(), "999", {"previous_targets": {f"default/w{i}-0": ON_B for i in range(3)}},
         {"w0-0": "b", "w1-0": "b", "w2-0": "b"},
     ),
-    "wherever it is": (
+    "the previous plan is kept on the last node": (
         line(), "999", {"previous_targets": {f"default/w{i}-0": ON_C for i in range(3)}},
         {"w0-0": "c", "w1-0": "c", "w2-0": "c"},
     ),
-    "a pod behind another gate takes no place": (
-        TWO, "1", {"pods": [HELD, SECOND], "replicas": {"w0": 1}},
+    "a pod with another gate gets no target": (
+        TWO_WORKLOADS, "1", {"pods": [OTHERWISE_GATED, SECOND], "replicas": {"w0": 1}},
         {"w1-0": "a"},
     ),
-    "no limit is broken for a cool host": (
+    "no limit is violated to avoid a host": (
         line((1, 1), most=9), "999", {"avoided_hosts": frozenset("ab"), "pods": [bound_pod("w0-0", "w0", "a"), SECOND]},
         {"w1-0": "a"},
     ),
-    "finished pods and those of no workload are left out": (
-        TWO, "9", {"pods": [FINISHED, SECOND, waiting_pod("x", "unknown")]},
+    "finished pods and pods of unknown workloads get no target": (
+        TWO_WORKLOADS, "9", {"pods": [FINISHED, SECOND, waiting_pod("x", "unknown")]},
         {"w1-0": "a"},
     ),
-    "a host that refused a pod takes others": (
-        TWO, "91", {"refused_hosts": {FIRST_KEY: frozenset("a")}},
+    "a host that refused a pod gets other pods": (
+        TWO_WORKLOADS, "91", {"refused_hosts": {FIRST_KEY: frozenset("a")}},
         {"w0-0": "b", "w1-0": "a"},
     ),
-    "room beside that of other groups": (
-        TWO, "31", {"reserved": {"a": {"cpu": 1000, "pods": 1}}},
+    "reservations of other groups are not free": (
+        TWO_WORKLOADS, "31", {"reserved": {"a": {"cpu": 1000, "pods": 1}}},
         {"w0-0": "a", "w1-0": "a"},
     ),
-    "released pods add to the room of other groups": (
-        TWO, "31", {"reserved": {"a": {"cpu": 2000}}, "released_targets": {FIRST_KEY: ON_A}},
+    "released pods count beside reservations of other groups": (
+        TWO_WORKLOADS, "31", {"reserved": {"a": {"cpu": 2000}}, "released_targets": {FIRST_KEY: ON_A}},
         {"w0-0": "a", "w1-0": "b"},
     ),
-    "our own zone": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
-    "the user's zone": (line((1,)), "9", {"pods": [required_zone("z1", by_us=False)]}, {"w0-0": None}),
-    "the oldest take zones in turn, the youngest has no place": (
-        ALONE, "22", {"pods": aged("w0", *"edcba")},
+    "a zone that an earlier plan required is no constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=True)]}, {"w0-0": "a"}),
+    "a zone that the user requires is a constraint": (line((1,)), "9", {"pods": [required_zone("z1", by_us=False)]}, {"w0-0": None}),
+    "the oldest pods get zones in turn, the youngest has no place": (
+        ONE_WORKLOAD, "22", {"pods": make_aged_pods("w0", *"edcba")},
         {"e": "a", "d": "b", "c": "a", "b": "b", "a": None},
     ),
-    "however many hosts a zone has": (
-        ALONE, {"a": "2", "a2": "1", "b": "1"}, {"pods": aged("w0", *"dcba")},
+    "zones with several hosts also get pods in turn": (
+        ONE_WORKLOAD, {"a": "2", "a2": "1", "b": "1"}, {"pods": make_aged_pods("w0", *"dcba")},
         {"d": "a", "c": "b", "b": "a", "a": "a2"},
     ),
-    "the elder keeps a host that has room for one": (
-        ALONE, "11", {"pods": aged("w0", *"ba"), "previous_targets": {"default/a": ON_A, "default/b": ON_A}},
+    "the older of two pods keeps a host that fits one": (
+        ONE_WORKLOAD, "11", {"pods": make_aged_pods("w0", *"ba"), "previous_targets": {"default/a": ON_A, "default/b": ON_A}},
         {"b": "a", "a": "b"},
     ),
-    "of equal pods each keeps its host": (
+    "equal pods keep their hosts": (
         groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2)), "12", {"previous_targets": {FIRST_KEY: ON_B, "default/w0-1": ON_A, "default/w0-2": ON_B}},
         {"w0-0": "b", "w0-1": "a", "w0-2": "b"},
     ),
-    "one whose host is gone takes another": (
-        groups.Case((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous_targets": {FIRST_KEY: GONE, "default/w0-1": ON_A}},
+    "a pod whose previous host is gone gets another": (
+        groups.Case((2,), (), ((0, 5), (5, 0)), (1, 2)), "11", {"previous_targets": {FIRST_KEY: ON_DELETED_NODE, "default/w0-1": ON_A}},
         {"w0-0": "b", "w0-1": "a"},
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "cpus", "changes", "hosts"), PLANS.values(), ids=PLANS)
-def test_pods_get_these_targets(
+def test_targets_of_pods(
     case: groups.Case, cpus: str | dict[str, str], changes: dict[str, Any], hosts: dict[str, str | None]
 ) -> None:
     sizes = cpus if isinstance(cpus, dict) else dict(zip("abc", cpus, strict=False))
@@ -180,7 +180,7 @@ def test_a_plan_fits_and_its_figures_equal_those_of_its_bound_pods(seed: int, di
     assert (found.cost, found.violations) == (plan.cost, plan.violations)
 
 
-def test_a_pod_group_without_room_for_all_its_pods_gets_no_place() -> None:
+def test_a_pod_group_that_does_not_fit_wholly_gets_no_target() -> None:
     gang: dict[str, Any] = {"schedulingGroup": {"podGroupName": "gang"}}
     pods = [waiting_pod("w0-0", "w0", **gang), SECOND, waiting_pod("w0-1", "w0", "99", **gang)]
     plan = plan_of(line((2, 1)), nodes_of(a="2", b="1"), pods=pods)
@@ -196,7 +196,7 @@ def test_a_limit_is_violated_only_if_that_is_unavoidable() -> None:
 
 @pytest.mark.parametrize("objective", ["parity", "time"])
 def test_latency_is_reported_for_every_objective(objective: str) -> None:
-    plan = plan_of(TWO, nodes_of(a="1", b="1"), objective=objective)
+    plan = plan_of(TWO_WORKLOADS, nodes_of(a="1", b="1"), objective=objective)
     assert (plan.cost, plan.latency_us) == (5, 5000.0)
 
 
@@ -248,13 +248,13 @@ def test_services_of_a_workload_decide_the_routing_of_its_calls(services: Any, *
     assert plan.latency_us < 1000.0 if near else plan.latency_us > 2000.0
 
 
-def test_declared_replicas_without_a_pod_get_room() -> None:
-    """Two more of w0 are on their way: two of the four call from the other zone, wherever what is there goes."""
+def test_declared_replicas_without_a_pod_are_placed_without_a_target() -> None:
+    """w0 declares two more replicas: two of the four callers are in the other zone, wherever the pods are placed."""
     asked = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
     assert plan_group(asked).cost == 0
     plan = plan_group(msgspec.structs.replace(asked, replicas={"w0": 3, "w1": 1}))
     assert plan.cost == 10
-    assert set(plan.targets) == {"default/w0-0", "default/w1-0"}, "and no target for what does not exist"
+    assert set(plan.targets) == {"default/w0-0", "default/w1-0"}, "a replica without a pod has no target"
     assert plan.unplaced == ()
 
 
@@ -283,7 +283,7 @@ def test_the_weight_of_a_dependency_is_its_number_of_callers() -> None:
     assert placed(2) == {"w1-0": "z3"}
 
 
-def test_a_hot_host_is_not_used_unless_it_places_more_pods() -> None:
+def test_an_avoided_host_is_used_only_if_that_places_more_pods() -> None:
     nodes = [node("a", "z0"), node("b", "z1")]
     nowhere = waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
     previous = {"default/w0-0": Target("z0", "r", "a")}
@@ -292,13 +292,13 @@ def test_a_hot_host_is_not_used_unless_it_places_more_pods() -> None:
     plan = plan_group(asked)
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
     plan = plan_group(msgspec.structs.replace(asked, avoided_hosts=frozenset({"a", "b"})))
-    assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "nothing else will do"
+    assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "an avoided host is the last resort"
     full = waiting_pod("w1-0", "w1", cpu="99")
     plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], full]))
-    assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "a is hot, but that is not why"
+    assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "the avoided host is not the reason"
 
 
-def test_replicas_spread_over_zones_by_a_topology_spread_constraint() -> None:
+def test_a_topology_spread_constraint_spreads_replicas_over_zones() -> None:
     constraint = {
         "topologyKey": "topology.kubernetes.io/zone",
         "maxSkew": 1,
@@ -306,11 +306,11 @@ def test_replicas_spread_over_zones_by_a_topology_spread_constraint() -> None:
         "labelSelector": {"matchLabels": {WORKLOAD_LABEL: "w0"}},
     }
     pods = [waiting_pod(f"w0-{k}", "w0", topologySpreadConstraints=[constraint]) for k in range(3)]
-    where = zones_of(plan_of(line((3, 1, 1)), THREE, pods=[*pods, waiting_pod("w1-0", "w1")]))
+    where = zones_of(plan_of(line((3, 1, 1)), THREE_NODES, pods=[*pods, waiting_pod("w1-0", "w1")]))
     assert ({where[f"w0-{k}"] for k in range(3)}, where["w1-0"]) == ({"z0", "z1", "z2"}, "z1")
 
 
-def test_preferred_anti_affinity_keeps_replicas_on_different_hosts_while_there_are_some() -> None:
+def test_preferred_anti_affinity_places_replicas_on_different_hosts_if_there_are_enough() -> None:
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {WORKLOAD_LABEL: "w0"}}}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": term}]}
     pods = [waiting_pod(f"w0-{k}", "w0", affinity={"podAntiAffinity": preferred}) for k in range(3)]
@@ -530,7 +530,7 @@ def test_nodes_without_a_zone_label_are_far_apart_in_a_cluster_with_zones() -> N
     assert plan_of(case, two, **wishes, has_topology=False).latency_us == 100.0
 
 
-def of_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
+def with_revision(pod: Pod, revision: str, minute: int, node: str = "") -> Pod:
     """A pod of a Deployment's ReplicaSet, or of a StatefulSet, made in this minute."""
     kind, owner, label = "ReplicaSet", f"{pod.workload}-{revision}", "pod-template-hash"
     if pod.workload == "w2":
@@ -554,12 +554,12 @@ def test_outdated_replicas_do_not_count_for_spread_over_zones(workload: str, *, 
     old, new = ("b", "a") if rolls_back else ("a", "b")
     pods = [
         caller,
-        of_revision(waiting_pod("x", workload), new, 5, node="a"),
-        of_revision(waiting_pod("y", workload), old, 1, node="b"),
-        of_revision(waiting_pod("z", workload), new, 6),
+        with_revision(waiting_pod("x", workload), new, 5, node="a"),
+        with_revision(waiting_pod("y", workload), old, 1, node="b"),
+        with_revision(waiting_pod("z", workload), new, 6),
     ]
     plan = plan_group(msgspec.structs.replace(base, pods=pods))
     assert zones_of(plan)["z"] != "z0"
     # Without a rollout the same replica survives.
-    still = [*pods[:2], of_revision(waiting_pod("y", workload), new, 1, node="b"), pods[3]]
+    still = [*pods[:2], with_revision(waiting_pod("y", workload), new, 1, node="b"), pods[3]]
     assert zones_of(plan_group(msgspec.structs.replace(base, pods=still)))["z"] == "z0"

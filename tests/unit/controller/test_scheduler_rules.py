@@ -1,4 +1,4 @@
-"""NetworkOverhead and NodeResourcesAllocatable decide as the contract's tables say, whatever the cluster."""
+"""NetworkOverhead and NodeResourcesAllocatable score as the tables of docs/contracts.md say, in examples and random clusters."""
 
 from __future__ import annotations
 

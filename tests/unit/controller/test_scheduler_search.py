@@ -75,7 +75,7 @@ def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
     assert declared == list(FIELD_NAMES)
 
 
-def test_an_array_of_another_length_than_its_counts_is_refused() -> None:
+def test_an_array_of_wrong_length_is_refused() -> None:
     problem = make_problem([0, 1], [1, 1])
     with pytest.raises(ValueError, match="row_of has 1 entries"):
         NativeProblem(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))

@@ -1,4 +1,4 @@
-"""Plans in a process of their own: the same answers, whatever was asked before, and an end to every question."""
+"""The planning process plans as `plan_group` does, follows the cluster, and goes on after a plan that failed."""
 
 from __future__ import annotations
 
