@@ -343,7 +343,7 @@ def round_up_bps(rate_bps: float) -> int:
 
 
 def _highest_cost(observed: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
-    """The highest cost between zones with traffic, or between zones with replicas if the former are unknown; at least that within a zone."""
+    """The highest cost between zones with traffic or, if these are unknown, between zones with replicas; at least that within a zone."""
     pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in observed.zones] or itertools.product(
         workloads.location_counts.get(observed.client, ()), workloads.location_counts.get(observed.server, ())
     )

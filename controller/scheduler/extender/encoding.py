@@ -281,11 +281,7 @@ class AnswerEncoder:
     ) -> bytes:
         """The answer to a prioritize request: nodes with a lower accumulated cost have higher scores, the plan's target the highest.
 
-        Args:
-            names: from `parse_names`.
-            score_table: the pod's scores by the rule.
-            target: of the plan; None without a plan.
-            with_allocatable: whether to add NodeResourcesAllocatable's score, if it has a weight.
+        ``with_allocatable`` adds NodeResourcesAllocatable's score, if it has a weight.
         """
         if not names.count:
             return b"[]"

@@ -64,15 +64,10 @@ def check_plan(
     *,
     preemptible: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
-    """Compare a plan with the cluster.
+    """Compare the plan of a group with its pods and the reservations.
 
-    Args:
-        plan: of the group.
-        group: its key.
-        pods: its pods.
-        reservations: reservations and refusals.
-        outgoing: node -> requests of the group's pods that a rollout is about to replace.
-        preemptible: node -> requests of pods that the scheduler may evict for pods of the group.
+    ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace; ``preemptible`` is node -> requests of pods
+    that the scheduler may evict for pods of the group.
     """
     uncounted, is_feasible = find_uncounted(plan, pods, reservations), is_followed(plan, pods, reservations)
     pods_by_node: dict[str, list[Pod]] = {}

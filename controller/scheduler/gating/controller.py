@@ -42,7 +42,7 @@ from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
 
 DEBOUNCE_S = 0.1
-"""Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled at most once in this time."""
+"""Costs, nodes and workloads change in bursts: such changes wake groups with waiting pods at most once in this time."""
 WORKERS = 4
 CHECK_RIGHT_INTERVAL_S = 60.0
 """The component that allows the deletion of pending pods may be added or removed while this replica leads."""
@@ -174,19 +174,19 @@ class GatingController:
             self._stuck_pods.forget_pod(key)
             self._waiting_events.forget_pod(key)
             self.plans.reservations.forget_pod(key)
-        elif (
-            old is not None
-            and not new.pod_group
-            and new.status.scheduling_failed
-            and _attempt_result(old) != _attempt_result(new)
-        ):
-            # The planned node was refused only if no PodGroup was refused, and pods are not being preempted on the node.
-            target = target_of(new)
-            if target is not None and new.status.nominated_node_name != target.node:
-                self.plans.reservations.record_refusal(new, target.node)
-        if self._is_leading and old is not None and new is not None and old.is_waiting and new.is_bound:
-            self._report_placement(new)
+        elif old is not None:
+            self._record_refusal(old, new)
+            if self._is_leading and old.is_waiting and new.is_bound:
+                self._report_placement(new)
         self._wake(group)
+
+    def _record_refusal(self, old: Pod, new: Pod) -> None:
+        """Record a refusal of the planned node if a new scheduling attempt has failed."""
+        if new.status.scheduling_failed and _attempt_result(old) != _attempt_result(new):
+            target = target_of(new)
+            # A failed PodGroup is no refusal of the node, nor is a nomination: pods are being preempted on the nominated node.
+            if target is not None and not new.pod_group and new.status.nominated_node_name != target.node:
+                self.plans.reservations.record_refusal(new, target.node)
 
     def _report_placement(self, pod: Pod) -> None:
         """Record an event on a pod that was bound, with the reason for its node."""
@@ -262,12 +262,11 @@ class GatingController:
         app_group = self.state.groups.get(group)
         if app_group is None:
             return inputs
+        workloads, namespace = self.state.graph(group).workloads, app_group.metadata.namespace
         return msgspec.structs.replace(
             inputs,
             positions=self._positions_of(group, app_group),
-            declared_replicas=self._declared_replicas.replicas(
-                app_group.metadata.namespace, self.state.graph(group).workloads
-            ),
+            declared_replicas=self._declared_replicas.replicas(namespace, workloads),
             num_members=app_group.spec.num_members,
         )
 

@@ -181,7 +181,7 @@ class GroupPlans:
         return PlanState(is_pending=True)
 
     def drop_plan(self, group: str, pods: Sequence[Pod]) -> None:
-        """Drop the plan of a group that is gone or has no waiting pods; bound pods that are not counted on their nodes yet stay reserved."""
+        """Drop the plan of a group that is gone or has no waiting pods; bound pods keep reservations until their nodes count them."""
         self._cached_plans.pop(group, None)
         self._failures.pop(group, None)
         self._rollout_waits.forget_group(group)
@@ -267,12 +267,9 @@ class GroupPlans:
         return (preempting_plan, preemption.below_priority) if places_more else (plan, None)
 
     async def simulate_replacement(self, group: str, key: str, seed_offset: int) -> Target | None:
-        """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.
+        """The node on which a plan would place the replacement of a bound pod, by the pod's key; None if no node has the capacity.
 
-        Args:
-            group: key of the AppGroup.
-            key: of the pod.
-            seed_offset: varies the random seed; answers differ only if placements are about equal.
+        ``seed_offset`` varies the random seed; answers differ only if placements are about equal.
 
         Raises:
             PlanningError: nothing was planned.

@@ -75,13 +75,7 @@ def gate_removal_patch(pod: Pod) -> PodPatch:
 
 
 def retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
-    """The patch that requeues a pod in the scheduler.
-
-    Args:
-        pod: the unschedulable pod.
-        target: its new target; None to keep the old target.
-        value: of the retry annotation; must differ from the last value.
-    """
+    """The patch that requeues an unschedulable pod; ``value`` of the retry annotation must be new, and no target keeps the old one."""
     return _versioned_patch(pod, {RETRY_ANNOTATION: value, **_target_annotation(target)}, {})
 
 

@@ -28,14 +28,9 @@ class WaitingEvents:
     def pop_due(
         self, pods: Sequence[Pod], wait_reasons: Mapping[str, str], now: float
     ) -> tuple[list[tuple[Pod, str]], float | None]:
-        """The pods to report now with their messages, and seconds until the next check; None to wait for a change.
+        """The pods to report now with their notes, and seconds until the next check; None to wait for a change.
 
-        Each pod is returned once in a wait.
-
-        Args:
-            pods: of the group.
-            wait_reasons: by key of the waiting pod.
-            now: wall clock, seconds since 1970.
+        Each pod is returned once in a wait. ``wait_reasons`` is by pod key, ``now`` is the wall clock.
         """
         due: list[tuple[Pod, str]] = []
         checks_in_s: list[float] = []

@@ -104,7 +104,7 @@ async def may_delete_pods(client: Client) -> bool:
     if is_allowed:
         log.log_change("deletion", "", "pending pods in affinity mode may be replaced")
     else:
-        message = "zones are only preferred in affinity mode, because pending pods may not be deleted; install the component replace-pending"
+        message = "affinity mode only prefers zones, because pending pods may not be deleted; install the component replace-pending"
         log.log_change("deletion", "forbidden", message)
     return is_allowed
 

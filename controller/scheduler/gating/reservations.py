@@ -108,12 +108,9 @@ class ReservationCache:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
 
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
-        """Record a group's progress: started groups may use the reservations of groups that have not started and have no complete plan.
+        """Record whether any pod of a group is bound, and whether its plan has a node for each of its pods.
 
-        Args:
-            group: key of the AppGroup.
-            has_started: whether any of its pods is bound.
-            is_complete: whether its plan has a node for each of its pods.
+        Started groups may use the reservations of groups that have not started and have no complete plan.
         """
         self._started_groups.discard(group)
         self._yielding_groups.discard(group)
@@ -169,7 +166,7 @@ class ReservationCache:
         return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups
 
     def record_refusal(self, pod: Pod, node: str) -> None:
-        """Record that the scheduler refused a node for a pod; pods of its owner are planned there when the node changes or its usage falls."""
+        """Record that the scheduler refused a node for a pod: plans avoid it for pods of that owner until it changes or its usage falls."""
         refusals, key = self._refusals_by_owner.setdefault(owner_key(pod), {}), pod.metadata.key
         refusals.pop(node, None)
         refusals[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))

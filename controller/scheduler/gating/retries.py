@@ -117,11 +117,7 @@ class StuckPods:
     ) -> tuple[list[Action], float | None]:
         """Actions for a group's unschedulable pods, and seconds until the next check; None to wait for a change.
 
-        Args:
-            pods: of the group.
-            plan: of the group; may have new targets for stuck pods.
-            state: the cluster.
-            now: wall clock, seconds since 1970.
+        ``plan`` may have new targets for the pods; ``now`` is the wall clock.
         """
         actions: list[Action] = []
         checks_in_s: list[float] = []

@@ -54,16 +54,10 @@ class RolloutWaits:
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
-        """An equally good plan in which fewer pods wait; the given plan if none is found.
+        """An about equally good plan in which fewer pods wait; the given plan, which was made from the snapshot, if none is found.
 
-        The first search keeps all waiting pods off full nodes, the second only the oldest.
-
-        Args:
-            group: its key.
-            snapshot: the inputs of the plan.
-            plan: the plan to improve.
-            outgoing: node -> requests of pods that a rollout is about to replace there.
-            solve: makes a plan.
+        The first search keeps all waiting pods off full nodes, the second only the oldest. ``outgoing`` is node -> requests of pods that a
+        rollout is about to replace there.
         """
         if not outgoing:
             return plan
