@@ -63,14 +63,6 @@ class FitChecker:
         volumes = self._snapshot.volumes.node_selectors_of_claims(pod.namespace, pod.claim_names)
         return node.unschedulable_reason(constraints, volumes)
 
-    def _constraints_of(self, pod: PodInfo) -> Constraints:
-        """The pod's constraints without the node affinity that netaware added."""
-        if pod.group_pod is None or not pod.group_pod.metadata.annotation(NARROWED_ANNOTATION):
-            return pod.constraints
-        if pod.key not in self._constraints_by_pod:
-            self._constraints_by_pod[pod.key] = Constraints(without_added_requirement(pod.group_pod).spec)
-        return self._constraints_by_pod[pod.key]
-
     def dynamic_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
         insufficient = first_insufficient(pod.requests_with_ports, node.allocatable, self._requests_on(node.name))
@@ -96,6 +88,14 @@ class FitChecker:
         if node:
             add_amounts(self._requests_by_node[node], pod.requests_with_ports, -1)
         self._other_pod_reasons.clear()
+
+    def _constraints_of(self, pod: PodInfo) -> Constraints:
+        """The pod's constraints without the node affinity that netaware added."""
+        if pod.group_pod is None or not pod.group_pod.metadata.annotation(NARROWED_ANNOTATION):
+            return pod.constraints
+        if pod.key not in self._constraints_by_pod:
+            self._constraints_by_pod[pod.key] = Constraints(without_added_requirement(pod.group_pod).spec)
+        return self._constraints_by_pod[pod.key]
 
     def _requests_on(self, node: str) -> dict[str, int]:
         """Requests of the node's unfinished pods and of planned moves to it; terminating pods count, as in kube-scheduler."""
@@ -128,7 +128,7 @@ class FitChecker:
         return self._other_pod_reasons[pod.key]
 
     def _relevant_pods(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
-        """Pods, with their nodes after planned moves, that the pod's rules may count or whose anti-affinity may exclude it."""
+        """Pods that the pod's rules may count or whose anti-affinity may exclude it, with their nodes after planned moves."""
         pods, relevant = self._snapshot.pods, {p.key: p for p in self._pods_with_anti_affinity}
         if pod.constraints.depends_on_other_pods:
             affinity = msgspec.json.encode(pod.constraints.spec.affinity)

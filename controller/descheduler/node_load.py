@@ -74,7 +74,9 @@ def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Perce
     return low, high
 
 
-def classify_nodes(config: LowNodeLoadConfig, nodes: Iterable[Host], usage: Mapping[str, Amounts]) -> list[NodeLoad]:
+def classify_nodes(
+    config: LowNodeLoadConfig, nodes: Iterable[Host], usage_by_node: Mapping[str, Amounts]
+) -> list[NodeLoad]:
     """The load of every node of every pool, in order of pools and names.
 
     A node is overutilized if any resource is above its high threshold. It is underutilized if all are at or below the low one, and
@@ -89,10 +91,11 @@ def classify_nodes(config: LowNodeLoadConfig, nodes: Iterable[Host], usage: Mapp
             nodes_by_pool[pool_name].append(node)
     for pool in config.pools:
         members = nodes_by_pool[pool.name]
-        known_usage = {node.name: _known_usage(node, pool, usage.get(node.name, {})) for node in members}
-        percents = {node.name: to_percents(known_usage[node.name], node.allocatable) for node in members}
-        thresholds = thresholds_of(pool, (percents[name] for name in percents if name in usage))
-        loads += [_make_load(n, pool, thresholds, known_usage[n.name], percents[n.name]) for n in members]
+        usages = [_known_usage(node, pool, usage_by_node.get(node.name, {})) for node in members]
+        nodes_with_usage = list(zip(members, usages, strict=True))
+        measured = [(node, usage) for node, usage in nodes_with_usage if node.name in usage_by_node]
+        thresholds = thresholds_of(pool, (to_percents(usage, node.allocatable) for node, usage in measured))
+        loads += [_make_load(node, pool, thresholds, usage) for node, usage in nodes_with_usage]
     return loads
 
 
@@ -100,15 +103,16 @@ def _known_usage(node: Host, pool: Pool, usage: Amounts) -> dict[str, float]:
     return {r: usage[r] for r in pool.high_thresholds if node.allocatable.get(r, 0) > 0 and r in usage}
 
 
-def _make_load(
-    node: Host, pool: Pool, thresholds: tuple[Percents, Percents], usage: Amounts, percents: Percents
-) -> NodeLoad:
-    low, high = thresholds
+def _make_load(node: Host, pool: Pool, thresholds: tuple[Percents, Percents], usage: Amounts) -> NodeLoad:
+    (low, high), percents = thresholds, to_percents(usage, node.allocatable)
     exceeded = exceeded_resources(percents, high)
-    is_low = node.accepts_pods and all(percents[resource] <= low[resource] for resource in percents)
-    kind: LoadClass = "overutilized" if exceeded else "underutilized" if is_low else "normal"
+    kind: LoadClass = "normal"
     if not percents or any(r not in percents for r in high if node.allocatable.get(r, 0) > 0):
         kind, exceeded = "unknown", ()
+    elif exceeded:
+        kind = "overutilized"
+    elif node.accepts_pods and all(percents[resource] <= low[resource] for resource in percents):
+        kind = "underutilized"
     return NodeLoad(node, pool, low, high, kind, usage, percents, exceeded, weighted_mean(percents, pool.weights))
 
 

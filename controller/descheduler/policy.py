@@ -114,7 +114,7 @@ def read_policy(document: object, field: str = "") -> Policy:
 
     Args:
         document: parsed YAML.
-        field: its path, for errors; may be empty.
+        field: path of the document, for errors; may be empty.
 
     Raises:
         ConfigError: names a field that is unknown or invalid.
@@ -123,13 +123,13 @@ def read_policy(document: object, field: str = "") -> Policy:
         raise ConfigError(field or "the document", "is not a mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")
     kind = document.get("kind", ARGS_KIND)
     if kind == "ConfigMap":
-        return _from_config_map(document, field)
+        return _read_config_map(document, field)
     if kind not in {ARGS_KIND, CONFIGURATION_KIND}:
         raise ConfigError(join_path(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
     _check_version(document, field)
     if kind == ARGS_KIND:
         return Policy(low_node_load=convert_object(document, LowNodeLoadArgs, field).resolve(field))
-    return _from_configuration(convert_object(document, _Configuration, field), field)
+    return _convert_configuration(convert_object(document, _Configuration, field), field)
 
 
 def parse_policy(text: str, field: str) -> Policy:
@@ -147,7 +147,7 @@ def _check_version(document: dict[str, Any], field: str) -> None:
         raise ConfigError(join_path(field, "apiVersion"), f"is {version!r}", f"write {API_VERSION}")
 
 
-def _from_config_map(document: dict[str, Any], field: str) -> Policy:
+def _read_config_map(document: dict[str, Any], field: str) -> Policy:
     data = document.get("data")
     texts = {k: v for k, v in data.items() if isinstance(v, str)} if isinstance(data, dict) else {}
     if len(texts) != 1:
@@ -156,7 +156,7 @@ def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     return parse_policy(text, join_path(field, f"data[{key}]"))
 
 
-def _from_configuration(config: _Configuration, field: str) -> Policy:
+def _convert_configuration(config: _Configuration, field: str) -> Policy:
     config.validate(field)
     profiles = join_path(field, "profiles")
     if len(config.profiles) > 1:
