@@ -75,6 +75,11 @@ class Condition(Wire, frozen=True):
     last_transition_time: str | None = None
     observed_generation: int = 0
 
+    @property
+    def changed_s(self) -> float | None:
+        """Time of the last change of its status, unix seconds; None if unknown."""
+        return parse_time_or_none(self.last_transition_time)
+
 
 class Taint(Wire, frozen=True):
     """A node's taint."""

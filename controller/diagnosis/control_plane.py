@@ -152,6 +152,6 @@ def _build_program_pod(pod: ProgramPodObject, program: Program) -> ProgramPod:
         phase=pod.status.phase,
         is_ready=bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None,
         reason=reason,
-        since=parse_time_or_none(ready.last_transition_time) if ready is not None else None,
+        since=ready.changed_s if ready is not None else None,
         template_hash=pod.metadata.label(TEMPLATE_HASH_LABEL),
     )

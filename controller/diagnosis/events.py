@@ -110,15 +110,13 @@ class EventReporter:
     async def report(self) -> None:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._read_snapshot()
-        for event, metadata in await asyncio.to_thread(find_due_events, snapshot, self._filter):
+        for event, metadata in await asyncio.to_thread(find_events, snapshot, self._filter):
             self._recorder.record_warning(
                 reference_to(event.object_key[0], metadata), event.reason, event.note, action="Diagnose"
             )
 
 
-def find_due_events(
-    snapshot: ClusterSnapshot, event_filter: FindingEventFilter
-) -> list[tuple[FindingEvent, ObjectMeta]]:
+def find_events(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:
     """The events that are due, each with the metadata of its object. Slow, so call it in a thread."""
     facts = build_facts(snapshot)
     events = event_filter.select_events(diagnose(facts), facts)

@@ -53,8 +53,7 @@ class PodFact(Pod, frozen=True):
     @property
     def scheduled_changed_s(self) -> float | None:
         """Time of the last change of that condition, unix seconds; None if unknown."""
-        condition = self.scheduled_condition
-        return parse_time_or_none(condition.last_transition_time) if condition is not None else None
+        return self.scheduled_condition.changed_s if self.scheduled_condition is not None else None
 
     @property
     def created_s(self) -> float | None:
@@ -73,13 +72,7 @@ class PodFact(Pod, frozen=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node.
-
-    Attributes:
-        labels: of the node.
-        taints: those with an effect other than PreferNoSchedule, and that of a cordon.
-        zone: empty without one.
-    """
+    """A node, with the taints that keep pods away, such as that of a cordon; ``zone`` is empty without one."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -91,10 +84,8 @@ class Facts(msgspec.Struct, frozen=True):
 
     Attributes:
         now_s: wall clock, unix seconds.
-        control_plane: the state of netaware's programs.
         network: zones and pairs of the NetworkTopology that the scheduler uses.
-        agents, bandwidth: of all nodes.
-        groups: all AppGroups.
+        agents, bandwidth, groups: all of the cluster.
         pods: pods that are pending or belong to an AppGroup.
         nodes: all nodes by name.
         topology_conditions: the conditions of each NetworkTopology, by ``namespace/name``.
@@ -151,10 +142,8 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
             for p in (*snapshot.pods, *((pod,) if is_missing else ()))
         ),
         nodes={
-            node.metadata.name: NodeFact(
-                node.metadata.labels or {}, blocking_taints(node), zone_by_node[node.metadata.name]
-            )
-            for node in snapshot.nodes
+            name: NodeFact(node.metadata.labels or {}, blocking_taints(node), zone_by_node[name])
+            for name, node in ((node.metadata.name, node) for node in snapshot.nodes)
         },
         topology_conditions={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
         unreachable_pairs=tuple(sorted({pair for published in latencies for pair in published.unreachable_pairs})),

@@ -1,4 +1,4 @@
-"""Findings about AppGroups: invalid specs, missing or surplus pods, violated limits, unbalanced replicas."""
+"""Findings about AppGroups: invalid specs, missing pods, refusing namespaces, violated limits, unbalanced replicas."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import build_graph
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import ConditionFinding, Finding, GroupFinding, Severity
+from controller.diagnosis.pod_diagnosis import format_group_command
 from kubekit.conditions import find_condition
 from kubekit.text import format_command
-from kubekit.wire import Condition, parse_time_or_none
+from kubekit.wire import Condition
 
 CREATION_TIMEOUT_S = 300.0
 """A Deployment may take this long to create its pods."""
 
 
-def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[Finding]:
+def find_group_findings(facts: Facts, unreachable_zones: Collection[str]) -> Iterator[Finding]:
     """Findings about all AppGroups.
 
     Args:
         facts: facts of the cluster.
-        unreachable: zones that another finding names; violated dependencies between them are left out.
+        unreachable_zones: zones that another finding names; violated dependencies there are left out.
     """
     pod_counts: Counter[str] = Counter()
     pending_counts: Counter[str] = Counter()
@@ -36,7 +37,7 @@ def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[
         key = group.metadata.key
         yield from _find_spec_problems(group)
         yield from _find_missing_members(group, pod_counts[key], pending_counts[key], facts.now_s)
-        yield from _find_failed_conditions(group, unreachable)
+        yield from _find_failed_conditions(group, unreachable_zones)
 
 
 def _find_spec_problems(group: AppGroup) -> Iterator[Finding]:
@@ -46,18 +47,14 @@ def _find_spec_problems(group: AppGroup) -> Iterator[Finding]:
         code, alert = f"spec-{fault.reason}", ""
         if fault.reason == "Cycle":
             code, alert = "dependency-cycle", "NetawareAppGroupCycle"
-        summary, fix = f"AppGroup {key}: {fault.message}", (_format_edit_command(group),)
+        summary, fix = f"AppGroup {key}: {fault.message}", (format_group_command("edit", key),)
         yield ConditionFinding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 
 def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, now_s: float) -> Iterator[Finding]:
     meta, required = group.metadata, group.spec.num_members
     complete = find_condition(group.status.conditions, COMPLETE)
-    since = (
-        parse_time_or_none(complete.last_transition_time)
-        if complete is not None and complete.status == "False"
-        else None
-    )
+    since = complete.changed_s if complete is not None and complete.status == "False" else None
     if since is None or not 0 < pod_count < required or pending_count or now_s - since < CREATION_TIMEOUT_S:
         return
     summary = f"AppGroup {meta.key}: {required - pod_count} of {required} pods do not exist"
@@ -70,7 +67,7 @@ def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, n
     yield GroupFinding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
 
 
-def _find_failed_conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:
+def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str]) -> Iterator[Finding]:
     """Findings from conditions of the group's status that are False."""
     meta = group.metadata
     show_graph = format_command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
@@ -78,17 +75,17 @@ def _find_failed_conditions(group: AppGroup, unreachable: Collection[str]) -> It
 
     def report(condition_type: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
         condition = failed[condition_type]
-        since, cause = parse_time_or_none(condition.last_transition_time), (condition.message,)
         severity: Severity = "info" if condition_type == BALANCED else "warning"
-        summary = f"AppGroup {meta.key}: {summary}"
-        return ConditionFinding(code, severity, summary, cause, since, (meta.key,), fix, alert)
+        summary, cause = f"AppGroup {meta.key}: {summary}", (condition.message,)
+        return ConditionFinding(code, severity, summary, cause, condition.changed_s, (meta.key,), fix, alert)
 
     if ADMITTED in failed:
         summary = "some namespaces do not admit it to their pods"
         yield report(ADMITTED, "namespace-not-admitted", summary, _format_consent_commands(group, failed[ADMITTED]))
-    if COSTS_MET in failed and not any(zone in failed[COSTS_MET].message for zone in unreachable):
+    if COSTS_MET in failed and not any(zone in failed[COSTS_MET].message for zone in unreachable_zones):
         summary = "dependencies cost more than their maxNetworkCost"
-        move = f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_format_edit_command(group)}"
+        edit = format_group_command("edit", meta.key)
+        move = f"let the overlay descheduler move its pods, or raise maxNetworkCost: {edit}"
         yield report(COSTS_MET, "costs-violated", summary, (show_graph, move), "NetawareDependenciesViolated")
     if BALANCED in failed:
         summary = "its replicas are not balanced over zones or under load"
@@ -101,8 +98,4 @@ def _format_consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[
     group_namespace, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
     namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
     commands = tuple(consent_command(namespace, group_namespace) for namespace in sorted(namespaces & words))
-    return commands or (format_command("kubectl -n {} describe appgroup {}", group_namespace, group.metadata.name),)
-
-
-def _format_edit_command(group: AppGroup) -> str:
-    return format_command("kubectl -n {} edit appgroup {}", group.metadata.namespace, group.metadata.name)
+    return commands or (format_group_command("describe", group.metadata.key),)

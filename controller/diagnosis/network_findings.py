@@ -11,7 +11,7 @@ from controller.diagnosis.cluster_views import PairBasis, PairView
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, ConditionFinding, Finding, Severity, ZoneFinding
 from kubekit.text import format_command, pluralize
-from kubekit.wire import Condition, parse_time_or_none, split_key
+from kubekit.wire import Condition, split_key
 from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 
@@ -131,8 +131,7 @@ def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     if names or conditions:
         summary, alert = "costs between some zones are based on old measurements", "NetawareMeasurementsStale"
         cause = tuple(condition.message for condition in conditions)
-        times = (parse_time_or_none(condition.last_transition_time) for condition in conditions)
-        since = min((time for time in times if time is not None), default=None)
+        since = min((c.changed_s for c in conditions if c.changed_s is not None), default=None)
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between nodes, if probes time out")
         affects = names[:MAX_AFFECTED] or tuple(key for key, _ in conditions_by_topology)
         yield ConditionFinding("pairs-stale", "warning", summary, cause, since, affects, fix, alert)
@@ -151,7 +150,7 @@ def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
     finding = _FINDINGS_BY_REASON.get(condition.reason)
     if condition.type != "OutlierNodes" or (finding is not None and finding.severity != "info"):
         return False
-    since = parse_time_or_none(condition.last_transition_time)
+    since = condition.changed_s
     return since is not None and facts.now_s - since < OUTLIER_ROUNDS * facts.interval_s
 
 
@@ -169,16 +168,10 @@ def _report_condition(topology_key: str, condition: Condition, facts: Facts) -> 
         "node": nodes[0],
         "nodes": nodes,
     }
-    return ConditionFinding(
-        f"topology-{condition.reason}",
-        severity,
-        f"NetworkTopology {topology_key}: {summary}",
-        (condition.message,),
-        parse_time_or_none(condition.last_transition_time),
-        (topology_key,),
-        tuple(format_command(line, **placeholders) for line in fix),
-        alert,
-    )
+    commands = tuple(format_command(line, **placeholders) for line in fix)
+    code, summary = f"topology-{condition.reason}", f"NetworkTopology {topology_key}: {summary}"
+    cause, since, affects = (condition.message,), condition.changed_s, (topology_key,)
+    return ConditionFinding(code, severity, summary, cause, since, affects, commands, alert)
 
 
 def _reset_patch(message: str) -> dict[str, object]:

@@ -75,8 +75,7 @@ def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
             pods_by_problem[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(pods_by_problem.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
-        summary, affects = f"{_format_pods(pods)}: {problem}", _affected_keys(pods)
-        fix = fix_labels(pods[0])
+        summary, affects, fix = f"{_format_pods(pods)}: {problem}", _affected_keys(pods), fix_labels(pods[0])
         yield PodFinding("unknown-workload", "warning", summary, cause, _first_created_s(pods), affects, fix)
 
 

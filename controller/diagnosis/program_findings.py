@@ -121,7 +121,7 @@ def _fix_pod(facts: Facts, pod: ProgramPod, deployment: str, failed_hashes: Sequ
     """
     if not pod.node:
         survey = NodeSurveys(facts.nodes).for_spec(PodSpec())
-        return find_reason_in_message(pod.reason, pod.name, facts.netaware_namespace, "", survey).fix
+        return find_reason_in_message(pod.reason, f"{facts.netaware_namespace}/{pod.name}", "", survey).fix
     logs = facts.format_kubectl("logs {} --all-containers --tail=50", pod.name)
     if not pod.reason:
         return logs, facts.format_kubectl("rollout restart deployment/{}", deployment)

@@ -142,9 +142,7 @@ class NodeSurveys:
 def find_reason(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     """The reason that excludes most nodes for a pod without a node, with commands for this pod."""
     survey = surveys.for_spec(pod.spec)
-    reason = find_reason_in_message(
-        pod.scheduler_message, pod.metadata.name, pod.metadata.namespace, pod.group_key, survey
-    )
+    reason = find_reason_in_message(pod.scheduler_message, pod.metadata.key, pod.group_key, survey)
     if reason.code == "taint" and survey.main_taint is not None:
         return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_fix_taint(survey.main_taint, pod)))
     return reason
@@ -182,20 +180,10 @@ def parse_message(message: str) -> UnschedulableReason:
     return _REASONS[min(node_counts, key=lambda index: (-node_counts[index], index))] if node_counts else _UNKNOWN
 
 
-def find_reason_in_message(
-    message: str, pod: str, namespace: str, group_key: str, survey: NodeSurvey
-) -> UnschedulableReason:
-    """The reason in a scheduler's message, with commands for a pod.
-
-    Args:
-        message: the scheduler's.
-        pod: name of the pod.
-        namespace: of the pod.
-        group_key: ``namespace/name`` of the pod's AppGroup; empty for none.
-        survey: of the pod's spec.
-    """
+def find_reason_in_message(message: str, pod_key: str, group_key: str, survey: NodeSurvey) -> UnschedulableReason:
+    """The reason in a scheduler's message, with commands for a pod; ``group_key`` is empty for a pod without an AppGroup."""
     reason = parse_message(message)
-    group_namespace, group = split_key(group_key)
+    (namespace, pod), (group_namespace, group) = split_key(pod_key), split_key(group_key)
     placeholders = {
         "pod": pod,
         "namespace": namespace,

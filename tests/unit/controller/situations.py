@@ -27,14 +27,7 @@ HEALTHY = ControlPlaneStatus(pods=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """Something is broken.
-
-    Attributes:
-        name: what is broken.
-        code: code of the first finding.
-        fix: a part of one of its commands.
-        facts: the cluster.
-    """
+    """Facts in which something is broken; ``code`` is that of the first finding, ``fix`` a part of one of its commands."""
 
     name: str
     code: str
@@ -96,8 +89,9 @@ def unschedulable(message: str) -> Condition:
 def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
     """Working agents on four nodes in two zones; ``states`` has other fields of some, by node."""
     defaults: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
-    fields = {f"n{i}": defaults | dict(states.get(f"n{i}", {})) for i in range(4)}
-    return tuple(AgentView(node=f"n{i}", zone=f"z{i % 2}", **fields[f"n{i}"]) for i in range(4))
+    return tuple(
+        AgentView(node=f"n{i}", zone=f"z{i % 2}", **(defaults | dict(states.get(f"n{i}", {})))) for i in range(4)
+    )
 
 
 def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:

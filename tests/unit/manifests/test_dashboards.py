@@ -53,9 +53,8 @@ def test_panels_have_a_title_a_description_a_unit_and_distinct_queries() -> None
 
 
 def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -> None:
-    unknown = {
-        title: names - METRICS for title, t in TARGETS if (names := metrics_in(t["expr"])) - METRICS or not names
-    }
+    used = {title: metrics_in(target["expr"]) for title, target in TARGETS}
+    unknown = {title: names - METRICS for title, names in used.items() if names - METRICS or not names}
     assert unknown == {}
     assert [title for title, target in TARGETS if target["datasource"]["uid"] != "${datasource}"] == []
 
