@@ -26,9 +26,7 @@ class BandwidthCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "kind", nargs="?", choices=("node", "pod"), default="node", help="by node or by pod (default: node)"
-        )
+        parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="rows (default: node)")
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
         # Requests on a node come from pods of every namespace.

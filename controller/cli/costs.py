@@ -14,6 +14,7 @@ from controller.cli.style import COLUMN_GAP, FAINT, STRONG, format_age, format_n
 from controller.cluster.crds import NETWORK_TOPOLOGIES
 from controller.diagnosis.cluster_views import NetworkView, PairView, View, ZoneView
 from controller.diagnosis.zones import build_network
+from netperf.latencies import ZonePair
 
 _SIGN_BY_BASIS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 """Basis of a cost -> sign behind the cost."""
@@ -91,9 +92,7 @@ def _make_headline(answer: CostsView, percentile: str | None) -> Text:
     return text
 
 
-def _make_blocks(
-    zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], width: int
-) -> Iterator[RenderableType]:
+def _make_blocks(zones: Sequence[ZoneView], cells: Mapping[ZonePair, str], width: int) -> Iterator[RenderableType]:
     """Tables, each with as many of the matrix's columns as fit into ``width``."""
     row_names = [f"{number} {zone.name}" for number, zone in enumerate(zones, 1)]
     # Zone names are too wide for headers. The space stands over the signs of the cells.

@@ -43,9 +43,8 @@ class GraphCommand(Command):
             if session.namespace in {None, view.namespace} and options.appgroup in {"", view.name}
         ]
         if options.appgroup and not views:
-            where = f"namespace {session.namespace}" if session.namespace else "any namespace"
-            msg = f"there is no AppGroup {options.appgroup!r} in {where}"
-            raise NotFoundError(msg)
+            namespace = f"namespace {session.namespace}" if session.namespace else "any namespace"
+            raise NotFoundError(f"there is no AppGroup {options.appgroup!r} in {namespace}")
         return views
 
     def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:

@@ -43,9 +43,8 @@ class LatencyCommand(Command):
         session.note_unused_costs(network)
         pairs, origin, destination = network.pairs_by_zones, options.origin, options.destination
         if (origin, destination) not in pairs:
-            zones = ", ".join(zone.name for zone in network.zones)
-            msg = f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones or 'none'}"
-            raise NotFoundError(msg)
+            zones = ", ".join(zone.name for zone in network.zones) or "none"
+            raise NotFoundError(f"there is no pair of zones {origin!r} and {destination!r}; zones: {zones}")
         return LatencyView(
             read_at=snapshot.now_s, forward=pairs[origin, destination], reverse=pairs[destination, origin]
         )

@@ -231,8 +231,7 @@ class Session:
         except ApiError as error:
             if not error.is_not_found:
                 raise
-            msg = f"there is no pod {name!r} in namespace {namespace}"
-            raise NotFoundError(msg) from error
+            raise NotFoundError(f"there is no pod {name!r} in namespace {namespace}") from error
 
     async def _read_control_plane(self) -> ControlPlaneStatus:
         reason = self.unreadable.get(NETWORK_TOPOLOGIES.plural, "")
@@ -266,10 +265,8 @@ class Session:
 
     def require_readable(self, resource: Resource) -> None:
         """Raise NotFoundError if objects without which there is no answer could not be read."""
-        reason = self.unreadable.get(resource.plural)
-        if reason:
-            msg = f"{resource.plural}: {reason}"
-            raise NotFoundError(msg)
+        if reason := self.unreadable.get(resource.plural):
+            raise NotFoundError(f"{resource.plural}: {reason}")
 
     def note_unused_costs(self, network: NetworkView) -> None:
         """Add a note if the scheduler does not use the costs of ``network``."""

@@ -41,9 +41,7 @@ class Traffic:
 def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command that reads traffic."""
     names = [source.name for source in SOURCES]
-    parser.add_argument(
-        "--source", choices=names, default="", help="metrics to read (default: the first that Prometheus has)"
-    )
+    parser.add_argument("--source", choices=names, default="", help="metrics (default: the first that Prometheus has)")
     window_help = "range of rates, at least 1m, such as 30m, 6h, 7d (default: 1h)"
     parser.add_argument("--window", type=_parse_window, default=3600, metavar="TIME", help=window_help)
 
@@ -53,8 +51,7 @@ def _parse_window(text: str) -> int:
     try:
         return int(parse_duration(text, "", minimum_s=60.0))
     except ConfigError as error:
-        msg = f"{error.problem} ({error.fix})"
-        raise argparse.ArgumentTypeError(msg) from error
+        raise argparse.ArgumentTypeError(f"{error.problem} ({error.fix})") from error
 
 
 async def read_traffic(session: Session, source_name: str, requested_window_s: int) -> Traffic:
