@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
@@ -160,9 +161,8 @@ class Client:
         """PATCH an object; ``patch_type`` is `JSON_PATCH`, `MERGE_PATCH` or `STRATEGIC_PATCH`."""
         params = {"fieldManager": field_manager} if field_manager else {}
         path = resource.path(namespace, name, subresource)
-        return decode_response(
-            await self.request("PATCH", path, params=params, body=body, content_type=patch_type), type_
-        )
+        content = await self.request("PATCH", path, params=params, body=body, content_type=patch_type)
+        return decode_response(content, type_)
 
     async def apply(
         self,
@@ -275,8 +275,8 @@ class Client:
         if self._fence is None or method == "GET":
             yield
             return
-        deadline, permitted_until = timeout.when(), asyncio.get_running_loop().time() + self._fence.check()
-        timeout.reschedule(permitted_until if deadline is None else min(deadline, permitted_until))
+        permitted_until = asyncio.get_running_loop().time() + self._fence.check()
+        timeout.reschedule(min(timeout.when() or math.inf, permitted_until))
         with self._fence.track_write():
             yield
 
@@ -333,7 +333,7 @@ class Client:
 
         ``sending_context`` is entered for each sending, after the wait for a credential and a free connection.
         """
-        config = self.config
+        config, provider = self.config, self.config.credential_provider
         headers: CIMultiDict[str] = CIMultiDict()
         data: bytes | BytesPayload | None = None
         if body is not None:
@@ -341,12 +341,8 @@ class Client:
             data = msgspec.json.encode(body)
             if self._fence is not None:
                 data = FencedBody(data, self._fence)
-        for may_renew_credential in (config.credential_provider is not None, False):
-            credential = (
-                await config.credential_provider.get_credential()
-                if config.credential_provider is not None
-                else Credential()
-            )
+        for is_last_attempt in (provider is None, True):
+            credential = await provider.get_credential() if provider is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")
             if token:
                 headers["Authorization"] = f"Bearer {token}"
@@ -360,8 +356,8 @@ class Client:
                 ssl_context=credential.ssl_context,
                 sending_context=sending_context,
             ) as response:
-                if may_renew_credential and response.status == 401 and config.credential_provider is not None:
-                    config.credential_provider.discard(credential)
+                if provider is not None and response.status == 401 and not is_last_attempt:
+                    provider.discard(credential)
                     continue
                 yield response
                 return

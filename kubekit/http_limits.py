@@ -42,15 +42,15 @@ class ConnectionLimiter:
 
     def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_PER_PEER) -> None:
         self._max_connections, self._max_per_peer = max_connections, max_per_peer
-        self._open: dict[Connection, None] = {}
+        self._connections: dict[Connection, None] = {}
         self.closed_count = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._connections)
 
     def close_all(self) -> None:
         """Close all connections."""
-        for connection in tuple(self._open):
+        for connection in tuple(self._connections):
             connection.abort()
 
     def acquire(self, connection: Connection) -> None:
@@ -59,14 +59,15 @@ class ConnectionLimiter:
         Connections are closed in this order: idle before responding ones; of the peer with the most connections first; without any
         request yet before others.
         """
-        self._open[connection] = None
-        counts = Counter(c.peer for c in self._open)
+        self._connections[connection] = None
+        counts = Counter(c.peer for c in self._connections)
         if counts[connection.peer] > self._max_per_peer:
-            self._close_one([c for c in self._open if c.peer == connection.peer], counts, connection)
-        elif len(self._open) > self._max_connections:
-            self._close_one(list(self._open), counts, connection)
+            self._close_one([c for c in self._connections if c.peer == connection.peer], counts, connection)
+        elif len(self._connections) > self._max_connections:
+            self._close_one(list(self._connections), counts, connection)
 
     def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
+        """Close the first of the candidates by the order in `acquire`; ``counts`` are the connections of each peer."""
         self.closed_count += 1
         others = [c for c in candidates if c is not newest]
         # Among equals min returns the first, which is the oldest.
@@ -78,7 +79,7 @@ class ConnectionLimiter:
 
     def release(self, connection: Connection) -> None:
         """Stop counting a connection."""
-        self._open.pop(connection, None)
+        self._connections.pop(connection, None)
 
 
 class _TlsProtocol(SSLProtocol):
@@ -125,7 +126,7 @@ class Connection(RequestHandler):
             if self._site.ssl_context is not None:
                 self._start_handshake(transport, self._site.ssl_context)
                 return
-        self._move_to(self._site.connection_limiter)
+        self._count_in(self._site.connection_limiter)
         super().connection_made(transport)
         self._first_request_timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
@@ -138,20 +139,20 @@ class Connection(RequestHandler):
         )
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        self._move_to(self._site.handshake_limiter)
+        self._count_in(self._site.handshake_limiter)
 
     def _stop_counting_failed_handshake(self, handshake: asyncio.Future[None]) -> None:
         if handshake.exception() is not None or self._limiter is self._site.handshake_limiter:
-            self._move_to(None)
+            self._count_in(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop counting the connection."""
         if self._first_request_timer is not None:
             self._first_request_timer.cancel()
-        self._move_to(None)
+        self._count_in(None)
         super().connection_lost(exc)
 
-    def _move_to(self, limiter: ConnectionLimiter | None) -> None:
+    def _count_in(self, limiter: ConnectionLimiter | None) -> None:
         """Count this connection in another limiter, or in none."""
         if self._limiter is not None:
             self._limiter.release(self)
@@ -212,17 +213,15 @@ async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> b
         BodyTooLargeError: the body is larger; the rest of it is not read.
         TimeoutError: the body did not arrive in time.
     """
-    size, parts = request.content_length or 0, []
-    async with asyncio.timeout(timeout_s):
-        if size <= max_bytes:
-            size = 0
-            async for part in request.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size > max_bytes:
-                    break
-    if size > max_bytes:
+    if (request.content_length or 0) > max_bytes:
         raise BodyTooLargeError
+    parts, size_bytes = list[bytes](), 0
+    async with asyncio.timeout(timeout_s):
+        async for part in request.content.iter_any():
+            size_bytes += len(part)
+            if size_bytes > max_bytes:
+                raise BodyTooLargeError
+            parts.append(part)
     return b"".join(parts)
 
 

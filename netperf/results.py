@@ -22,7 +22,16 @@ from netperf.configmap_size import MAX_CONFIGMAP_BYTES, check_size, measure_size
 from netperf.errors import Refusal, make_refusal
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, NodeLocation, Percentile, Sample, Test
-from netperf.upstream_keys import MAX_KEY_LENGTH, NodePair, UpstreamValues, add_value, combine_values, upstream_key
+from netperf.upstream_keys import (
+    MAX_KEY_LENGTH,
+    NodePair,
+    UpstreamValue,
+    UpstreamValues,
+    add_value,
+    combine_values,
+    decode_value,
+    upstream_key,
+)
 
 _decode_sample = msgspec.json.Decoder(Sample).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
@@ -230,9 +239,11 @@ def decode_results(
     refusals: list[Refusal] = []
     external: dict[NodePair, UpstreamValues] = {}
     for key, value in data.items():
-        outcome = _decode_key(key, value, locations, planned, external)
+        outcome = _decode_key(key, value, locations, planned)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
+        elif isinstance(outcome, UpstreamValue):
+            add_value(external, outcome)
         elif outcome is not None:
             # A year more than in `find_last_sequence`, because the writer's clock may be ahead and its sequence grows.
             if outcome.sequence > _max_sequence(now_s) + YEAR_S:
@@ -261,18 +272,14 @@ def decode_results(
 
 
 def _decode_key(
-    key: str,
-    value: str,
-    locations: Mapping[str, NodeLocation],
-    planned: Container[str] | None,
-    external: dict[NodePair, UpstreamValues],
-) -> Sample | Failure | Refusal | None:
-    """Decode a key of any format; numbers in upstream's format are added to ``external``."""
+    key: str, value: str, locations: Mapping[str, NodeLocation], planned: Container[str] | None
+) -> Sample | Failure | UpstreamValue | Refusal | None:
+    """Decode a key of our or upstream's format; None if the key has another format."""
     if len(key) > MAX_KEY_LENGTH or not _KEY_PATTERN.fullmatch(key):
         return make_refusal(key, "illegal-key", f"at most {MAX_KEY_LENGTH} of [-._a-zA-Z0-9]")
     if key.startswith(KEY_PREFIX):
         return _decode_our_key(key, value, locations, planned)
-    return add_value(key, value, locations, external)
+    return decode_value(key, value, locations)
 
 
 def _add_external(

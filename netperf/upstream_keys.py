@@ -23,9 +23,11 @@ NodePair = tuple[str, str]
 
 
 class UpstreamValue(NamedTuple):
-    """The number of a key, converted to microseconds; ``unit`` is the key's own."""
+    """The number of a key, converted to microseconds from ``unit``; ``nodes`` and ``percentile`` are those in the key."""
 
     key: str
+    nodes: NodePair
+    percentile: Percentile
     value_us: float
     unit: str
 
@@ -39,10 +41,8 @@ def upstream_key(origin_node: str, destination_node: str, percentile: Percentile
     return key if len(key) <= MAX_KEY_LENGTH else None
 
 
-def add_value(
-    key: str, value: str, locations: Mapping[str, NodeLocation], values: dict[NodePair, UpstreamValues]
-) -> Refusal | None:
-    """Add the number of a key to ``values``; returns a refusal if the key is invalid. Ignores keys of other formats."""
+def decode_value(key: str, value: str, locations: Mapping[str, NodeLocation]) -> UpstreamValue | Refusal | None:
+    """Decode a key in upstream's format; a refusal if key or value is invalid, None if the key has another format."""
     match = _KEY_PATTERN.fullmatch(key)
     if match is None:
         return None
@@ -59,11 +59,15 @@ def add_value(
     if value_us > MAX_LATENCY_US:
         return make_refusal(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    pair_values = values.setdefault(existing_pairs[0], {})
-    previous = pair_values.get(percentile)
-    if previous is None or previous.unit == "milliseconds":  # microseconds are more precise
-        pair_values[percentile] = UpstreamValue(key, value_us, match["unit"])
-    return None
+    return UpstreamValue(key, existing_pairs[0], percentile, value_us, match["unit"])
+
+
+def add_value(values_by_nodes: dict[NodePair, UpstreamValues], value: UpstreamValue) -> None:
+    """Add a number, unless the percentile of its nodes has one in microseconds, which are more precise."""
+    values = values_by_nodes.setdefault(value.nodes, {})
+    previous = values.get(value.percentile)
+    if previous is None or previous.unit == "milliseconds":
+        values[value.percentile] = value
 
 
 def _split_nodes(text: str) -> list[NodePair]:
