@@ -26,15 +26,7 @@ _MAX_DATAGRAMS = 64
 
 
 class KernelError(KubekitError):
-    """The kernel refused a request, or the request could not be sent.
-
-    Attributes:
-        code: the kernel's errno; 0 if it did not answer.
-    """
-
-    def __init__(self, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.code = code
+    """The kernel refused a request, or the request could not be sent."""
 
 
 def open_socket(protocol: int, groups: int = 0, *, buffer_bytes: int = 0) -> socket.socket:

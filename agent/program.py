@@ -28,7 +28,7 @@ from kubekit.http import HealthChecks, Server
 from kubekit.reflector import Reflector
 from kubekit.version import installed_version
 from kubekit.wire import NODES, PODS, Pod
-from netperf.contract import AGENT, AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION
+from netperf.contract import AGENT
 
 log = logs.get("agent")
 
@@ -44,9 +44,8 @@ async def run_agent(config: AgentConfig) -> None:
         BaseExceptionGroup: a task failed or ended; the others were cancelled.
     """
     cluster = load_cluster_config(config.credentials)
-    sslproto.SSLProtocol.max_size = (
-        TLS_BUFFER_BYTES  # for all connections of this process; asyncio has no option for it
-    )
+    # Changes all TLS connections of this process; asyncio has no option for one connection.
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
     disable_created_metrics()  # type: ignore[no-untyped-call] # they double the series of counters
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
         parts = _AgentParts(client, config)
@@ -123,12 +122,11 @@ class _AgentParts:
     def _add_traffic(self, pods: Reflector[Pod]) -> None:
         if self._config.traffic == "off":
             return
-        from agent.traffic.manager import TrafficManager
+        from agent.traffic.collector import TrafficCollector
 
-        self.tasks |= TrafficManager(pods, self._config, self._current_zone, self.registry).tasks()
-
-    def _current_zone(self) -> str:
-        return self._node_watch.node.zone if self._node_watch.node is not None else ""
+        collector = TrafficCollector(lambda: node.zone if (node := self._node_watch.node) else "", self._config.proc)
+        self.registry.register(collector)
+        self.tasks |= collector.tasks(pods)
 
     def _add_probing(self, on_throughput: Callable[[float], None]) -> None:
         from agent.probing.manager import ProbingManager
@@ -177,8 +175,7 @@ async def _remove_node_writes(config: AgentConfig) -> None:
                 raise
             log.info("no such node", node=config.node_name)
             return
-        annotations = (AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
-        writes = plan_withdrawal(node, annotations=annotations)
+        writes = plan_withdrawal(node)
         await execute_writes(client, config.node_name, writes)
     message = "removed the agent's annotations, capacity and condition" if writes else "nothing to remove"
     log.info(message, node=config.node_name)

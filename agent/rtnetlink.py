@@ -54,11 +54,11 @@ async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
         async with asyncio.timeout(DEADLINE_S), AsyncIPRoute(ext_ack=True) as netlink:
             yield netlink
     except NetlinkError as error:
-        raise KernelError(f"{error_prefix}: {error.args[1]}", error.code) from error
+        raise KernelError(f"{error_prefix}: {error.args[1]}") from error
     except TimeoutError as error:  # a subclass of OSError
         raise KernelError(f"{error_prefix}: no response in time") from error
     except OSError as error:
-        raise KernelError(f"{error_prefix}: {error.strerror}", error.errno or 0) from error
+        raise KernelError(f"{error_prefix}: {error.strerror}") from error
 
 
 async def dump(

@@ -19,6 +19,7 @@ from kubekit.text import cut_bytes
 from kubekit.wire import Condition
 from netperf.contract import (
     AGENT,
+    AGENT_ANNOTATION,
     BANDWIDTH_OWNER_ANNOTATION,
     BANDWIDTH_RESOURCE,
     BANDWIDTH_SOURCE_ANNOTATION,
@@ -103,9 +104,10 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     )
 
 
-def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
-    """Plan the removal of our capacity and condition, and of the named annotations (``--cleanup``)."""
-    present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
+def plan_withdrawal(node: OwnNode) -> Writes:
+    """Plan the removal of our capacity and condition, and of the agent's annotations (``--cleanup``)."""
+    ours = (AGENT_ANNOTATION, BANDWIDTH_OWNER_ANNOTATION, BANDWIDTH_SOURCE_ANNOTATION)
+    present = {name: None for name in ours if name in (node.metadata.annotations or {})}
     condition = conditions.find_condition(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
     fields = ("capacity", "allocatable") if bandwidth_owner_of(node) == AGENT else ()

@@ -1,4 +1,4 @@
 """Counts bytes between pods from the node's connection tracking. Off by default.
 
-`conntrack` reads the kernel's table, `edges` adds up bytes by client and server (pure), `manager` runs both and exports the metrics.
+`conntrack` reads the kernel's table, `edges` adds up bytes by client and server without I/O, `collector` runs both and exports the metrics.
 """

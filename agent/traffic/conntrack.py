@@ -117,7 +117,7 @@ def parse_connections(data: bytes) -> Iterator[Connection]:
         if kind == _NLMSG_ERROR:
             code = -ERRNO.unpack_from(data, begin)[0] if begin + ERRNO.size <= end else errno.EBADMSG
             if code:
-                raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
+                raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}")
         elif kind in (_CT_NEW, _CT_DELETE):
             connection = _parse_connection(data, begin + _NFGENMSG.size, end)
             if connection is not None:
@@ -172,7 +172,7 @@ async def dump_table() -> AsyncIterator[bytes]:
     except TimeoutError as error:
         raise KernelError("connection tracking: no response in time") from error
     except OSError as error:
-        raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
+        raise KernelError(f"connection tracking: {error.strerror}") from error
 
 
 async def listen_for_ends(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
@@ -194,7 +194,7 @@ async def listen_for_ends(on_datagram: Callable[[bytes], None], on_overflow: Cal
             netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
             await read_forever(netlink, read)
     except OSError as error:
-        raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
+        raise KernelError(f"connection tracking: {error.strerror}") from error
 
 
 class ConntrackState(NamedTuple):

@@ -120,7 +120,7 @@ SOURCES: Sequence[Source] = (
         EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
         [f'tcp_{call}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for call in ("write", "read")],
     ),
-    # agent/traffic/manager.py: the client's agent knows only the server's address; the agent of the server's node exports its owner.
+    # agent/traffic/collector.py: the client's agent knows only the server's address; the agent of the server's node exports its owner.
     Source(
         "conntrack",
         "netaware's agents (connection tracking)",

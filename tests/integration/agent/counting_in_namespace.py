@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+from agent.traffic.collector import TrafficCollector
 from agent.traffic.conntrack import listen_for_ends
 from agent.traffic.edges import WorkloadReference
-from agent.traffic.manager import TrafficCollector
 
 
 async def main() -> None:

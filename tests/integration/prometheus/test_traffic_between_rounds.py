@@ -15,9 +15,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.traffic.collector import TrafficCollector
 from agent.traffic.conntrack import Connection
 from agent.traffic.edges import WorkloadReference
-from agent.traffic.manager import TrafficCollector
 from controller.traffic.sources import read_flows
 from netperf.contract import MAX_TRAFFIC_CPU_SHARE
 from tests.support.prometheus_past import prometheus_of

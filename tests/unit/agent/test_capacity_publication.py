@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.capacity.node_bandwidth import NodeBandwidth
-from agent.capacity.publication import Writes, plan_withdrawal, plan_writes
+from agent.capacity.publication import plan_withdrawal, plan_writes
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
 from netperf.contract import BANDWIDTH_RESOURCE
@@ -133,10 +133,10 @@ def test_allocatable_is_written_only_where_no_kubelet_copies_it(
 
 
 def test_cleanup_removes_only_our_own_writes() -> None:
-    annotations = ("netaware.io/bandwidth-owner", "netaware.io/agent")
-    writes = plan_withdrawal(published_node(), annotations=annotations)
+    writes = plan_withdrawal(published_node())
     assert [op["path"] for op in writes.status] == [f"/status/{field}/{KEY}" for field in ("capacity", "allocatable")]
-    assert writes.metadata == {"metadata": {"annotations": {"netaware.io/bandwidth-owner": None}}}
+    removals = {"netaware.io/bandwidth-owner": None, "netaware.io/bandwidth-source": None}
+    assert writes.metadata == {"metadata": {"annotations": removals}}
     assert writes.condition is not None
     theirs = make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("network-team"))
-    assert plan_withdrawal(theirs, annotations=("netaware.io/agent",)) == Writes()
+    assert plan_withdrawal(theirs).status == ()

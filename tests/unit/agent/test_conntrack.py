@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
+from agent.traffic.collector import MAX_TOTALS_AGE_S, TrafficCollector, find_workloads
 from agent.traffic.conntrack import Connection, ConntrackState, parse_connections, read_conntrack_state
 from agent.traffic.edges import (
     ADDRESS_EXPIRY_S,
@@ -22,7 +23,6 @@ from agent.traffic.edges import (
     TrafficEdge,
     WorkloadReference,
 )
-from agent.traffic.manager import MAX_TOTALS_AGE_S, TrafficCollector, find_workloads
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")

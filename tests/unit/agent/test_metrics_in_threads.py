@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
+from agent.traffic.collector import TrafficCollector
 from agent.traffic.conntrack import Connection
 from agent.traffic.edges import ADDRESS_EXPIRY_S, WorkloadReference
-from agent.traffic.manager import TrafficCollector
 from tests.unit.agent.probing import THERE, make_outcome, make_plan
 
 Step = Callable[[int], None]

@@ -199,9 +199,8 @@ async def test_an_interrupted_dump_is_repeated(
 
 async def test_a_dump_that_ends_with_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async with simulated_kernel(monkeypatch, answer_with(b"one!", code=errno.ENODEV)):
-        with pytest.raises(KernelError, match="cannot ask: No such device") as failed:
+        with pytest.raises(KernelError, match="cannot ask: No such device"):
             await dump_links()
-    assert failed.value.code == errno.ENODEV
 
 
 async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,11 +210,8 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
         return [encode_message(NLMSG_ERROR, body, flags=NLM_F_ACK_TLVS, sequence=sequence)]
 
     async with simulated_kernel(monkeypatch, refuse):
-        with pytest.raises(KernelError, match="SetIngressLimit on x0: Specified qdisc kind is unknown") as refused:
-            await execute(
-                SetIngressLimit(device_index=7, device_name="x0", params=plugin_params(10_000_000, 536_870_911))
-            )
-    assert refused.value.code == errno.EINVAL
+        with pytest.raises(KernelError, match="SetIngressLimit on x0: Specified qdisc kind is unknown"):
+            await execute(SetIngressLimit(7, "x0", plugin_params(10_000_000, 536_870_911)))
 
 
 async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.traffic.conntrack import ConntrackState, dump_table, listen_for_ends, parse_connections, read_conntrack_state
 from agent.traffic.edges import EdgeBytes, EdgeTotals, WorkloadReference
@@ -35,49 +33,6 @@ _CLIENT_LABELS = ("client_namespace", "client_kind", "client_workload", "client_
 _SERVER_LABELS = ("server_namespace", "server_kind", "server_workload", "server_zone")
 
 
-class TrafficManager:
-    """Counts traffic between pods of one node.
-
-    Args:
-        pods: store of this node's pods, run by the caller.
-        current_zone: returns this node's zone; empty if unknown.
-    """
-
-    def __init__(
-        self, pods: Reflector[Pod], config: AgentConfig, current_zone: Callable[[], str], registry: CollectorRegistry
-    ) -> None:
-        self._pods = pods
-        self.collector = TrafficCollector(current_zone, config.proc)
-        registry.register(self.collector)
-
-    def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """Tasks to run, by name."""
-        return {"traffic-events": self._listen_forever(), "traffic-rounds": self._read_table_forever()}
-
-    async def _listen_forever(self) -> None:
-        while True:
-            began_s = time.monotonic()
-            try:
-                await listen_for_ends(self.collector.add_ended, self.collector.on_overflow)
-            except KernelError as error:
-                if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
-                    log.log_change("events", "", "connection tracking events were read meanwhile")
-                log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
-            await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
-
-    async def _read_table_forever(self) -> None:
-        await self._pods.synced.wait()
-        while True:
-            try:
-                await self.collector.read_table(find_workloads(self._pods), time.monotonic(), time.time())
-            except KernelError as error:
-                log.log_change("table", str(error), "cannot read connection tracking", error=error)
-            else:
-                problem = self.collector.state.problem
-                log.log_change("table", problem, problem or "connection tracking is read")
-            await asyncio.sleep(traffic_pause_s(self.collector.round_cpu_s))
-
-
 def find_workloads(pods: Iterable[Pod]) -> dict[bytes, WorkloadReference]:
     """Find the workloads of running pods that have a network of their own, by address."""
     workload_by_address: dict[bytes, WorkloadReference] = {}
@@ -93,9 +48,12 @@ def find_workloads(pods: Iterable[Pod]) -> dict[bytes, WorkloadReference]:
 
 
 class TrafficCollector:
-    """Reads the kernel's table into `EdgeTotals`, and collects metrics from them.
+    """Reads one node's connection tracking into `EdgeTotals`, and collects metrics from them.
 
     Samples carry the time at which the table was read, because a scrape comes up to a round later, which would distort rates.
+
+    Args:
+        current_zone: returns this node's zone; empty if unknown.
 
     Attributes:
         edges: the totals.
@@ -111,6 +69,33 @@ class TrafficCollector:
         self.round_cpu_s, self.overflows = 0.0, 0
         self._current_zone, self._proc, self._wall_clock = current_zone, proc, wall_clock
         self.state = ConntrackState()
+
+    def tasks(self, pods: Reflector[Pod]) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """Tasks to run, by name; the caller runs the store of this node's pods."""
+        return {"traffic-events": self._listen_forever(), "traffic-rounds": self._read_table_forever(pods)}
+
+    async def _listen_forever(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            try:
+                await listen_for_ends(self.add_ended, self.on_overflow)
+            except KernelError as error:
+                if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
+                    log.log_change("events", "", "connection tracking events were read meanwhile")
+                log.log_change("events", str(error), "cannot listen to connection tracking events", error=error)
+            await asyncio.sleep(MIN_TRAFFIC_PAUSE_S)
+
+    async def _read_table_forever(self, pods: Reflector[Pod]) -> None:
+        await pods.synced.wait()
+        while True:
+            try:
+                await self.read_table(find_workloads(pods), time.monotonic(), time.time())
+            except KernelError as error:
+                log.log_change("table", str(error), "cannot read connection tracking", error=error)
+            else:
+                problem = self.state.problem
+                log.log_change("table", problem, problem or "connection tracking is read")
+            await asyncio.sleep(traffic_pause_s(self.round_cpu_s))
 
     def add_ended(self, data: bytes) -> None:
         """Add a datagram of events about ended connections."""
