@@ -73,8 +73,8 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("{name: n1}", "{name: n1, gpu: 1}", "regions[0].zones[0].nodes[0].gpu: is no field"),
-        ("name: two", "name: two\nzonez: []", "zonez: is no field"),
+        ("{name: n1}", "{name: n1, gpu: 1}", "regions[0].zones[0].nodes[0].gpu: is not a field"),
+        ("name: two", "name: two\nzonez: []", "zonez: is not a field"),
         ("rtt: 5ms, ", "", "links[0].rtt: is missing"),
         ("[{name: n1}]", "[]", "regions[0].zones[0].nodes: zone z1 has no node"),
         ("  - {between: [z1, z2], rtt: 5ms, jitter: 100us, loss: 0.5%}\n", "  []\n", "links: no link betw"),
