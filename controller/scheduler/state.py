@@ -65,7 +65,7 @@ class State(Index):
         node_version: number of changes of nodes.
         locations: every (region, zone) that a node ever had, and `NO_LOCATION`.
         location_index: node name -> index in `locations`.
-        nodes: node name -> facts.
+        nodes: node name -> its location and allocatable.
         node_count_by_location: index in `locations` -> number of nodes, above 0.
         membership, cost_index, services: indexes of the AppGroup of each pod, of costs between locations, and of routing of calls.
         placed_pods: UID -> pod of an AppGroup.
@@ -79,7 +79,7 @@ class State(Index):
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.node_count_by_location: Counter[int] = Counter()
-        self._location_ids: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
+        self._index_by_location: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
         self.membership = Membership(self._network_overhead)
         self._placement_labels: dict[str, str] = {}
         self.cost_index = CostIndex(self._network_overhead, namespace)
@@ -119,7 +119,7 @@ class State(Index):
                 self._record_node_change()
             return
         location = location_of(new)
-        index = self._location_ids.setdefault(location, len(self.locations))
+        index = self._index_by_location.setdefault(location, len(self.locations))
         if index == len(self.locations):
             self.locations.append(location)
         facts = NodeFacts(index, new.status.allocatable or {})

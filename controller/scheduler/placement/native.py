@@ -1,7 +1,7 @@
 """ctypes binding of the compiled search.
 
-The library is plain C without Python's headers, so that one build serves every Python. ctypes releases the interpreter's lock
-during a search. `native_library` builds the library.
+The library is plain C without Python's headers, so that one build serves every Python. ctypes releases the interpreter's lock during a
+search. `native_library` finds or compiles the library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from controller.scheduler.placement import native_library
 from controller.scheduler.placement.problem import CallCostTable, Floats, Ints, Problem
 from kubekit.errors import KubekitError
 
-_COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
+_SIZE_NAMES = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
 _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "free": (np.int64, "hosts resources"),
     "inverse_capacity": (np.float64, "hosts resources"),
@@ -64,26 +64,28 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "role_rule": (np.int32, "roles"),
     "role": (np.uint8, "roles"),
 }
-"""The arrays of `Problem` in problem.h, in its order: type, and dimensions whose product is the number of entries."""
+"""Array of `Problem` in problem.h -> type, and dimensions, whose product is the number of entries; in the order of problem.h."""
 _PRICES = ("limit_price", "one_zone_price", "overload_price", "balance_price", "crowding_price")
-FIELD_NAMES = (*_COUNTS, *_ARRAYS, *_PRICES)
-"""Names of the fields of `Problem` in problem.h, in its order."""
+FIELD_NAMES = (*_SIZE_NAMES, *_ARRAYS, *_PRICES)
+"""The fields of `Problem` in problem.h, in its order."""
 
 _WORST_COST = 1e6
-"""Cost of all calls together if each takes the slowest path, after scaling: so every limit outweighs all calls, in any unit of weights."""
+"""Scaled cost of all calls if each takes the slowest path."""
 LIMIT_PRICE = 4 * _WORST_COST
+"""Price of a pair of caller and replica beyond the limit: more than all calls together."""
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
+"""Price of a workload in one zone that must span zones."""
 
 
 class SearchMissingError(KubekitError):
-    """The search is not compiled, and its compilation failed; the message says what to do."""
+    """The library of the search is missing, and its compilation failed; the message names the fix."""
 
 
 class _NativeArrays(ctypes.Structure):
-    """`Problem` in problem.h."""
+    """`Problem` of problem.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _COUNTS),
+        *((name, ctypes.c_int64) for name in _SIZE_NAMES),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_double) for name in _PRICES),
     ]
@@ -101,14 +103,14 @@ class NativeProblem:
 
     def __init__(self, problem: Problem) -> None:
         scale = _CostScale(problem)
-        dimensions = _dimensions(problem, scale)
+        sizes = _sizes(problem, scale)
         arrays = _host_arrays(problem, scale) | _replica_arrays(problem, scale)
         arrays |= _edge_arrays(problem, scale) | _rule_arrays(problem, scale)
-        self._arrays = {name: _to_native_array(name, arrays.pop(name), dimensions) for name in _ARRAYS}
+        self._arrays = {name: _to_native_array(name, arrays.pop(name), sizes) for name in _ARRAYS}
         assert not arrays, f"problem.h has no field {', '.join(arrays)}"
         self._native = native = _NativeArrays()
-        for name in _COUNTS:
-            setattr(native, name, dimensions[name])
+        for name in _SIZE_NAMES:
+            setattr(native, name, sizes[name])
         for name, array in self._arrays.items():
             setattr(native, name, array.ctypes.data)
         native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
@@ -164,7 +166,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _dimensions(problem: Problem, scale: _CostScale) -> dict[str, int]:
+def _sizes(problem: Problem, scale: _CostScale) -> dict[str, int]:
     hosts, resources = problem.free.shape
     return {
         "hosts": hosts,
@@ -212,15 +214,15 @@ def _concatenate(arrays: list[NDArray[Any]]) -> object:
 
 
 class _CostScale:
-    """The scale of all costs, by which all calls together cost `_WORST_COST` at worst.
+    """The scale by which all calls cost `_WORST_COST` if each takes the slowest path.
 
     Attributes:
         edges: edges whose ends both have replicas.
         worst_by_table: [table] highest cost of a call.
         factor: factor of an edge's weight.
-        replicas: number of the group's replicas, bound ones included, so that its last pod counts no more than its first.
+        replicas: number of the group's replicas, bound ones included: else the last pods of a rollout would have higher prices.
         per_replica: mean of the worst cost of a replica's calls.
-        host_gain: gain of a call that stays on its host, as a share of its worst cost.
+        host_gain: gain of a call that stays on its host, as a share of its highest cost.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -274,7 +276,7 @@ def _replica_arrays(problem: Problem, scale: _CostScale) -> dict[str, object]:
 
 
 def _host_penalties(problem: Problem, scale: _CostScale) -> Floats:
-    """[workload] cost of two of its replicas on one host, over 2."""
+    """[workload] half the cost of two of its replicas on one host."""
     traffic = np.zeros(problem.workload_count)
     for edge in scale.edges:
         for end in (edge.caller, edge.callee):

@@ -9,7 +9,7 @@
 #define LAST_TEMPERATURE 0.003
 #define FIRST_TEMPERATURE_ACROSS_LIMITS 0.3 /* ratio to the price of a limit: whole chains of workloads may cross a limit */
 #define TEMPERATURE_INTERVAL 256            /* steps between two changes of the temperature */
-#define CLOCK_INTERVAL 2048                 /* steps between two looks at the clock */
+#define CLOCK_INTERVAL 2048                 /* steps between two checks of the deadline */
 #define MAX_TIME_RATIO 0.9                  /* share of the time left that annealing may use */
 #define MAX_FOLLOWER_TRIES 24               /* hosts that are tried for a follower */
 #define FOLLOWER_INTERVAL 10                /* mean number of steps between two that move followers */

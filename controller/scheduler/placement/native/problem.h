@@ -52,7 +52,8 @@ typedef struct {
   const int64_t *role_start;      /* [class + 1] into role_rule, role */
   const int32_t *role_rule;
   const uint8_t *role;            /* COUNTED, OWNER or both */
-  double limit_price, one_zone_price, overload_price, balance_price, crowding_price;
+  double limit_price, one_zone_price; /* of a pair beyond the table's limit, of a workload in one zone that must span zones */
+  double overload_price, balance_price, crowding_price; /* see problem.py */
 } Problem;
 
 static inline int32_t zone_at(const Problem *problem, int32_t host) { return host < 0 ? -1 : problem->zone_of[host]; }

@@ -1,4 +1,4 @@
-/* What the parts of the search share: a deadline, the best host of a replica, and moves on trial. */
+/* Functions that the parts of the search share: the deadline, the best host of a replica, and moves that can be undone. */
 #ifndef NETAWARE_SEARCH_H
 #define NETAWARE_SEARCH_H
 
@@ -7,7 +7,7 @@
 #include "state.h"
 
 enum {
-  DEADLINE_INTERVAL = 64, /* replicas between two looks at the clock */
+  DEADLINE_INTERVAL = 64, /* replicas between two checks of the deadline */
   MAX_FOLLOWERS = 16,     /* replicas that must move with another */
   MAX_TRIAL_MOVES = 2 * MAX_FOLLOWERS + 1,
 };

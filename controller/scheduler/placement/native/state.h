@@ -8,7 +8,7 @@
 
 typedef struct { int32_t *item, length, capacity; } ReplicaList;
 
-/* Counts of replicas and pods include fixed ones, unless they are of movable replicas. */
+/* Fields n_... are numbers of replicas. All but n_placed include fixed replicas. */
 typedef struct {
   const Problem *problem;
   int32_t *host_of;             /* [replica] */
@@ -22,13 +22,13 @@ typedef struct {
   int64_t *same_host_calls;     /* [edge][zone] sum of count_same_host_calls over the zone's hosts */
   double *cost_to_all;          /* [edge][zone] cost of one caller there to all replicas of the callee */
   double *zone_cost;            /* [edge][zone] cost_from_zone of the placement */
-  int64_t *n_counted, *n_owners; /* [rule's domain] pods that the rule counts, and that carry it */
+  int64_t *n_counted, *n_owners; /* [domain of a rule] pods that the rule counts, and that carry it */
   int64_t *min_counted;         /* [rule] least n_counted of the eligible domains */
   int64_t n_placed;             /* movable replicas that have a host */
   uint64_t random_state;
 } State;
 
-/* No replica has a host at first. */
+/* A placement in which no movable replica has a host. */
 State *state_new(const Problem *problem, uint64_t seed);
 void state_free(State *state);
 
