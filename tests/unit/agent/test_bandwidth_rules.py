@@ -83,8 +83,8 @@ def redirecting_to_ifb(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filter
     return {"devices": (device,), "qdiscs": (INGRESS_QDISC, *qdiscs), "filters": filters}
 
 
-def only_status(planned: tc.BandwidthPlan) -> tc.LimitStatus:
-    (status,) = planned.statuses
+def only_status(plan: tc.BandwidthPlan) -> tc.LimitStatus:
+    (status,) = plan.statuses
     return status
 
 
@@ -105,7 +105,7 @@ FAST = 100_000_000
     [
         (RATE, root("noqueue", handle=0), "missing", None, set_ingress(), set_ingress()),
         (RATE, our_qdisc(VETH), "enforced", RATE // 8, None, None),
-        # The annotation was replace.
+        # The annotation was changed.
         (5 * RATE, our_qdisc(VETH), "wrong-rate", RATE // 8, set_ingress(5 * RATE), set_ingress(5 * RATE)),
         (RATE, plugin_qdisc(), "burst-overflow", RATE // 8, None, set_ingress()),
         (FAST, plugin_qdisc(FAST), "burst-too-large", FAST // 8, None, set_ingress(FAST)),
@@ -121,10 +121,10 @@ def test_verdict_and_repair_of_a_root_qdisc(
     repair_burst: tc.Action | None,
 ) -> None:
     for policy, action in ((rules.RepairPolicy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
-        planned = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
-        status = only_status(planned)
+        plan = plan_for(make_pod(rate_bps), qdiscs=(qdisc,), policy=policy)
+        status = only_status(plan)
         assert (status.verdict, status.device_name, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
-        assert planned.actions == ((action,) if action is not None else ())
+        assert plan.actions == ((action,) if action is not None else ())
 
 
 def test_the_ifb_has_the_plugins_name() -> None:
@@ -144,9 +144,9 @@ def test_the_ifb_has_the_plugins_name() -> None:
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
     inner = (tc.Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
-    planned = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
-    assert only_status(planned).verdict == verdict
-    assert bool(planned.actions) is (verdict == "missing")
+    plan = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
+    assert only_status(plan).verdict == verdict
+    assert bool(plan.actions) is (verdict == "missing")
 
 
 HOST = tc.Device(index=9, name="cilium_host", kind="veth")
@@ -155,17 +155,14 @@ LXC, CHAINED = replace(POD_DEVICE, name="lxc12ab34cd"), replace(POD_DEVICE, name
 
 @pytest.mark.parametrize("device", [LXC, CHAINED, replace(LXC, kind="netkit")])
 def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: tc.Device) -> None:
-    planned = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
-    assert [(status.verdict, f"Cilium on {device.name}" in status.detail) for status in planned.statuses] == [
+    plan = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
+    assert [(status.verdict, f"Cilium on {device.name}" in status.detail) for status in plan.statuses] == [
         ("other-enforcer", True)
     ] * 2
-    assert planned.actions == ()
+    assert plan.actions == ()
     limited = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
-    assert (limited.verdict, limited.is_measurable, "packets may bypass it" in limited.detail) == (
-        "enforced",
-        True,
-        True,
-    )
+    assert (limited.verdict, limited.is_measurable) == ("enforced", True)
+    assert "packets may bypass it" in limited.detail
     # Device names alone prove nothing.
     assert only_status(plan_for(make_pod(RATE), device=LXC)).verdict == "missing"
 
@@ -196,56 +193,48 @@ FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, lim
 def test_limits_of_other_programs_are_never_changed(
     qdiscs: list[tc.Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
 ) -> None:
-    planned = plan_for(
-        make_pod(RATE, RATE), policy=REPAIR, network=plugins, **redirecting_to_ifb(*qdiscs, device=device)
-    )
-    assert ([status.verdict for status in planned.statuses], planned.actions) == (["other-enforcer"] * 2, ())
-    assert all(text in status.detail for text, status in zip(evidence, planned.statuses, strict=True))
-    assert {status.rate_bytes_per_s for status in planned.statuses} == {qdiscs[0].params and RATE // 8}
+    plan = plan_for(make_pod(RATE, RATE), policy=REPAIR, network=plugins, **redirecting_to_ifb(*qdiscs, device=device))
+    assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
+    assert all(text in status.detail for text, status in zip(evidence, plan.statuses, strict=True))
+    assert {status.rate_bytes_per_s for status in plan.statuses} == {qdiscs[0].params and RATE // 8}
 
 
 def test_a_stricter_limit_of_another_program_stays() -> None:
     strict = plugin_qdisc(RATE // 2, 100_000)
-    planned = plan_for(make_pod(RATE), qdiscs=(strict,))
-    assert (only_status(planned).verdict, planned.actions) == ("wrong-rate", ())
-    assert "stricter" in only_status(planned).detail
+    plan = plan_for(make_pod(RATE), qdiscs=(strict,))
+    assert (only_status(plan).verdict, plan.actions) == ("wrong-rate", ())
+    assert "stricter" in only_status(plan).detail
     # A limit that the runtime requested came from the annotation as it was, and follows it.
     requested = attachment(plugins=("bandwidth",), requested_bandwidth={"ingressRate": RATE // 2})
-    assert (
-        len(plan_for(make_pod(RATE), qdiscs=(strict,), sandbox=replace(POD_SANDBOX, attachment=requested)).actions) == 1
-    )
+    sandbox = replace(POD_SANDBOX, attachment=requested)
+    assert len(plan_for(make_pod(RATE), qdiscs=(strict,), sandbox=sandbox).actions) == 1
     assert len(plan_for(make_pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
 def test_container_and_network_come_from_the_runtimes_cache() -> None:
     delegate = attachment(container_id="b" * 64, network="delegate-net")
-    (action,) = plan_for(
-        make_pod(egress=RATE), sandbox=replace(POD_SANDBOX, container_id="b" * 64, attachment=delegate)
-    ).actions
+    sandbox = replace(POD_SANDBOX, container_id="b" * 64, attachment=delegate)
+    (action,) = plan_for(make_pod(egress=RATE), sandbox=sandbox).actions
     assert isinstance(action, tc.SetEgressLimit)
     assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
     for other in (replace(REDIRECT, target_index=None, has_police_action=True), replace(REDIRECT, target_index=UPLINK)):
-        planned = plan_for(make_pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
-        assert (only_status(planned).verdict, planned.actions) == ("other-enforcer", ())
+        plan = plan_for(make_pod(egress=RATE), qdiscs=(INGRESS_QDISC,), filters=(other,))
+        assert (only_status(plan).verdict, plan.actions) == ("other-enforcer", ())
 
 
 @pytest.mark.parametrize("hook", ["ingress", "egress"])
 def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> None:
-    planned = plan_for(
-        make_pod(RATE, RATE),
-        qdiscs=(replace(INGRESS_QDISC, kind="clsact"),),
-        filters=(replace(FOREIGN_FILTER, hook=hook),),
-    )
-    ingress, egress = planned.statuses
+    clsact, filter_ = replace(INGRESS_QDISC, kind="clsact"), replace(FOREIGN_FILTER, hook=hook)
+    plan = plan_for(make_pod(RATE, RATE), qdiscs=(clsact,), filters=(filter_,))
+    ingress, egress = plan.statuses
     deferred, missing = (egress, ingress) if hook == "ingress" else (ingress, egress)
     assert (deferred.verdict, missing.verdict) == ("other-enforcer", "missing")
     assert "a bpf filter tc_cls_egress with preference 10" in deferred.detail
-    assert [type(action) for action in planned.actions] == [
-        tc.SetIngressLimit if missing is ingress else tc.SetEgressLimit
-    ]
+    (action,) = plan.actions
+    assert isinstance(action, tc.SetIngressLimit if missing is ingress else tc.SetEgressLimit)
 
 
 OUR_IFB = replace(IFB_DEVICE, alias=f"netaware:{UID}")
@@ -272,18 +261,18 @@ TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 def test_pods_that_cannot_be_limited_get_a_reason(
     changes: dict[str, Any], sandbox: tc.PodSandbox | None, verdict: str, detail: str
 ) -> None:
-    planned = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
-    assert planned.actions == ()
+    plan = plan_for(make_pod(RATE, **changes), sandbox=sandbox, qdiscs=(our_qdisc(VETH),))
+    assert plan.actions == ()
     if not verdict:
-        assert planned == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
+        assert plan == tc.BandwidthPlan(unlocated_reasons={"default/p": detail})
         return
-    assert (only_status(planned).verdict, detail in only_status(planned).detail) == (verdict, True)
-    assert sandbox is None or not sandbox.is_in_host_network or only_status(planned).counter_source is None
+    assert (only_status(plan).verdict, detail in only_status(plan).detail) == (verdict, True)
+    assert sandbox is None or not sandbox.is_in_host_network or only_status(plan).counter_source is None
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    planned = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
-    assert planned.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
+    plan = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
+    assert plan.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
     assert (
         plan_for(make_pod(), **redirecting_to_ifb(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions
         == ()
@@ -306,8 +295,8 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
     used = replace(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
     filters = (replace(REDIRECT, target_index=32),)
-    planned = plan_for(make_pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
-    assert planned.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
+    plan = plan_for(make_pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(INGRESS_QDISC,))
+    assert plan.actions == (tc.DeleteIfb(IFB), tc.DeleteIfb("bwp0000000000bb"))
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
