@@ -180,8 +180,7 @@ def decide(
 
     Args:
         snapshot: the cluster.
-        history: history after the last round.
-        durations: durations after the last round.
+        history, durations: after the last round.
         config: the configuration, with the policy's settings.
         now: unix seconds.
         assume_lasting: move pods as if all reasons had lasted for long enough; for a dry run, which knows no durations.
@@ -202,6 +201,5 @@ def decide(
     if config.misplacement.enabled:
         misplacement = MisplacementStrategies(builder, {} if low_node_load is None else low_node_load.loads_by_node)
         better_since = misplacement.plan_moves(durations.better_since, assume_lasting=assume_lasting)
-    return UnconfirmedDecision(
-        builder, ReasonDurations(detectors, better_since), evaluated, low_node_load, misplacement
-    )
+    durations = ReasonDurations(detectors, better_since)
+    return UnconfirmedDecision(builder, durations, evaluated, low_node_load, misplacement)

@@ -216,7 +216,7 @@ class LowNodeLoadStrategy(TargetRules):
             return
         nodes_by_reason: Counter[str] = Counter()
         for load in self._targets_by_pool[pool.name]:
-            reason = self._misfit_reason(candidate, load)
+            reason = self._builder.misfit_reason(pod, load.node, load, candidate.usage)
             if not reason:
                 candidate.target = load.name
                 return
@@ -224,12 +224,6 @@ class LowNodeLoadStrategy(TargetRules):
         candidate.fit_failure = describe_misfits(nodes_by_reason)
         if not pod.claim_names and not nodes_by_reason.keys() & OTHER_POD_REASONS:
             self._misfits[key] = candidate.usage, candidate.fit_failure
-
-    def _misfit_reason(self, candidate: Candidate, load: NodeLoad) -> str:
-        """Why the candidate does not fit on a node; empty if it fits."""
-        fit, pod, arriving = self._builder.fit, candidate.pod, self._builder.arriving_usage_by_node.get(load.name, {})
-        reason = fit.static_unschedulable_reason(load.node, pod) or load.overload_reason(candidate.usage, arriving)
-        return reason or fit.dynamic_unschedulable_reason(load.node, pod)
 
     def _add_move(self, candidate: Candidate, usage: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Add the candidate's move to the plan; returns the usage of its node after the move.

@@ -225,14 +225,11 @@ class MisplacementStrategies(TargetRules):
 
     def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
-        fit, pod, load = self._builder.fit, candidate.pod, self._loads_by_node.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
-        why = fit.static_unschedulable_reason(node, pod)
-        if not why and load is not None and load.kind != "unknown":
-            usage = usage_of(pod, self._builder.snapshot, load.usage)
-            why = load.overload_reason(usage, self._builder.arriving_usage_by_node.get(node.name, {}))
-        return why or fit.dynamic_unschedulable_reason(node, pod)
+        pod, load = candidate.pod, self._loads_by_node.get(node.name)
+        usage = usage_of(pod, self._builder.snapshot, load.usage if load is not None else ())
+        return self._builder.misfit_reason(pod, node, load, usage)
 
     def _try_move(self, candidate: Candidate, pods: Sequence[PodInfo]) -> None:
         """Add the candidate's move to the plan, if it meets all conditions; ``pods`` are those of its AppGroup."""

@@ -187,6 +187,13 @@ class PlanBuilder:
         pending = msgspec.structs.replace(pending, sibling_short_uids=siblings)
         self.moves_by_uid[pod.uid] = PlannedMove(candidate, pending)
 
+    def misfit_reason(self, pod: PodInfo, node: Host, load: NodeLoad | None, usage: Amounts) -> str:
+        """Why a pod of this usage does not fit on a node, by the scheduler's rules and by usage; empty if it fits."""
+        reason = self.fit.static_unschedulable_reason(node, pod)
+        if not reason and load is not None and load.kind != "unknown":
+            reason = load.overload_reason(usage, self.arriving_usage_by_node.get(node.name, {}))
+        return reason or self.fit.dynamic_unschedulable_reason(node, pod)
+
     def reserve_target(self, candidate: Candidate) -> None:
         """Count a planned move against its target's capacity."""
         self.fit.reserve(candidate.pod, candidate.target)
