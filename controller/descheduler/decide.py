@@ -175,12 +175,12 @@ def decide(
 ) -> UnconfirmedDecision:
     """Evaluate earlier moves and decide which pods to move now. Takes seconds with thousands of nodes.
 
-    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies share its limits and
-    disruption budgets, and count its moves.
+    LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves.
 
     Args:
         snapshot: the cluster.
-        history, durations: after the last round.
+        history: history after the last round.
+        durations: durations after the last round.
         config: the configuration, with the policy's settings.
         now: unix seconds.
         assume_lasting: move pods as if all reasons had lasted for long enough; for a dry run, which knows no durations.

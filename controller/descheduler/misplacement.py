@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from weakref import proxy
 
 import msgspec
@@ -37,6 +38,14 @@ MIN_GAIN_SHARE = 0.2
 """Minimum gain as a share of the current cost."""
 MISPLACEMENT_STRATEGIES: tuple[StrategyName, ...] = ("ZoneSurvival", "NetworkMisplacement")
 """In the order in which they search a target for a pod."""
+
+
+class ScoredNodes(NamedTuple):
+    """A score, with the node that has it, or the index of the location whose nodes have it unless they have scores of their own."""
+
+    score: NodeScore
+    node: str = ""
+    location: int = -1
 
 
 class MisplacementStrategies(TargetRules):
@@ -201,26 +210,20 @@ class MisplacementStrategies(TargetRules):
         if table is None:
             return
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        scores: list[tuple[NodeScore, str | int]] = [(score, name) for name, score in table.by_node.items()]
-        scores += [(score, index) for index, score in enumerate(table.by_location)]
-        gains = [
-            (score, node_or_location) for score, node_or_location in scores if self._is_gain(candidate, current, score)
-        ]
-        for _, node_or_location in sorted(
-            gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))
-        ):
-            for node in self._nodes_at(node_or_location, table):
+        scored = [ScoredNodes(score, node=name) for name, score in table.by_node.items()]
+        scored += [ScoredNodes(score, location=index) for index, score in enumerate(table.by_location)]
+        gains = (entry for entry in scored if self._is_gain(candidate, current, entry.score))
+        for entry in sorted(gains, key=_score_order):
+            for node in self._nodes_of(entry, table):
                 if node.name != pod.node and not self._misfit_reason(candidate, node, zone):
                     candidate.target, candidate.fit_failure = node.name, ""
                     return
 
-    def _nodes_at(self, node_or_location: str | int, table: ScoreTable) -> list[Host]:
-        """The node of this name, or the nodes of the location of this index that have no score of their own; only schedulable ones."""
-        if isinstance(node_or_location, int):
-            return [
-                node for node in self._nodes_by_location.get(node_or_location, ()) if node.name not in table.by_node
-            ]
-        node = self._builder.snapshot.nodes.get(node_or_location)
+    def _nodes_of(self, scored: ScoredNodes, table: ScoreTable) -> list[Host]:
+        """The nodes that have this score and are schedulable."""
+        if scored.location >= 0:
+            return [n for n in self._nodes_by_location.get(scored.location, ()) if n.name not in table.by_node]
+        node = self._builder.snapshot.nodes.get(scored.node)
         return [node] if node is not None and node.accepts_pods else []
 
     def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
@@ -254,6 +257,12 @@ class MisplacementStrategies(TargetRules):
         move = builder.make_move(candidate, reason)
         move = msgspec.structs.replace(move, cost_before=current.cost, cost_after=target.cost)
         builder.add_move(candidate, PendingMove(move, builder.now))
+
+
+def _score_order(scored: ScoredNodes) -> tuple[int, int, bool, str]:
+    """Sort key: the best score first."""
+    is_location = scored.location >= 0
+    return scored.score.violated, scored.score.cost, is_location, str(scored.location) if is_location else scored.node
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
