@@ -22,17 +22,19 @@ _SUBQUERY_STEPS = 60
 _MIN_STEP_S = 15
 """Finest resolution of a subquery."""
 _MIN_STEPS_OF_AGE = 20
-"""An age of more steps than this is precise enough."""
+"""The age of a source is precise enough if it has more steps than this."""
 _PEAK_QUANTILE = 0.95
 _MAX_PORT = 65_535
 _MAX_AGENT_PAUSE_S = 600.0
 """Limit of the time between two readings of an agent, so that one agent's wrong value cannot lengthen all ranges."""
 
+_UNKNOWN_NAMES = frozenset({"", "unknown"})
+"""Label values of an unknown workload; Istio writes ``unknown``."""
+
 Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class EndpointLabels:
+class EndpointLabels(NamedTuple):
     """Names of the labels that describe one end of a flow; empty if the source has no such label."""
 
     namespace: str
@@ -43,19 +45,13 @@ class EndpointLabels:
     @property
     def label_names(self) -> list[str]:
         """The label names that the source has."""
-        return [label for label in (self.namespace, self.name, self.kind, self.zone) if label]
+        return [label for label in self if label]
 
     def workload_and_zone(self, labels: Labels) -> tuple[WorkloadId, str]:
         """The workload of a series, empty if unknown, and its zone."""
-        namespace, name, kind, zone = (
-            labels.get(label, "") for label in (self.namespace, self.name, self.kind, self.zone)
-        )
+        namespace, name, kind, zone = (labels.get(label, "") for label in self)
         is_known = not {namespace, name} & _UNKNOWN_NAMES
         return WorkloadId(namespace, name, kind) if is_known else WorkloadId(), zone
-
-
-_UNKNOWN_NAMES = frozenset({"", "unknown"})
-"""Label values of an end without a name (Istio writes ``unknown``)."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ async def _choose_source(prometheus: PrometheusClient, source_name: str) -> Sour
         if await prometheus.query(source.presence_expression):
             return source
     counters = ", ".join(counter for source in candidates for counter in source.counters)
-    problem = f"{prometheus.url} has no counter of traffic between workloads; none of {counters}"
+    problem = f"{prometheus.url} has none of the counters of traffic between workloads: {counters}"
     raise NoTrafficError("traffic", problem, "install one of the projects that export them")
 
 
@@ -209,9 +205,7 @@ async def _limit_window_s(
         except PrometheusError:
             # There may be too many series for a subquery; if Prometheus is not reachable, this query raises too.
             await prometheus.query("vector(1)")
-            remarks.append(
-                "Prometheus did not answer since when it has this traffic; if the window starts earlier, rates are too low"
-            )
+            remarks.append("rates may be too low, because Prometheus did not answer since when it has this traffic")
             return window_s
         age_s = samples[0].value if samples else 0.0
         if range_s == window_s and age_s + 2 * step_s > window_s:

@@ -21,6 +21,10 @@ class _Write(NamedTuple):
     replaced_versions: frozenset[str]
     pod: Pod
 
+    def replaces(self, stored: Pod | None) -> bool:
+        """Whether the write is newer than the store's pod."""
+        return stored is not None and stored.metadata.resource_version in self.replaced_versions
+
 
 class GroupPods:
     """The pods of AppGroups by group, including our own writes that the watch has not shown yet.
@@ -36,9 +40,7 @@ class GroupPods:
     def __init__(self, store: Store[Pod], state: State, clock: Callable[[], float]) -> None:
         self._store, self._state, self._clock = store, state, clock
         self._writes: dict[str, _Write] = {}
-        self._keys_by_label: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(
-            lambda: defaultdict(dict)
-        )
+        self._pod_keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
         """AppGroup label -> namespace -> pod keys, in order of creation."""
         self.first_seen_at: dict[str, float] = {}
         self.other_gates_opened_at: dict[str, float] = {}
@@ -49,7 +51,8 @@ class GroupPods:
         pod = new or old
         if pod is None:
             return ""
-        self._newest(key)  # Drops a write that the store now has.
+        if key in self._writes and not self._writes[key].replaces(new):
+            del self._writes[key]
         if old is not None and (new is None or old.group != new.group):
             self._remove(key, old)
         if new is None:
@@ -57,7 +60,7 @@ class GroupPods:
             self.first_seen_at.pop(key, None)
             self.other_gates_opened_at.pop(key, None)
         else:
-            self._keys_by_label[new.group][new.metadata.namespace][key] = None
+            self._pod_keys[new.group][new.metadata.namespace][key] = None
             self.first_seen_at.setdefault(key, self._clock())
             if new.is_waiting:
                 self.waiting_keys.add(key)
@@ -68,19 +71,19 @@ class GroupPods:
         return self._state.expected_group_key(pod.metadata.namespace, pod.group)
 
     def _remove(self, key: str, pod: Pod) -> None:
-        by_namespace = self._keys_by_label[pod.group]
+        by_namespace = self._pod_keys[pod.group]
         by_namespace[pod.metadata.namespace].pop(key, None)
         if not by_namespace[pod.metadata.namespace]:
             del by_namespace[pod.metadata.namespace]
         if not by_namespace:
-            del self._keys_by_label[pod.group]
+            del self._pod_keys[pod.group]
 
     def pods_of(self, group: str) -> list[Pod]:
         """The pods of a group, with our own writes."""
         name = group.partition("/")[2]
         newest = (
             self._newest(key)
-            for namespace, keys in self._keys_by_label.get(name, {}).items()
+            for namespace, keys in self._pod_keys.get(name, {}).items()
             if self._state.expected_group_key(namespace, name) == group
             for key in keys
         )
@@ -93,9 +96,8 @@ class GroupPods:
 
     def gated_count(self) -> int:
         """Number of active pods with our gate."""
-        return sum(
-            pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting_keys)) if pod is not None
-        )
+        pods = map(self._store.get, tuple(self.waiting_keys))
+        return sum(pod.is_gated and pod.is_active for pod in pods if pod is not None)
 
     def record_write(self, key: str, before: Pod, after: Pod) -> None:
         """Record a patch of a pod, unless the store has it already."""
@@ -106,14 +108,10 @@ class GroupPods:
             self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
 
     def _newest(self, key: str) -> Pod | None:
-        """The store's pod; or the pod that we wrote, while the store still has a version that this write replaces."""
+        """The pod that we wrote, while the store still has an older version; else the store's pod."""
         stored, write = self._store.get(key), self._writes.get(key)
-        if write is None:
-            return stored
-        is_behind = stored is not None and stored.metadata.resource_version in write.replaced_versions
-        if is_behind and self._clock() - write.written_at < MAX_LAG_S:
+        if write is not None and write.replaces(stored) and self._clock() - write.written_at < MAX_LAG_S:
             return write.pod
-        del self._writes[key]
         return stored
 
     def forget_writes(self) -> None:

@@ -31,7 +31,7 @@ MAX_SLOWDOWN = 1.05
 
 
 class RolloutWaits:
-    """Pods of all groups that wait for rollouts, and since when.
+    """Remembers since when pods wait for rollouts, and limits their waits.
 
     Args:
         reservations: of all groups.
@@ -119,11 +119,9 @@ class RolloutWaits:
         key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
         # Pods that start or terminate show that the rollout makes progress.
         is_progressing = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
-        plan_age_limit_s = self._config.max_wait_s / 2 if is_progressing else ROLLOUT_STEP_S
-        if (
-            now - cached.made_at < plan_age_limit_s
-            and now - waiting_since[key] < MAX_WAIT_SHARE * self._config.max_wait_s
-        ):
+        max_plan_age_s = self._config.max_wait_s / 2 if is_progressing else ROLLOUT_STEP_S
+        plan_age_s, waited_s = now - cached.made_at, now - waiting_since[key]
+        if plan_age_s < max_plan_age_s and waited_s < MAX_WAIT_SHARE * self._config.max_wait_s:
             return False
         for node in self._full_nodes(group, oldest, {*outgoing, cached.plan.targets[key].node}):
             self._reservations.record_refusal(oldest, node)

@@ -111,10 +111,10 @@ def test_our_write_of_a_pod_counts_until_the_store_has_it_or_a_later_one() -> No
     first, second, third, fourth = (pod(version=version) for version in "1234")
 
     def newest(shown: Pod | None) -> Pod | None:
-        store.pod = shown
+        old, store.pod = store.pod, shown
+        pods.on_change("d/p", old, shown)
         return next(iter(pods.pods_of("d/shop")), None)
 
-    pods.on_change("d/p", None, first)
     assert newest(first) is first
     pods.record_write("d/p", first, second)
     assert newest(first) is second
