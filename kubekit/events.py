@@ -32,7 +32,7 @@ _SERIES_INTERVAL_S = 60.0
 _MAX_REMEMBERED_EVENTS = 2000
 
 
-class ObjectReference(msgspec.Struct, frozen=True):
+class ObjectReference(msgspec.Struct, frozen=True, rename="camel"):
     """The object that an event is about."""
 
     api_version: str
@@ -149,7 +149,6 @@ class EventRecorder:
         return True
 
     def _build_body(self, event: _PendingEvent, name: str, namespace: str) -> dict[str, object]:
-        about = event.about
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
@@ -158,13 +157,7 @@ class EventRecorder:
             "reportingInstance": self._instance[:_MAX_FIELD_LENGTH],
             "action": event.action[:_MAX_FIELD_LENGTH],
             "reason": event.reason[:_MAX_FIELD_LENGTH],
-            "regarding": {
-                "apiVersion": about.api_version,
-                "kind": about.kind,
-                "name": about.name,
-                "namespace": about.namespace,
-                "uid": about.uid,
-            },
+            "regarding": event.about,
             "note": event.note,
             "type": event.type,
         }

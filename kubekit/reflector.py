@@ -60,7 +60,7 @@ class Reflector(Store[T]):
     Attributes:
         resource: the kind of the objects.
         failure: HTTP status, as text, or name of the error of the last request; empty if the request succeeded.
-        contact_at: monotonic time of the last message from the server, or of the start.
+        last_contact_at_s: monotonic time of the last message from the server, or of the start.
     """
 
     @overload
@@ -89,7 +89,7 @@ class Reflector(Store[T]):
         **scope: Unpack[Scope],
     ) -> None:
         super().__init__(synced=asyncio.Event(), ready=asyncio.Event())
-        self.resource, self.failure, self.contact_at = resource, "", time.monotonic()
+        self.resource, self.failure, self.last_contact_at_s = resource, "", time.monotonic()
         self._client, self._scope, self._transform = client, scope, transform
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
         self._server_streams = True
@@ -127,7 +127,7 @@ class Reflector(Store[T]):
     @property
     def staleness(self) -> str:
         """Text with the age of the store and the last failure; empty if the store is not stale."""
-        age_s = time.monotonic() - self.contact_at
+        age_s = time.monotonic() - self.last_contact_at_s
         if age_s < (STALE_IF_FAILING_S if self.failure else STALE_IF_SILENT_S):
             return ""
         reason = f" ({self.failure})" if self.failure else ""
@@ -203,7 +203,7 @@ class Reflector(Store[T]):
 
         Yields to the event loop between objects. If it is cancelled then, handlers have been called for every change of the store.
         """
-        self.contact_at = time.monotonic()
+        self.last_contact_at_s = time.monotonic()
         self.malformed = malformed
         maybe_yield = CooperativeYield()
         for key in [*(self._items.keys() - listed.keys()), *listed]:
@@ -221,9 +221,9 @@ class Reflector(Store[T]):
         listed: dict[str, T] = {}
         malformed: dict[str, str] = {}
         async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:
-            self.contact_at = time.monotonic()
+            self.last_contact_at_s = time.monotonic()
             async for event in events:
-                self.contact_at = time.monotonic()
+                self.last_contact_at_s = time.monotonic()
                 if event.type in {"ADDED", "MODIFIED"}:
                     self._add_listed(event.object, listed, malformed)
                 elif event.type == "DELETED":
@@ -254,12 +254,12 @@ class Reflector(Store[T]):
             _WatchEndedError: the watch failed; with the last resourceVersion.
             ApiError: the resourceVersion has expired.
         """
-        self.contact_at = time.monotonic()
+        self.last_contact_at_s = time.monotonic()
         self.failure = ""
         log.log_change(self._log_topic, "", "watching again", resource=self.resource.plural)
         try:
             async for event in events:
-                self.contact_at = time.monotonic()
+                self.last_contact_at_s = time.monotonic()
                 resource_version = self._apply_event(event) or resource_version
                 backoff.reset()
         except KubekitError as error:

@@ -119,7 +119,7 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
 async def test_staleness_has_the_age_and_the_failure(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await wait_synced(store.reflector, timeout_s=60)
-        store.reflector.contact_at -= 60
+        store.reflector.last_contact_at_s -= 60
         assert store.reflector.staleness == "", "a quiet minute is normal"
         store.reflector.failure = "503"
         assert store.reflector.staleness == "store of configmaps is 60 s old (503)"
