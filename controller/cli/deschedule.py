@@ -95,7 +95,7 @@ class DescheduleCommand(Command):
         answer = await preview_round(session, config)
         for fault in answer.faults:
             source, _, problem = fault.partition(": ")
-            session.unreadable[f"usage ({source})"] = problem
+            session.read_errors[f"usage ({source})"] = problem
         if not config.enabled:
             session.notes.append("the descheduler is not enabled: no pod will be moved")
         session.notes.append(
@@ -165,7 +165,7 @@ async def _load_history(session: Session) -> History:
     except ApiError as error:
         if not error.is_forbidden:
             raise
-        session.unreadable["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
+        session.read_errors["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
         return History()
 
 

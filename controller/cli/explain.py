@@ -19,16 +19,15 @@ from controller.diagnosis.pod_diagnosis import PodDiagnosis
 from controller.scheduler.explain import Candidate, Explanation, Peer, PeerCost, explain
 from kubekit.text import pluralize
 
-MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
-"""Numbers of rows, of columns of peers, and of reasons in a row that the table shows."""
+MAX_CANDIDATES_SHOWN, MAX_PEERS_SHOWN, MAX_REASONS_SHOWN = 30, 6, 2
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
     """The explanation and the diagnosis of a pod; ``read_at`` is when they were read (unix seconds)."""
 
+    read_at: float
     explanation: Explanation
     diagnosis: PodDiagnosis | None = None
-    read_at: float = 0.0
 
 
 class ExplainCommand(Command):
@@ -54,16 +53,16 @@ class ExplainCommand(Command):
         state.on_pod_change(key, listed_pod, None)
         inputs.node_cache.remove_pods(lambda info: info.key == key)
         explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), build_facts(snapshot, pod)
-        return ExplainView(explanation, diagnose_listed_pod(pod, facts, diagnose(facts)), snapshot.now_s)
+        return ExplainView(snapshot.now_s, explanation, diagnose_listed_pod(pod, facts, diagnose(facts)))
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:
         """What decided, then the tables of peers and of candidates."""
         explanation, pod = answer.explanation, answer.diagnosis
         parts: list[RenderableType] = [_make_headline(explanation)]
-        # The headline suffices for a placed pod without a finding, and for a finished one.
+        # For a finished pod, and for a placed pod without a fix, the headline suffices.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
             parts += render_pod(pod, answer.read_at)
-        # The rule decides only about pods that are placed or wait for the scheduler.
+        # The scheduler decides only about pods that are placed or wait for it.
         if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(explanation.conclusion))
         if explanation.peers:
@@ -93,16 +92,18 @@ def _make_peer_table(explanation: Explanation) -> RenderableType:
 
 def _make_candidate_table(explanation: Explanation) -> RenderableType:
     """The best candidates, then those where the pod runs or is planned."""
-    peers = explanation.peers[:MAX_PEERS]
+    peers = explanation.peers[:MAX_PEERS_SHOWN]
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden_peers = len(explanation.peers) - len(peers)
     numbers = (*names, *([f"+{hidden_peers}"] if hidden_peers else []), "COST", "SCORE")
     table = make_table("", "ZONE", "NODES", *numbers, numeric=numbers)
-    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES:] if c.has_pod or c.is_target)
-    for candidate in (*explanation.candidates[:MAX_CANDIDATES], *own_candidates):
-        cells = [_format_cell(cell, peer) for cell, peer in zip(candidate.peer_costs[:MAX_PEERS], peers, strict=True)]
+    own_candidates = (c for c in explanation.candidates[MAX_CANDIDATES_SHOWN:] if c.has_pod or c.is_target)
+    for candidate in (*explanation.candidates[:MAX_CANDIDATES_SHOWN], *own_candidates):
+        cells = [
+            _format_cell(cell, peer) for cell, peer in zip(candidate.peer_costs[:MAX_PEERS_SHOWN], peers, strict=True)
+        ]
         if hidden_peers:
-            cells.append(Text(str(sum(cell.cost for cell in candidate.peer_costs[MAX_PEERS:])), style=FAINT))
+            cells.append(Text(str(sum(cell.cost for cell in candidate.peer_costs[MAX_PEERS_SHOWN:])), style=FAINT))
         table.add_row(
             _format_sign(candidate),
             candidate.zone or candidate.region or "-",
@@ -134,7 +135,7 @@ def _format_score(candidate: Candidate) -> Text:
 def _format_reasons(candidate: Candidate) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
     ranked = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
-    return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS]]
+    return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS_SHOWN]]
 
 
 def _format_cell(cell: PeerCost, peer: Peer) -> Text:

@@ -18,7 +18,7 @@ from controller.traffic.bill import DependencyPrice, TrafficBill, ZonePairPrice,
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.prices import PRESETS
 
-MAX_ROWS = 15
+MAX_ROWS_SHOWN = 15
 
 
 class MoneyView(msgspec.Struct, frozen=True, rename="camel"):
@@ -80,7 +80,7 @@ class MoneyCommand(Command):
 def _make_dependency_table(dependencies: Sequence[DependencyPrice], currency: str) -> RenderableType:
     numbers = ("RATE", "ACROSS ZONES", "PER MONTH")
     table = make_table("FROM", "TO", "GROUP", *numbers, numeric=numbers)
-    for dependency in dependencies[:MAX_ROWS]:
+    for dependency in dependencies[:MAX_ROWS_SHOWN]:
         mark = "" if dependency.has_all_zones else "~"
         style = BAD if dependency.crossing_bytes_per_s else FAINT
         crossing = Text(mark + format_rate(dependency.crossing_bytes_per_s * 8), style=style)
@@ -92,7 +92,7 @@ def _make_dependency_table(dependencies: Sequence[DependencyPrice], currency: st
 
 def _make_zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) -> RenderableType:
     table = make_table("FROM ZONE", "TO ZONE", "RATE", "PER MONTH", numeric=["RATE", "PER MONTH"])
-    for pair in zone_pairs[:MAX_ROWS]:
+    for pair in zone_pairs[:MAX_ROWS_SHOWN]:
         rate = format_rate(pair.bytes_per_s * 8)
         table.add_row(pair.client_zone, pair.server_zone, rate, format_money(pair.monthly_price, currency))
     _add_hidden_row(table, len(zone_pairs))
@@ -100,5 +100,5 @@ def _make_zone_pair_table(zone_pairs: Sequence[ZonePairPrice], currency: str) ->
 
 
 def _add_hidden_row(table: Table, total: int) -> None:
-    if total > MAX_ROWS:
-        table.add_row(Text(f"and {total - MAX_ROWS} more; -o json has all", style=FAINT))
+    if total > MAX_ROWS_SHOWN:
+        table.add_row(Text(f"and {total - MAX_ROWS_SHOWN} more; -o json has all", style=FAINT))

@@ -60,8 +60,8 @@ async def _run_command(command: Command, options: argparse.Namespace) -> ExitCod
         session = await _open_session(command, options, stack)
         answer = await command.run(session, options)
         screen.print_answer(command, answer, options)
-        unreadable = (f"{topic}: {reason}" for topic, reason in session.unreadable.items())
-        for note in (*unreadable, *session.notes):
+        read_errors = (f"{topic}: {reason}" for topic, reason in session.read_errors.items())
+        for note in (*read_errors, *session.notes):
             screen.print_note(note)
         sys.stdout.flush()
         await command.keep_open(session, answer, options)

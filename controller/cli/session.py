@@ -1,6 +1,6 @@
 """A command's connection to the cluster, which reads only what the command needs.
 
-A user with few rights gets a partial answer: `Session.unreadable` lists what the user may not read, and kinds whose CRD is missing.
+A user with few rights gets a partial answer: `Session.read_errors` lists what the user may not read, and kinds whose CRD is missing.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Session:
         prometheus: None if the user named none.
         namespace: of the user's objects; None for all namespaces.
         netaware_namespace: where netaware is installed.
-        unreadable: what could not be read, such as the plural of a kind -> reason.
+        read_errors: what could not be read, such as the plural of a kind -> reason.
         notes: further notes on the answer.
         clock: unix seconds.
         stack: closes resources when the command ends.
@@ -115,7 +115,7 @@ class Session:
     prometheus: PrometheusClient | None
     namespace: str | None
     netaware_namespace: str
-    unreadable: dict[str, str] = field(default_factory=dict)
+    read_errors: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -208,14 +208,14 @@ class Session:
                 raise
         except ConfigError as error:
             reason = str(error)
-        self.unreadable["configuration"] = f"{reason}; defaults are used"
+        self.read_errors["configuration"] = f"{reason}; defaults are used"
         return ControllerConfiguration()
 
     async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
         """AppGroups of all namespaces; if that is forbidden, of ``namespace``, with a note."""
         groups = await self.list_objects(APPGROUPS, AppGroup)
-        if namespace and self.unreadable.get(APPGROUPS.plural) == _FORBIDDEN:
-            self.unreadable[f"{APPGROUPS.plural} of other namespaces"] = self.unreadable.pop(APPGROUPS.plural)
+        if namespace and self.read_errors.get(APPGROUPS.plural) == _FORBIDDEN:
+            self.read_errors[f"{APPGROUPS.plural} of other namespaces"] = self.read_errors.pop(APPGROUPS.plural)
             groups = await self.list_objects(APPGROUPS, AppGroup, namespace)
         return groups
 
@@ -234,7 +234,7 @@ class Session:
             raise NotFoundError(f"there is no pod {name!r} in namespace {namespace}") from error
 
     async def _read_control_plane(self) -> ControlPlaneStatus:
-        reason = self.unreadable.get(NETWORK_TOPOLOGIES.plural, "")
+        reason = self.read_errors.get(NETWORK_TOPOLOGIES.plural, "")
         pods = await self.list_objects(PODS, Object, self.netaware_namespace, CONTROLLER_POD_SELECTOR)
         # Concurrently, because a replica that hangs takes the whole timeout.
         failed_checks = await asyncio.gather(*(self._read_failed_checks(pod.metadata.name) for pod in pods))
@@ -246,7 +246,7 @@ class Session:
             failed_checks=[check for checks in failed_checks for check in checks],
         )
         if not status.can_read_lease:
-            self.unreadable["Lease"] = "not allowed to read it"
+            self.read_errors["Lease"] = "not allowed to read it"
         return status
 
     async def _read_failed_checks(self, name: str) -> list[str]:
@@ -256,7 +256,7 @@ class Session:
             path = PODS.path(self.netaware_namespace, name, "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
         except UnreachableError:
-            self.unreadable[f"/readyz of {name}"] = "no answer"
+            self.read_errors[f"/readyz of {name}"] = "no answer"
         except ApiError as error:
             # Errors of the API server itself are a Status with a reason.
             if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
@@ -265,7 +265,7 @@ class Session:
 
     def require_readable(self, resource: Resource) -> None:
         """Raise NotFoundError if objects without which there is no answer could not be read."""
-        if reason := self.unreadable.get(resource.plural):
+        if reason := self.read_errors.get(resource.plural):
             raise NotFoundError(f"{resource.plural}: {reason}")
 
     def note_unused_costs(self, network: NetworkView) -> None:
@@ -310,12 +310,12 @@ class Session:
                     try:
                         objects.append(msgspec.json.decode(raw, type=type_))
                     except DECODE_ERRORS as error:
-                        self.unreadable[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
+                        self.read_errors[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
             unknown = "this cluster does not know them; apply manifests/crds"
-            self.unreadable[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
+            self.read_errors[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
         return objects
 
     async def _read_plans(self) -> list[ZonePlan]:
@@ -324,7 +324,7 @@ class Session:
             try:
                 plans.append(decode_plan(config_map.data).plan)
             except PlanRefusedError as error:
-                self.unreadable[f"plan {config_map.metadata.name}"] = str(error)
+                self.read_errors[f"plan {config_map.metadata.name}"] = str(error)
         return plans
 
     async def _read_results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
@@ -342,7 +342,7 @@ class Session:
             if not (error.is_forbidden or error.is_not_found):
                 raise
             if error.is_forbidden:
-                self.unreadable.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
+                self.read_errors.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 
     async def _read_verdicts(self) -> dict[str, dict[str, str]]:
@@ -356,5 +356,5 @@ class Session:
                 pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
                 verdicts[pod][labels.get("direction", "")] = labels.get("verdict", "")
         except PrometheusError as error:
-            self.unreadable["Prometheus"] = str(error)
+            self.read_errors["Prometheus"] = str(error)
         return verdicts

@@ -36,7 +36,7 @@ from kubekit.text import join_first, pluralize
 
 DEFAULT_SCHEDULER_RUNS = 25
 """The default scheduler picks at random between equal nodes, so its placements differ."""
-MAX_NAMED_WORKLOADS = 8
+MAX_WORKLOADS_SHOWN = 8
 
 
 class PlacementOutcome(View, frozen=True):
@@ -124,7 +124,7 @@ class SimulateCommand(Command):
             session.notes.append("the scheduler uses no costs: all zones are equally far from each other")
         without_template = [selector for selector in build_graph(group.spec).selectors if selector not in controllers]
         if without_template:
-            names = join_first(without_template, MAX_NAMED_WORKLOADS)
+            names = join_first(without_template, MAX_WORKLOADS_SHOWN)
             session.notes.append(f"no template found for {names}: each counts as one pod without requests")
         return await asyncio.to_thread(simulate, inputs, group, controllers)
 

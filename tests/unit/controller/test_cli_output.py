@@ -25,7 +25,7 @@ from aiohttp import web
 from controller.cli.command import Command
 from controller.cli.commands import HELP_BY_COMMAND, load_command
 from controller.cli.costs import CostsView
-from controller.cli.explain import MAX_CANDIDATES, ExplainView
+from controller.cli.explain import MAX_CANDIDATES_SHOWN, ExplainView
 from controller.cli.latency import LatencyView
 from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
@@ -234,9 +234,9 @@ def test_explain_counts_the_candidates_that_it_does_not_show() -> None:
     numbers = {"nodes": 1, "satisfied": 0, "violated": 0, "cost": 0, "score": 100}
     flags = {"passes": True, "isTarget": False, "hasPod": False}
     line = msgspec.convert({"region": "r", "zone": "z", "node": "", "peerCosts": [], **numbers, **flags}, Candidate)
-    candidates = (*[line] * (MAX_CANDIDATES + 2), msgspec.structs.replace(line, has_pod=True))
+    candidates = (*[line] * (MAX_CANDIDATES_SHOWN + 2), msgspec.structs.replace(line, has_pod=True))
     explanation = Explanation("default/p", "", "", "", "", "", "", (), candidates, None, "")
-    assert "and 2 more" in print_answer(ExplainView(explanation), "explain", "pod", "p")
+    assert "and 2 more" in print_answer(ExplainView(0.0, explanation), "explain", "pod", "p")
 
 
 def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> N
 
 async def test_a_command_fails_without_its_main_objects_and_notes_other_unreadable_ones() -> None:
     async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
-        session = MadeUpSession(client, None, None, HOME, unreadable={"appgroups": "not allowed to list them"})
+        session = MadeUpSession(client, None, None, HOME, read_errors={"appgroups": "not allowed to list them"})
         session.made_up = make_healthy_snapshot()
         for name in ("costs", "graph"):
             command, options = parse_command(name)
@@ -297,7 +297,7 @@ async def test_controller_replicas_are_queried_concurrently_for_failed_checks() 
         status = (await session.read_snapshot(everything=True)).control_plane
     assert status is not None
     assert status.failed_checks == ("controller-old: age: store of nodes is 130 s old (503)",)
-    assert not any("readyz" in topic for topic in session.unreadable)
+    assert not any("readyz" in topic for topic in session.read_errors)
 
 
 def test_convert_prints_accepted_spellings_and_lists_the_changes(

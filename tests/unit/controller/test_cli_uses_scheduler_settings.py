@@ -52,7 +52,7 @@ def write_group_file(folder: Any, *objects: Any) -> str:
 async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     session = session_of(CUSTOM_CONFIG, *NODES)
     snapshot = await session.read_snapshot()
-    assert session.unreadable == {}
+    assert session.read_errors == {}
     facts = build_facts(await session.read_snapshot(everything=True))
     scheduler_args = snapshot.scheduler.network_overhead_args
     assert (scheduler_args.weights_name, scheduler_args.network_topology_name) == ("Mine", "ours")
@@ -65,7 +65,7 @@ async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config
     session = session_of(config, *NODES)
     snapshot = await session.read_snapshot()
     assert snapshot.scheduler == SchedulerConfig()
-    assert "defaults are used" in session.unreadable["configuration"]
+    assert "defaults are used" in session.read_errors["configuration"]
 
 
 async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:

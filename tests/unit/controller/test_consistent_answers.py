@@ -175,7 +175,7 @@ async def test_a_user_with_rights_in_one_namespace_sees_its_appgroups_and_a_note
     components = Components(*NODES, group("x"), group("y"))
     graphs, session = await components.command("graph", "-n", "x", may_list_all=False)
     assert [(view.namespace, view.name) for view in graphs] == [("x", "g")]
-    assert {"appgroups of other namespaces", "namespaces"} <= session.unreadable.keys()
+    assert {"appgroups of other namespaces", "namespaces"} <= session.read_errors.keys()
 
 
 def gated_pod(workload: str, **where: str) -> dict[str, Any]:

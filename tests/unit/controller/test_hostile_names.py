@@ -154,7 +154,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
             Screen(stream).print_answer(command, answer, options)
             assert_harmless(printed := stream.getvalue() + capsys.readouterr().out, form)
             assert printed
-        for note in [*session.notes, *map(": ".join, session.unreadable.items())]:
+        for note in [*session.notes, *map(": ".join, session.read_errors.items())]:
             Screen().print_note(note)
         assert_harmless(capsys.readouterr().err)
         lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
