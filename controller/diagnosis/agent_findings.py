@@ -61,14 +61,9 @@ def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
         return agent.reason
     max_age_s = refresh_interval_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
     # Only nodes of the probe plan have samples.
-    if (
-        agent.state == "up"
-        and agent.probes
-        and agent.newest_at is not None
-        and facts.now_s - agent.newest_at > max_age_s
-    ):
-        return f"its newest sample is {facts.now_s - agent.newest_at:.0f} s old"
-    return ""
+    has_sample = agent.state == "up" and agent.probes > 0 and agent.newest_at is not None
+    age_s = facts.now_s - (agent.newest_at or 0.0)
+    return f"its newest sample is {age_s:.0f} s old" if has_sample and age_s > max_age_s else ""
 
 
 def _report_no_agents(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:

@@ -20,24 +20,29 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
     """The agents of all nodes, sorted by zone and name; nodes without a zone come last."""
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_counts = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
-    newest = _find_newest_samples(snapshot)
-    agents = [_build_agent(node, to_probe_node(node, agent_pods), probe_counts, newest) for node in snapshot.nodes]
+    newest_at_by_node = _find_newest_times(snapshot)
+    agents = [
+        _build_agent(node, to_probe_node(node, agent_pods), probe_counts, newest_at_by_node) for node in snapshot.nodes
+    ]
     return tuple(sorted(agents, key=lambda agent: (not agent.zone, agent.zone, agent.node)))
 
 
-def _find_newest_samples(snapshot: ClusterSnapshot) -> dict[str, float]:
+def _find_newest_times(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Time of the newest sample of each node, as origin or destination, by name of the node."""
     locations = build_zone_map(snapshot.nodes).location_by_node
-    newest: dict[str, float] = {}
+    newest_at_by_node: dict[str, float] = {}
     for data in snapshot.results.values():
         for sample in decode_results(data, locations).samples.values():
             for node in (sample.origin.node, sample.destination.node):
                 if sample.taken_at:
-                    newest[node] = max(newest.get(node, 0.0), min(sample.taken_at, snapshot.now_s))
-    return newest
+                    taken_at = min(sample.taken_at, snapshot.now_s)
+                    newest_at_by_node[node] = max(newest_at_by_node.get(node, 0.0), taken_at)
+    return newest_at_by_node
 
 
-def _build_agent(node: Node, probe_node: ProbeNode, probe_counts: Counter[str], newest: dict[str, float]) -> AgentView:
+def _build_agent(
+    node: Node, probe_node: ProbeNode, probe_counts: Counter[str], newest_at_by_node: dict[str, float]
+) -> AgentView:
     announcement = decode_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     state, reason = _find_state(probe_node, announcement)
     return AgentView(
@@ -48,7 +53,7 @@ def _build_agent(node: Node, probe_node: ProbeNode, probe_counts: Counter[str], 
         version=announcement.version if announcement is not None else "",
         prober=announcement.prober if announcement is not None else "",
         probes=probe_counts[probe_node.name],
-        newest_at=newest.get(probe_node.name),
+        newest_at=newest_at_by_node.get(probe_node.name),
     )
 
 

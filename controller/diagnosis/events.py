@@ -54,12 +54,7 @@ class FindingEventFilter:
         self._has_event: dict[FindingKey, bool] = {}
 
     def select_events(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
-        """The events that are due after a diagnosis; counts their findings as reported.
-
-        Args:
-            findings: of the diagnosis, worst first.
-            facts: of the diagnosis.
-        """
+        """The events that are due after a diagnosis, whose ``findings`` are sorted, worst first; counts them as written."""
         events: list[FindingEvent] = []
         has_event: dict[FindingKey, bool] = {}
         for finding in findings:

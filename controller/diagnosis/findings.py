@@ -113,9 +113,9 @@ def has_leader(findings: Iterable[Finding]) -> bool:
 def sanitize(finding: Finding) -> Finding:
     """The finding with control characters replaced and long texts cut; commands are not cut."""
 
-    def cut_all(texts: Iterable[str]) -> tuple[str, ...]:
-        return tuple(cut_bytes(make_printable(text), MAX_TEXT_BYTES) for text in texts)
+    def clean(text: str) -> str:
+        return cut_bytes(make_printable(text), MAX_TEXT_BYTES)
 
-    (summary,), fix = cut_all((finding.summary,)), tuple(map(make_printable, finding.fix))
-    cause, affects = cut_all(finding.cause), cut_all(finding.affects)
-    return msgspec.structs.replace(finding, summary=summary, cause=cause, fix=fix, affects=affects)
+    cause, affects = tuple(map(clean, finding.cause)), tuple(map(clean, finding.affects))
+    fix = tuple(map(make_printable, finding.fix))
+    return msgspec.structs.replace(finding, summary=clean(finding.summary), cause=cause, affects=affects, fix=fix)

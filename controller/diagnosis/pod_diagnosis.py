@@ -43,13 +43,7 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodDiagnosis:
-    """Why a pod is on its node, or why it is pending.
-
-    Args:
-        pod: one of the facts' pods.
-        facts: facts of the cluster.
-        has_leader: whether a controller leads, see `findings.has_leader`.
-    """
+    """Why one of the facts' pods is on its node, or why it is pending; see `findings.has_leader` for ``has_leader``."""
     describe_command = format_command("kubectl -n {} describe pod {}", pod.metadata.namespace, pod.metadata.name)
     if pod.status.phase in FINISHED_PHASES:
         return PodDiagnosis("finished", f"it has ended ({pod.status.phase})", fix=(describe_command,))

@@ -58,12 +58,12 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         yield _report_down(facts, "extender", pods["extender"], queued_keys)
     if status.failed_checks:
         lacks_rights = any("(403)" in line for line in status.failed_checks)
-        open_path = "correct the NetworkPolicy or proxy that blocks connections from its pods to the API server"
+        unblock = "correct the NetworkPolicy or proxy that blocks connections from its pods to the API server"
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
             facts.format_kubectl(_CONTROLLER_LOGS),
-            *(APPLY_AGAIN if lacks_rights else (open_path,)),
+            *(APPLY_AGAIN if lacks_rights else (unblock,)),
         )
         yield Finding("controller-not-ready", "warning", summary, status.failed_checks[:MAX_CAUSES], fix=fix)
 
@@ -94,12 +94,12 @@ def _report_down(facts: Facts, program: Program, pods: list[ProgramPod], affects
         for pod in pods[:MAX_CAUSES]
     ) or (f"there is no pod of the {program}: its Deployment is missing or has 0 replicas",)
     if pods:
-        # A pod that reports a failure explains more than one that is not ready, and that more than one that starts.
+        # Show a pod that reports a failure, else a pod that is not ready, else a pod that starts.
         failed = [pod for pod in pods if pod.reason and pod.reason not in _STARTING_REASONS]
-        explaining = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
+        shown_pod = (failed or [pod for pod in pods if not pod.reason] or pods)[0]
         failed_hashes = sorted({pod.template_hash for pod in failed if pod.template_hash})
-        describe = facts.format_kubectl("describe pod {}", explaining.name)
-        fix: tuple[str, ...] = (describe, *_fix_pod(facts, explaining, deployment, failed_hashes))
+        describe = facts.format_kubectl("describe pod {}", shown_pod.name)
+        fix: tuple[str, ...] = (describe, *_fix_pod(facts, shown_pod, deployment, failed_hashes))
     else:
         fix = (
             facts.format_kubectl("describe deployment/{}", deployment),
@@ -111,14 +111,7 @@ def _report_down(facts: Facts, program: Program, pods: list[ProgramPod], affects
 
 
 def _fix_pod(facts: Facts, pod: ProgramPod, deployment: str, failed_hashes: Sequence[str]) -> tuple[str, ...]:
-    """Commands that fix a pod, by the reason that it reports.
-
-    Args:
-        facts: facts of the cluster.
-        pod: a pod of the program.
-        deployment: name of its Deployment.
-        failed_hashes: hashes of the pod templates whose pods fail.
-    """
+    """Commands that fix a pod of a Deployment, by the reason that the pod reports; ``failed_hashes`` are of failing templates."""
     if not pod.node:
         survey = NodeSurveys(facts.nodes).for_spec(PodSpec())
         return find_reason_in_message(pod.reason, f"{facts.netaware_namespace}/{pod.name}", "", survey).fix

@@ -38,7 +38,7 @@ class PageData(NamedTuple):
     """The answer to a request for data.
 
     Attributes:
-        etag: a hash of the data without ``at``.
+        etag: a hash of the data without ``readAt``.
         body: JSON, compressed by gzip.
     """
 
@@ -76,12 +76,8 @@ class Page:
                 app.router.add_get(path, self._authorizer.require_authorization(handler) if needs_token else handler)
 
     async def _serve_document(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(
-            body=build_document(),
-            content_type="text/html",
-            charset="utf-8",
-            headers=make_headers(build_csp()),
-        )
+        headers = make_headers(build_csp())
+        return web.Response(body=build_document(), content_type="text/html", charset="utf-8", headers=headers)
 
     async def _serve_overview(self, request: web.Request) -> web.StreamResponse:
         data = await self._current_data()
@@ -125,7 +121,7 @@ class Page:
 
 
 def _compute_page_data(snapshot: ClusterSnapshot) -> PageData:
-    """The data of a snapshot. Its time ``at``, from which the page computes ages, is in the body but not in the ETag."""
+    """The data of a snapshot. Its time ``readAt``, from which the page computes ages, is in the body but not in the ETag."""
     text = escape_control_characters(msgspec.json.encode(encode_overview(build_overview(snapshot))).decode())
     content = text.encode()
     body = b'{"readAt":%s,%s' % (msgspec.json.encode(snapshot.now_s), content.removeprefix(b"{"))

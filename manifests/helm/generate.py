@@ -15,7 +15,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 MANIFESTS = HERE.parent
 NAMESPACE = "netaware-system"
 MINORS = range(34, 38)
+"""Supported minor versions of Kubernetes 1."""
 USES_GATES = '(ne .Values.placement "none")'
 USES_EXTENDER = '(eq .Values.placement "extender")'
 HAS_MUTATING_POLICIES = '(include "netaware.hasMutatingPolicies" .)'
@@ -67,7 +67,7 @@ PROGRAMS = ("agent", "controller", "scheduler", "webhook")
 RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 Manifest = dict[str, Any]
-Objects = dict[str, list[tuple[str, Manifest]]]
+ObjectsByTemplate = dict[str, list[tuple[str, Manifest]]]
 """Template -> its objects, each with the condition for which it exists; empty for always."""
 IMAGE_BY_CONTAINER = {
     "kube-scheduler": "kubeScheduler",
@@ -91,9 +91,9 @@ def read_component(component: Path) -> list[Manifest]:
     return [d for name in names for d in yaml.safe_load_all((component / name).read_text()) if d]
 
 
-def collect_objects() -> Objects:
+def collect_objects() -> ObjectsByTemplate:
     """The objects of all sources."""
-    objects: Objects = defaultdict(list)
+    objects: ObjectsByTemplate = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for source in SOURCES:
         folder = MANIFESTS / source.folder
@@ -297,7 +297,7 @@ def build_chart(version: str, parent: Path, registry: str = "", digests: Path | 
     (chart / "files" / "kube-scheduler-versions.yaml").write_text(yaml.safe_dump(read_scheduler_versions()))
 
 
-def main() -> int:
+def main() -> None:
     """Build the chart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", required=True, help="version of the chart and its images")
@@ -306,8 +306,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=Path("dist"), metavar="DIR")
     arguments = parser.parse_args()
     build_chart(arguments.version, arguments.to, arguments.registry, arguments.digests)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

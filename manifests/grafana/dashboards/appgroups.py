@@ -150,10 +150,7 @@ APPGROUPS = Dashboard(
                     "Time at the gate",
                     "s",
                     "p50 and p99 of the time from a pod's creation to its release, over the last 15 minutes.",
-                    Query("histogram_quantile(0.5, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p50"),
-                    Query(
-                        "histogram_quantile(0.99, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p99"
-                    ),
+                    *Query.quantiles("netaware_gate_wait_seconds", "15m"),
                 ),
                 areas(
                     "Releases",
@@ -183,14 +180,7 @@ APPGROUPS = Dashboard(
                     "Time to answer",
                     "s",
                     "p50 and p99 of the time from the end of the request to the answer.",
-                    Query(
-                        "histogram_quantile(0.5, sum by (verb, le) (rate(netaware_extender_duration_seconds_bucket[5m])))",
-                        "{{verb}} p50",
-                    ),
-                    Query(
-                        "histogram_quantile(0.99, sum by (verb, le) (rate(netaware_extender_duration_seconds_bucket[5m])))",
-                        "{{verb}} p99",
-                    ),
+                    *Query.quantiles("netaware_extender_duration_seconds", "5m", "verb"),
                 ),
                 timeseries(
                     "Nodes refused",

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dashboards.panels import Dashboard, Query, Row, areas, stat, status_history, table, timeseries, variable
 
+UNENFORCED_LIMITS = (
+    'netaware_pod_bandwidth_verdict{namespace=~"$namespace", verdict!~"enforced|not-applicable|other-enforcer"}'
+)
+LIMIT_LEGEND = "{{namespace}}/{{pod}} {{direction}}"
+
 BANDWIDTH = Dashboard(
     "netaware-bandwidth",
     "netaware / Bandwidth",
@@ -40,10 +45,7 @@ BANDWIDTH = Dashboard(
                     "Limits not enforced",
                     "short",
                     "Pod limits with a verdict other than enforced, not-applicable and other-enforcer.",
-                    Query(
-                        'count(netaware_pod_bandwidth_verdict{namespace=~"$namespace",'
-                        ' verdict!~"enforced|not-applicable|other-enforcer"}) or vector(0)'
-                    ),
+                    Query(f"count({UNENFORCED_LIMITS}) or vector(0)"),
                     bad_above=0,
                 ),
                 status_history(
@@ -117,10 +119,7 @@ BANDWIDTH = Dashboard(
                     "In use",
                     "Bps",
                     "Rate of pods with limits, mean of about 15 seconds.",
-                    Query(
-                        'netaware_pod_bandwidth_used_bytes_per_second{namespace=~"$namespace"}',
-                        "{{namespace}}/{{pod}} {{direction}}",
-                    ),
+                    Query('netaware_pod_bandwidth_used_bytes_per_second{namespace=~"$namespace"}', LIMIT_LEGEND),
                 ),
                 timeseries(
                     "Effective limit",
@@ -128,27 +127,20 @@ BANDWIDTH = Dashboard(
                     "Rate of each limit in the kernel.",
                     Query(
                         'netaware_pod_bandwidth_effective_rate_bytes_per_second{namespace=~"$namespace"}',
-                        "{{namespace}}/{{pod}} {{direction}}",
+                        LIMIT_LEGEND,
                     ),
                 ),
                 timeseries(
                     "Longest queueing time",
                     "s",
                     "Longest time that a packet can wait in the queue of a limit.",
-                    Query(
-                        'netaware_pod_bandwidth_queue_seconds{namespace=~"$namespace"}',
-                        "{{namespace}}/{{pod}} {{direction}}",
-                    ),
+                    Query('netaware_pod_bandwidth_queue_seconds{namespace=~"$namespace"}', LIMIT_LEGEND),
                 ),
                 table(
                     "Limits not enforced",
                     "none",
                     "Limits with the agent's verdict; docs/bandwidth.md has the table of verdicts.",
-                    Query(
-                        'netaware_pod_bandwidth_verdict{namespace=~"$namespace",'
-                        ' verdict!~"enforced|not-applicable|other-enforcer"}',
-                        format="table",
-                    ),
+                    Query(UNENFORCED_LIMITS, format="table"),
                     hide=("instance", "job", "endpoint", "container", "Value"),
                 ),
             ],

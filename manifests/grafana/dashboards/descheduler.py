@@ -72,14 +72,7 @@ DESCHEDULER = Dashboard(
                     "Time to decide a round",
                     "s",
                     "p50 and p99 of the computation of a round, without reads and writes.",
-                    Query(
-                        "histogram_quantile(0.5, sum by (le) (rate(netaware_descheduler_plan_seconds_bucket[15m])))",
-                        "p50",
-                    ),
-                    Query(
-                        "histogram_quantile(0.99, sum by (le) (rate(netaware_descheduler_plan_seconds_bucket[15m])))",
-                        "p99",
-                    ),
+                    *Query.quantiles("netaware_descheduler_plan_seconds", "15m"),
                 ),
                 areas(
                     "Rounds",

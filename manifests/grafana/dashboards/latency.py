@@ -6,6 +6,7 @@ from dashboards.panels import Dashboard, Query, Row, areas, heatmap, matrix, sta
 
 PAIR = 'origin_zone=~"$origin", destination_zone=~"$destination"'
 """Selector of the chosen pairs of zones."""
+PAIR_LEGEND = "{{origin_zone}} to {{destination_zone}}"
 
 LATENCY = Dashboard(
     "netaware-latency",
@@ -96,10 +97,7 @@ LATENCY = Dashboard(
                     "Round trips by zone pair, p50",
                     "s",
                     "Each row is a pair of zones, coloured by the median of its newest run; a change of route is a step.",
-                    Query(
-                        f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}',
-                        "{{origin_zone}} to {{destination_zone}}",
-                    ),
+                    Query(f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}', PAIR_LEGEND),
                     height=12,
                 ),
                 *(
@@ -107,10 +105,7 @@ LATENCY = Dashboard(
                         f"Round trips, p{name}",
                         "s",
                         f"p{name} of each zone pair's newest run. Percentiles of several runs are never averaged.",
-                        Query(
-                            f'netaware:pair_latency_seconds{{quantile="{quantile}", {PAIR}}}',
-                            "{{origin_zone}} to {{destination_zone}}",
-                        ),
+                        Query(f'netaware:pair_latency_seconds{{quantile="{quantile}", {PAIR}}}', PAIR_LEGEND),
                         width=8,
                         height=9,
                     )
@@ -135,7 +130,7 @@ LATENCY = Dashboard(
                     Query(
                         f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}'
                         " / netaware:pair_latency_seconds:median1w",
-                        "{{origin_zone}} to {{destination_zone}}",
+                        PAIR_LEGEND,
                     ),
                 ),
                 timeseries(
@@ -167,23 +162,20 @@ LATENCY = Dashboard(
                     "Trusted samples",
                     "percentunit",
                     "Share of the last half hour in which the newest sample of a pair had no quality flag.",
-                    Query("netaware:pair_trusted:ratio30m", "{{origin_zone}} to {{destination_zone}}"),
+                    Query("netaware:pair_trusted:ratio30m", PAIR_LEGEND),
                     defaults={"min": 0, "max": 1},
                 ),
                 timeseries(
                     "Loss",
                     "percentunit",
                     "Lost datagrams or retransmitted segments, divided by the transactions of the newest run.",
-                    Query(f"netaware_probe_loss_ratio{{{PAIR}}}", "{{origin_zone}} to {{destination_zone}}"),
+                    Query(f"netaware_probe_loss_ratio{{{PAIR}}}", PAIR_LEGEND),
                 ),
                 timeseries(
                     "Age of the newest sample",
                     "s",
                     "By the agents' clocks; the age grows to the length of a round and starts again.",
-                    Query(
-                        f"time() - netaware_probe_sample_timestamp_seconds{{{PAIR}}}",
-                        "{{origin_zone}} to {{destination_zone}}",
-                    ),
+                    Query(f"time() - netaware_probe_sample_timestamp_seconds{{{PAIR}}}", PAIR_LEGEND),
                 ),
                 areas(
                     "Nodes left out",

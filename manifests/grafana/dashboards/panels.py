@@ -32,6 +32,14 @@ class Query:
     legend: str = ""
     format: Literal["time_series", "table", "heatmap"] = "time_series"
 
+    @classmethod
+    def quantiles(cls, histogram: str, window: str, by: str = "") -> tuple[Query, Query]:
+        """Queries for the 50th and the 99th percentile of a histogram; ``by`` is the label of its series."""
+        labels, legend = (f"{by}, le", f"{{{{{by}}}}} ") if by else ("le", "")
+        rates = f"sum by ({labels}) (rate({histogram}_bucket[{window}]))"
+        median, p99 = f"histogram_quantile(0.5, {rates})", f"histogram_quantile(0.99, {rates})"
+        return cls(median, f"{legend}p50"), cls(p99, f"{legend}p99")
+
 
 @dataclass(frozen=True)
 class Panel:
