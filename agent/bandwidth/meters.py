@@ -39,12 +39,7 @@ class DeviceCounters(NamedTuple):
 
 
 class TcCounters(NamedTuple):
-    """Counters of traffic control, by index of the device.
-
-    Attributes:
-        bucket_bytes: bytes that the root qdisc sent.
-        redirected_bytes: bytes that filters redirected, without Ethernet headers.
-    """
+    """Bytes that root qdiscs sent, and bytes that filters redirected, without Ethernet headers; both by device index."""
 
     bucket_bytes: Mapping[int, int]
     redirected_bytes: Mapping[int, int]

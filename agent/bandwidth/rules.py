@@ -78,8 +78,8 @@ def plan_cleanup(tc_state: TcState) -> list[Action]:
     """Plan the removal of all our limits and ifbs from the node."""
     snapshot = BandwidthSnapshot(pods=(), tc_state=tc_state)
     tc = TcIndex(snapshot)
-    hosts = [device for device in tc.device_by_index.values() if device.kind != "ifb"]
-    removals = [action for device in hosts for action in _plan_removals(device, {"ingress", "egress"}, tc)]
+    devices = [device for device in tc.device_by_index.values() if device.kind != "ifb"]
+    removals = [action for device in devices for action in _plan_removals(device, {"ingress", "egress"}, tc)]
     return removals + _plan_ifb_deletions(tc, snapshot)
 
 

@@ -51,12 +51,7 @@ class _UnknownCapacityError(Exception):
 
 
 class Uplinks(msgspec.Struct, frozen=True):
-    """Indexes of the devices of the default routes.
-
-    Attributes:
-        used_by_family: devices of the route that the kernel uses, by IP version.
-        standby: all other devices, in order of the routing table.
-    """
+    """Indexes of the devices of default routes: of the routes in use, by IP version, and of all others in order of the table."""
 
     used_by_family: dict[int, list[int]]
     standby: list[int]

@@ -72,19 +72,12 @@ _PREFIX_BYTES = 3 * ATTRIBUTE.size
 
 
 class _TupleLayout(NamedTuple):
-    """The layout of tuples with ports of one address family.
-
-    Attributes:
-        original_prefix, reply_prefix: the first bytes of a tuple, by direction.
-        address_bytes: size of an address.
-        size: size of a tuple.
-        source_port_offset: offset of the source port.
-    """
+    """The layout of tuples with ports of one address family; prefixes are the first bytes of a tuple."""
 
     original_prefix: bytes
     reply_prefix: bytes
     address_bytes: int
-    size: int
+    tuple_bytes: int
     source_port_offset: int
 
 
@@ -92,11 +85,11 @@ def _make_tuple_layout(address_bytes: int, source_type: int) -> _TupleLayout:
     """Make the layout of a tuple: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
     header = ATTRIBUTE.size
     ip_bytes = header + 2 * (header + address_bytes)
-    size = header + ip_bytes + _PROTO_BYTES
+    tuple_bytes = header + ip_bytes + _PROTO_BYTES
     ip = ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + ATTRIBUTE.pack(header + address_bytes, source_type)
-    original, reply = (ATTRIBUTE.pack(size, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
+    original, reply = (ATTRIBUTE.pack(tuple_bytes, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
     # The source port comes after the headers of tuple and PROTO, and the attribute of the protocol's number.
-    return _TupleLayout(original, reply, address_bytes, size, header + ip_bytes + header + 2 * header + header)
+    return _TupleLayout(original, reply, address_bytes, tuple_bytes, header + ip_bytes + header + 2 * header + header)
 
 
 _LAYOUTS = _make_tuple_layout(4, _IPV4_SOURCE), _make_tuple_layout(16, _IPV6_SOURCE)
@@ -129,11 +122,11 @@ def _parse_connection(data: bytes, begin: int, end: int) -> Connection | None:
     layout = _LAYOUT_BY_PREFIX.get(data[begin : begin + _PREFIX_BYTES])
     if layout is None:
         return None
-    reply = begin + layout.size
-    if data[reply : reply + _PREFIX_BYTES] != layout.reply_prefix or reply + layout.size > end:
+    reply = begin + layout.tuple_bytes
+    if data[reply : reply + _PREFIX_BYTES] != layout.reply_prefix or reply + layout.tuple_bytes > end:
         return None
     client, server = begin + _PREFIX_BYTES, reply + _PREFIX_BYTES
-    rest = reply + layout.size
+    rest = reply + layout.tuple_bytes
     return Connection(
         data[client : client + layout.address_bytes],
         data[server : server + layout.address_bytes],

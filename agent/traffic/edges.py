@@ -11,6 +11,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from agent.traffic.conntrack import Connection
 
 MAX_EDGES = 2000
@@ -52,18 +54,13 @@ class EdgeBytes(NamedTuple):
 
 
 class ExportedTotals(NamedTuple):
-    """The result of one complete round.
-
-    Attributes:
-        read_at_s: when the table was read, seconds since the epoch.
-        totals: bytes since the agent started or the edge appeared.
-    """
+    """When the table was read, seconds since the epoch, and the bytes since the agent started or the edge appeared."""
 
     read_at_s: float
     totals: Sequence[EdgeBytes]
 
 
-class ByteTotal:
+class ByteTotal(msgspec.Struct):
     """Bytes in one direction of an edge, as a counter that never falls.
 
     Attributes:
@@ -73,11 +70,11 @@ class ByteTotal:
         low_value: the first sum below ``exported``; None if the latest sum was not below.
     """
 
-    __slots__ = ("ended", "exported", "live", "low_value", "offset")
-
-    def __init__(self) -> None:
-        self.ended = self.live = self.offset = self.exported = 0
-        self.low_value: int | None = None
+    ended: int = 0
+    live: int = 0
+    offset: int = 0
+    exported: int = 0
+    low_value: int | None = None
 
     def reset(self) -> None:
         """Start counting now: bytes moved before are not counted."""
@@ -96,21 +93,17 @@ class ByteTotal:
             self.exported, self.low_value = max(self.exported, value + lost_bytes), None
 
 
-class _EdgeState:
-    """The totals of an edge.
+class _EdgeState(msgspec.Struct):
+    """The totals of an edge, when the edge last had traffic, and whether it has live connections.
 
-    Attributes:
-        request, response: totals by direction.
-        changed_at_s: when the edge last had traffic.
-        is_live: it has live connections.
-        must_reset: its bytes so far are counted elsewhere, or were moved before the agent's start.
+    ``must_reset``: the bytes so far are counted elsewhere, or were moved before the agent's start.
     """
 
-    __slots__ = ("changed_at_s", "is_live", "must_reset", "request", "response")
-
-    def __init__(self, now_s: float, *, must_reset: bool) -> None:
-        self.request, self.response = ByteTotal(), ByteTotal()
-        self.changed_at_s, self.is_live, self.must_reset = now_s, True, must_reset
+    changed_at_s: float
+    must_reset: bool
+    is_live: bool = True
+    request: ByteTotal = msgspec.field(default_factory=ByteTotal)
+    response: ByteTotal = msgspec.field(default_factory=ByteTotal)
 
 
 class EdgeTotals:
@@ -221,7 +214,7 @@ class EdgeTotals:
             edge = OVERFLOW_EDGE
             state = self._states.get(edge)
         if state is None:
-            state = self._states[edge] = _EdgeState(self._now_s, must_reset=self._must_reset_new_edges)
+            state = self._states[edge] = _EdgeState(self._now_s, self._must_reset_new_edges)
         return state
 
     def _record_server(self, connection: Connection) -> None:
