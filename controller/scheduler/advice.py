@@ -164,36 +164,30 @@ def _advise(placed: PlacedGroup, callee: int) -> _Advice | None:
         )
         return _Advice(0.0, "HintsIgnored", message)
     current = placed.evaluate(edges, service.routing)
-    better = None if distribution else _find_better_routing(placed, edges, current)
-    if better is None:
+    routing = None if distribution else _find_better_routing(placed, edges, current)
+    if routing is None:
         return None
+    better = placed.evaluate(edges, routing)
     reason, cause = "NoTrafficDistribution", "has no trafficDistribution"
     if service.has_auto_hints:
         reason, cause = "HintsIgnored", "asks for automatic hints by annotation, which overrides trafficDistribution"
     elif service.spec.traffic_distribution:
         cause = f"has the unknown trafficDistribution {service.spec.traffic_distribution}"
-    latencies = f"{_format_latency(better.evaluation)} instead of {_format_latency(current)}"
-    message = f"{name} {cause}: with {_DISTRIBUTION_BY_ROUTING[better.routing]} a call would take {latencies}"
-    return _Advice(current.latency - better.evaluation.latency, reason, message)
+    latencies = f"{_format_latency(better)} instead of {_format_latency(current)}"
+    message = f"{name} {cause}: with {_DISTRIBUTION_BY_ROUTING[routing]} a call would take {latencies}"
+    return _Advice(current.latency - better.latency, reason, message)
 
 
-class _EvaluatedRouting(NamedTuple):
-    routing: Routing
-    evaluation: Evaluation
-
-
-def _find_better_routing(
-    placed: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation
-) -> _EvaluatedRouting | None:
+def _find_better_routing(placed: PlacedGroup, edges: Sequence[CallEdge], current: Evaluation) -> Routing | None:
     """Routing by zone, or by node if that gains enough more; None if neither gains enough without overload."""
-    best: _EvaluatedRouting | None = None
+    better, best_latency = None, current.latency
     for routing in (Routing.ZONE, Routing.NODE):
         evaluation = placed.evaluate(edges, routing)
-        gain_us = (current if best is None else best.evaluation).latency - evaluation.latency
         is_overloaded = evaluation.max_load_ratio > max(OVERLOADED_RATIO, current.max_load_ratio)
-        if not is_overloaded and gain_us >= max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency):
-            best = _EvaluatedRouting(routing, evaluation)
-    return best
+        min_gain_us = max(MIN_GAIN_US, MIN_GAIN_RATIO * current.latency)
+        if not is_overloaded and best_latency - evaluation.latency >= min_gain_us:
+            better, best_latency = routing, evaluation.latency
+    return better
 
 
 def _format_latency(evaluation: Evaluation) -> str:

@@ -178,50 +178,30 @@ class DefaultSchedulerModel:
         return scaled
 
 
-class _FeasibleHosts:
-    """Hosts on which pods may run, by node constraints and free resources. The arguments are those of `simulate_scheduling`."""
+class _FreeResources:
+    """Free resources of hosts, for pods that are placed one after the other."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        used: Mapping[str, Amounts],
-        volume_selectors: Mapping[str, Sequence[NodeSelector]],
-    ) -> None:
-        self._hosts, self._used, self._volume_selectors = hosts, used, volume_selectors
+    def __init__(self, hosts: Sequence[Host], used: Mapping[str, Amounts]) -> None:
+        self._hosts, self._used = hosts, used
         self._free: dict[str, Ints] = {}
         """Resource -> [host] free amount."""
-        self._allowed: dict[tuple[Constraints, str], Bools] = {}
-        """Node constraints, and the key of a pod with volumes -> [host] whether they allow the pod there."""
 
-    def find(self, pod: PodInfo) -> Bools:
-        """[host] whether the pod may run there."""
-        is_feasible = self._allowed_hosts(pod).copy()
+    def fits(self, pod: PodInfo) -> Bools:
+        """[host] whether the pod's requests fit there."""
+        fits: Bools = np.ones(len(self._hosts), np.bool_)
         for resource, amount in pod.requests_with_ports.items():
             if resource not in self._free:
-                free = (
-                    capacity_of(resource, h.allocatable) - self._used.get(h.name, {}).get(resource, 0)
-                    for h in self._hosts
-                )
-                self._free[resource] = np.array([limit_amount(amount) for amount in free], np.int64)
+                allocatable = [(host.name, capacity_of(resource, host.allocatable)) for host in self._hosts]
+                free = [limit_amount(total - self._used.get(n, {}).get(resource, 0)) for n, total in allocatable]
+                self._free[resource] = np.array(free, np.int64)
             if amount > 0:
-                is_feasible &= self._free[resource] >= limit_amount(amount)
-        return is_feasible
+                fits &= self._free[resource] >= limit_amount(amount)
+        return fits
 
-    def add_pod(self, pod: PodInfo, host: int) -> None:
-        """Subtract the requests of a pod that `find` was called with."""
+    def subtract(self, pod: PodInfo, host: int) -> None:
+        """Subtract the requests of a pod for which `fits` was called before."""
         for resource, amount in pod.requests_with_ports.items():
             self._free[resource][host] -= limit_amount(amount)
-
-    def _allowed_hosts(self, pod: PodInfo) -> Bools:
-        selectors = self._volume_selectors.get(pod.key, ())
-        key = pod.constraints, pod.key if selectors else ""
-        if key not in self._allowed:
-            reasons = (
-                pod.constraints.unmet_constraint(h.name, h.labels, h.taints, volume_selectors=selectors)
-                for h in self._hosts
-            )
-            self._allowed[key] = np.array([not reason for reason in reasons], np.bool_)
-        return self._allowed[key]
 
 
 def simulate_scheduling(
@@ -241,25 +221,38 @@ def simulate_scheduling(
         volume_selectors: pod key -> node selectors of its volumes.
     """
     all_hosts = [hosts[name] for name in sorted(hosts)]
-    model, feasible_hosts = DefaultSchedulerModel(all_hosts), _FeasibleHosts(all_hosts, used, volume_selectors)
+    model, free = DefaultSchedulerModel(all_hosts), _FreeResources(all_hosts, used)
     for host in all_hosts:
         model.add_requests(host.name, used.get(host.name, {}))
+    allowed: dict[tuple[Constraints, str], Bools] = {}
     pods_by_workload: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
     for workload, pod in waiting:
-        is_feasible = feasible_hosts.find(pod)
+        selectors = volume_selectors.get(pod.key, ())
+        key = pod.constraints, pod.key if selectors else ""
+        if key not in allowed:
+            allowed[key] = _allowed_hosts(pod, selectors, all_hosts)
+        is_feasible = allowed[key] & free.fits(pod)
         if not is_feasible.any():
             nodes.append("")
             continue
         namespace_pods = [p for pods in pods_by_workload.values() for p in pods if p.namespace == pod.namespace]
-        scores = model.scores(pod, pods_by_workload[workload], namespace_pods, is_feasible)
-        scores = np.where(is_feasible, scores, -1)
+        scores = np.where(is_feasible, model.scores(pod, pods_by_workload[workload], namespace_pods, is_feasible), -1)
         best = int(rng.choice(np.flatnonzero(scores == scores.max()).tolist()))
         nodes.append(all_hosts[best].name)
         model.add_pod(pod, nodes[-1])
-        feasible_hosts.add_pod(pod, best)
+        free.subtract(pod, best)
         pods_by_workload[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
     return nodes
+
+
+def _allowed_hosts(pod: PodInfo, volume_selectors: Sequence[NodeSelector], hosts: Sequence[Host]) -> Bools:
+    """[host] whether node constraints and volumes allow a pod there."""
+    constraints = pod.constraints
+    reasons = (
+        constraints.unmet_constraint(h.name, h.labels, h.taints, volume_selectors=volume_selectors) for h in hosts
+    )
+    return np.array([not reason for reason in reasons], np.bool_)
 
 
 def _array_of(amounts: Mapping[str, int]) -> Ints:

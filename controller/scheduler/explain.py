@@ -135,11 +135,9 @@ def explain(state: State, pod: Pod, ineligible: Mapping[str, str] = {}) -> Expla
     dependencies, dependents = state.find_peers(key, pod.workload, state.pod_counts(key)) if key else ((), ())
     candidates: Sequence[Candidate] = ()
     if not score_table.neutral_reason:
-        table, locations, location_index = costs.table, state.locations, state.location_index
-        by_peer = [
-            *(score_locations((peer,), (), locations, location_index, table) for peer in dependencies),
-            *(score_locations((), (peer,), locations, location_index, table) for peer in dependents),
-        ]
+        arguments = state.locations, state.location_index, costs.table
+        by_peer = [score_locations((peer,), (), *arguments) for peer in dependencies]
+        by_peer += [score_locations((), (peer,), *arguments) for peer in dependents]
         candidates = _candidates(state, pod, score_table, by_peer, ineligible)
     explanation = Explanation(
         pod=pod.metadata.key,

@@ -29,14 +29,7 @@ def spread_of(annotations: Mapping[str, str] | None, default: Spread, errors: li
 
 
 def _read_choice(text: str, annotation: str, choices: object, errors: list[str]) -> str:
-    """The value of an annotation; empty if it is none of the choices.
-
-    Args:
-        text: the value as written.
-        annotation: its key, for messages.
-        choices: a Literal.
-        errors: messages are appended.
-    """
+    """The value of an annotation; empty if it is none of the choices, which are a Literal."""
     value = text.strip().lower()
     if value and value not in get_args(choices):
         errors.append(f"annotation {annotation}: {value!r} is none of {', '.join(get_args(choices))}")

@@ -121,7 +121,7 @@ class NativeProblem:
 
     def search(
         self,
-        hints: Ints,
+        hints: Ints | None,
         *,
         seed: int,
         steps: int,
@@ -132,14 +132,14 @@ class NativeProblem:
         """Place all replicas.
 
         Args:
-            hints: [replica] host to start with, or -1.
+            hints: [replica] host to start with, or -1; None for no hints.
             seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
             steps: number of steps of annealing; 0 to find only the nearest local optimum.
             deadline_s: seconds from now.
             start_zone: zone in which replicas are placed first; -1 for no zone.
             crosses_limits: whether annealing starts so hot that it violates limits on the way.
         """
-        host_of = np.ascontiguousarray(hints, np.int32).copy()
+        host_of = np.full(self._native.replicas, -1, np.int32) if hints is None else hints.astype(np.int32)
         cost = _library().plan_search(
             ctypes.byref(self._native), host_of.ctypes.data, seed, steps, start_zone, crosses_limits, deadline_s
         )

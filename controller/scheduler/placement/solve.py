@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -38,56 +39,43 @@ def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadlin
     replicas = len(problem.class_of)
     if not replicas or not len(problem.free):
         return np.full(replicas, -1, np.int64)
-    searches, (runs, steps) = _Searches(problem, seed, deadline_s), _runs_and_steps(problem)
+    native_problem, seed, ends_at = NativeProblem(problem), seed * 1000, time.monotonic() + deadline_s
+    runs, steps = _runs_and_steps(problem)
     any_zone, zones = [-1] * runs, _zones_by_free_capacity(problem)[:runs]
-    results = searches.from_zones(any_zone, 1, steps)
+    search = partial(_search_from_zones, native_problem, ends_at=ends_at)
+    results = search(any_zone, steps, seed + 1)
     has_limits = any(table.violates_limit.any() for table in problem.tables)
     if has_limits and min(results, key=_rank).cost >= LIMIT_PRICE:
-        results += searches.from_zones(any_zone, runs + 1, steps, crosses_limits=True)
-        results += searches.from_zones(zones, 2 * runs + 1, steps)
+        results += search(any_zone, steps, seed + runs + 1, crosses_limits=True)
+        results += search(zones, steps, seed + 2 * runs + 1)
     if replicas <= _SMALL_REPLICAS and problem.edges:
-        results += searches.from_zones(zones * _DESCENTS_PER_ZONE, 3 * runs + 1, steps=0)
+        results += search(zones * _DESCENTS_PER_ZONE, 0, seed + 3 * runs + 1)
     best = min(results, key=_rank)
     if hints is not None and (hints >= 0).any():
-        from_hints = searches.from_hints(hints)
+        from_hints = native_problem.search(hints, seed=seed, steps=0, deadline_s=ends_at - time.monotonic())
         max_cost = best.cost + _RELATIVE_TOLERANCE * abs(best.cost)
         if _count_unplaced(from_hints) <= _count_unplaced(best) and from_hints.cost <= max_cost:
             best = from_hints
     return best.host_of
 
 
-class _Searches:
-    """Runs of the compiled search on one problem; the number of a run decides its random seed."""
-
-    def __init__(self, problem: Problem, seed: int, deadline_s: float) -> None:
-        self._native_problem, self._seed, self._ends_at = (
-            NativeProblem(problem),
-            seed * 1000,
-            time.monotonic() + deadline_s,
+def _search_from_zones(
+    native_problem: NativeProblem,
+    zones: Sequence[int],
+    steps: int,
+    first_seed: int,
+    *,
+    ends_at: float,
+    crosses_limits: bool = False,
+) -> list[SearchResult]:
+    """One search from each of these zones, with its share of the time left and the next seed; -1 starts in any zone."""
+    share_s = (ends_at - time.monotonic()) / max(len(zones), 1)
+    return [
+        native_problem.search(
+            None, seed=seed, steps=steps, deadline_s=share_s, start_zone=zone, crosses_limits=crosses_limits
         )
-        self._no_hints = np.full(len(problem.class_of), -1, np.int64)
-
-    def from_zones(
-        self, zones: Sequence[int], first_run: int, steps: int, *, crosses_limits: bool = False
-    ) -> list[SearchResult]:
-        """One run from each of these zones, with its share of the time left; -1 starts in any zone."""
-        run_s = (self._ends_at - time.monotonic()) / max(len(zones), 1)
-        return [
-            self._native_problem.search(
-                self._no_hints,
-                seed=self._seed + run,
-                steps=steps,
-                deadline_s=run_s,
-                start_zone=zone,
-                crosses_limits=crosses_limits,
-            )
-            for run, zone in enumerate(zones, first_run)
-        ]
-
-    def from_hints(self, hints: Ints) -> SearchResult:
-        """The local optimum near the hints."""
-        left_s = self._ends_at - time.monotonic()
-        return self._native_problem.search(hints, seed=self._seed, steps=0, deadline_s=left_s)
+        for seed, zone in enumerate(zones, first_seed)
+    ]
 
 
 def _runs_and_steps(problem: Problem) -> tuple[int, int]:
