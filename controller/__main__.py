@@ -1,6 +1,4 @@
-"""The controller's command line: ``manager`` runs the controllers; ``extender`` answers kube-scheduler; ``gate-opener`` opens
-scheduling gates that no manager opens; ``webhook`` gates pods on clusters before Kubernetes 1.36, ``webhook-certificate`` prints its
-certificate; ``check-config`` checks a configuration file without a cluster.
+"""The controller's command line: runs one of netaware's programs in the cluster. `python -m controller --help` lists the commands.
 
 Each command imports its own program only, so that the extender and the webhook start fast and need little memory.
 """
@@ -10,7 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,77 +16,83 @@ import yaml
 
 from controller.config import ControllerConfiguration, load_config
 from kubekit import logs
-from kubekit.config import load_cluster_config
+from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
 from netperf.contract import NETAWARE_NAMESPACE
 
-MAX_DAYS = 36500
-"""Longest validity of a certificate, a hundred years."""
+EXTENDER_LISTEN, OPENER_LISTEN, WEBHOOK_LISTEN = "127.0.0.1:9876", "127.0.0.1:9853", ":9443"
+"""Default addresses; the manager's is in `ControllerConfiguration`."""
+DEFAULT_CERTIFICATE_DAYS, MAX_CERTIFICATE_DAYS = 3650, 36500
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0 done or stopped, 1 failed, 2 wrong usage or configuration."""
-    arguments = _parser().parse_args(argv)
+    """Run a command; returns its exit code: 0 done or stopped, 1 failed, 2 wrong usage or configuration."""
+    arguments = _build_parser().parse_args(argv)
     try:
-        if arguments.command == "check-config":
-            config = load_config(arguments.file)
-            for warning in config.descheduler.resolve().warnings:
-                print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
-            print(f"{arguments.file}: good")
-            return 0
-        if arguments.command == "webhook-certificate":
-            return _print_certificate(arguments)
-        if arguments.command == "webhook":
-            from controller.webhook.program import run_webhook
-
-            logs.configure(format_=arguments.log_format or "text", level=arguments.log_level or "info")
-            return run_program(lambda: run_webhook(arguments.certificate_dir, listen=arguments.listen))
-        config = _apply_flags(load_config(arguments.config), arguments)
-        logs.configure(format_=config.log_format, level=config.log_level)
-        return _run(config, arguments)
+        return int(arguments.run_command(arguments))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 
-def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
-    cluster = load_cluster_config(arguments.credentials)
-    if arguments.command == "extender":
-        from controller.scheduler.extender.program import DEFAULT_LISTEN, run_extender
-
-        listen, metrics_listen = arguments.listen or DEFAULT_LISTEN, arguments.metrics_listen
-        return run_program(
-            lambda: run_extender(
-                cluster,
-                config.scheduler,
-                listen=listen,
-                metrics_listen=metrics_listen,
-                netaware_namespace=config.namespace,
-            )
-        )
-    if arguments.command == "gate-opener":
-        from controller.scheduler.gating.opener import DEFAULT_LISTEN as OPENER_LISTEN
-        from controller.scheduler.gating.opener import GRACE_S, run_gate_opener
-
-        wait_s = None if arguments.all else config.scheduler.gates.max_wait_s + GRACE_S
-        listen = arguments.listen or OPENER_LISTEN
-        return run_program(lambda: run_gate_opener(cluster, max_wait_s=wait_s, listen=listen))
+def _run_manager(arguments: argparse.Namespace) -> int:
     from controller.manager import run_manager
 
+    config, cluster = _load(arguments)
     return run_program(lambda: run_manager(cluster, config))
 
 
-def _print_certificate(arguments: argparse.Namespace) -> int:
-    from controller.webhook.certificate import manifests
+def _run_extender(arguments: argparse.Namespace) -> int:
+    from controller.scheduler.extender.program import run_extender
 
-    now = datetime.datetime.now(datetime.UTC)
-    print(yaml.safe_dump_all(manifests(arguments.namespace, arguments.days, now), sort_keys=False), end="")
+    config, cluster = _load(arguments)
+    return run_program(
+        lambda: run_extender(
+            cluster,
+            config.scheduler,
+            listen=arguments.listen or EXTENDER_LISTEN,
+            metrics_listen=arguments.metrics_listen,
+            netaware_namespace=config.namespace,
+        )
+    )
+
+
+def _run_gate_opener(arguments: argparse.Namespace) -> int:
+    from controller.scheduler.gating.opener import GRACE_S, run_gate_opener
+
+    config, cluster = _load(arguments)
+    max_wait_s = None if arguments.all else config.scheduler.gates.max_wait_s + GRACE_S
+    listen = arguments.listen or OPENER_LISTEN
+    return run_program(lambda: run_gate_opener(cluster, max_wait_s=max_wait_s, listen=listen))
+
+
+def _run_webhook(arguments: argparse.Namespace) -> int:
+    from controller.webhook.program import run_webhook
+
+    logs.configure(format_=arguments.log_format or "text", level=arguments.log_level or "info")
+    return run_program(lambda: run_webhook(arguments.certificate_dir, listen=arguments.listen or WEBHOOK_LISTEN))
+
+
+def _print_webhook_manifests(arguments: argparse.Namespace) -> int:
+    from controller.webhook.certificate import build_webhook_manifests
+
+    manifests = build_webhook_manifests(arguments.namespace, arguments.days, datetime.datetime.now(datetime.UTC))
+    print(yaml.safe_dump_all(manifests, sort_keys=False), end="")
     return 0
 
 
-def _apply_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
-    """The configuration with the values of flags, which override the file and are checked like its values."""
+def _check_config(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.file)
+    for warning in config.descheduler.resolve().warnings:
+        print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
+    print(f"{arguments.file}: valid")
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> tuple[ControllerConfiguration, ClusterConfig]:
+    """Load the configuration and the credentials, and configure logging. Flags override the file and are checked like its values."""
+    config = load_config(arguments.config)
     overrides = {
         field: value
         for field in ("namespace", "listen", "log_level", "log_format")
@@ -96,74 +100,74 @@ def _apply_flags(config: ControllerConfiguration, arguments: argparse.Namespace)
     }
     if getattr(arguments, "leader_elect", None) is not None:
         overrides["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
-    changed = msgspec.structs.replace(config, **overrides)
-    changed.validate()
-    return changed
+    config = msgspec.structs.replace(config, **overrides)
+    config.validate()
+    logs.configure(format_=config.log_format, level=config.log_level)
+    return config, load_cluster_config(arguments.credentials)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller", description="Programs of netaware in the cluster.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    manager = commands.add_parser(
-        "manager", help="run the controllers of NetworkTopologies, AppGroups, scheduling, descheduling and traffic"
-    )
-    _add_common(manager)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add_command(name: str, run: Callable[[argparse.Namespace], int], help_text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help_text)
+        command.set_defaults(run_command=run)
+        return command
+
+    help_text = "run the controllers of NetworkTopologies, AppGroups, scheduling, descheduling and traffic"
+    manager = add_command("manager", _run_manager, help_text)
+    _add_common_flags(manager, ControllerConfiguration().listen)
     manager.add_argument(
         "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the leader election"
     )
-    extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
-    _add_common(extender)
+    extender = add_command("extender", _run_extender, "answer kube-scheduler's filter and prioritize requests")
+    _add_common_flags(extender, EXTENDER_LISTEN)
     extender.add_argument("--metrics-listen", metavar="HOST:PORT", help="also serve metrics and health checks here")
-    webhook = commands.add_parser("webhook", help="gate pods on clusters before Kubernetes 1.36")
-    webhook.add_argument(
-        "--certificate-dir", metavar="DIR", type=Path, required=True, help="directory with tls.crt and tls.key"
-    )
-    webhook.add_argument("--listen", metavar="HOST:PORT", default=":9443", help="where to serve (default :9443)")
-    webhook.add_argument("--log-level", choices=logs.LEVELS)
-    webhook.add_argument("--log-format", choices=logs.FORMATS)
-    certificate = commands.add_parser(
-        "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
-    )
-    certificate.add_argument(
-        "--namespace", default=NETAWARE_NAMESPACE, help="namespace of netaware (default netaware-system)"
-    )
-    certificate.add_argument("--days", type=_days, default=3650, help="days of validity (default 3650)")
-    opener = commands.add_parser(
-        "gate-opener",
-        help="open scheduling gates that no controller opened within scheduler.gates.maxWaitS and 30 s more",
-    )
-    _add_common(opener)
+    help_text = "open scheduling gates that the manager has not opened some time after scheduler.gates.maxWaitS"
+    opener = add_command("gate-opener", _run_gate_opener, help_text)
+    _add_common_flags(opener, OPENER_LISTEN)
     opener.add_argument(
         "--all", action="store_true", help="open all gates immediately, also those of new pods: for an uninstall"
     )
-    check = commands.add_parser("check-config", help="check a configuration file and exit")
+    webhook = add_command("webhook", _run_webhook, "gate pods on clusters before Kubernetes 1.36")
+    webhook.add_argument(
+        "--certificate-dir", metavar="DIR", type=Path, required=True, help="directory with tls.crt and tls.key"
+    )
+    _add_listen_and_log_flags(webhook, WEBHOOK_LISTEN)
+    help_text = "print the webhook's certificate and configuration, for kubectl apply"
+    manifests = add_command("webhook-certificate", _print_webhook_manifests, help_text)
+    _add_namespace_flag(manifests, default=NETAWARE_NAMESPACE)
+    help_text = f"days of validity (default {DEFAULT_CERTIFICATE_DAYS})"
+    manifests.add_argument("--days", type=_parse_days, default=DEFAULT_CERTIFICATE_DAYS, help=help_text)
+    check = add_command("check-config", _check_config, "check a configuration file without a cluster")
     check.add_argument("file", metavar="FILE")
     return parser
 
 
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_DAYS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_DAYS}")
-    return int(text)
+def _add_common_flags(parser: argparse.ArgumentParser, default_listen: str) -> None:
+    help_text = "file with a ControllerConfiguration, see docs/configuration.md"
+    parser.add_argument("--config", metavar="FILE", help=help_text)
+    help_text = "directory with server, ca.crt and token (default: the pod's ServiceAccount)"
+    parser.add_argument("--credentials", metavar="DIR", help=help_text)
+    _add_namespace_flag(parser)
+    _add_listen_and_log_flags(parser, default_listen)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE", help="file with a ControllerConfiguration, see docs/configuration.md"
-    )
-    parser.add_argument(
-        "--credentials",
-        metavar="DIR",
-        help="directory with server, ca.crt and token (default: the pod's ServiceAccount)",
-    )
-    parser.add_argument("--namespace", help="namespace of netaware (default netaware-system)")
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="where to serve (manager 0.0.0.0:9851, extender 127.0.0.1:9876, gate-opener 127.0.0.1:9853)",
-    )
+def _add_namespace_flag(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    parser.add_argument("--namespace", default=default, help=f"namespace of netaware (default {NETAWARE_NAMESPACE})")
+
+
+def _add_listen_and_log_flags(parser: argparse.ArgumentParser, default_listen: str) -> None:
+    parser.add_argument("--listen", metavar="HOST:PORT", help=f"where to serve (default {default_listen})")
     parser.add_argument("--log-level", choices=logs.LEVELS)
     parser.add_argument("--log-format", choices=logs.FORMATS)
+
+
+def _parse_days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_CERTIFICATE_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_CERTIFICATE_DAYS}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from netperf.contract import PART_OF_LABELS, PASSPHRASE_KEY, PROBE_SECRET, RESUL
 
 log = logs.get("controller.bootstrap")
 
-CHECK_S = 60.0
-"""Interval of checks for missing objects."""
-MAX_NAME = 253
-"""Length of an object's name."""
+CHECK_INTERVAL_S = 60.0
+"""Time between checks for missing objects."""
+MAX_NAME_LENGTH = 253
+"""Longest name of an object that the API server accepts."""
 
 
 class BootstrapConfig(Section, frozen=True):
@@ -39,8 +39,8 @@ class BootstrapConfig(Section, frozen=True):
     probe_secret: bool = False
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when networkTopology is too long for an object's name."""
-        if len(self.network_topology) > MAX_NAME:
+        """Raise ConfigError if networkTopology is too long for an object's name."""
+        if len(self.network_topology) > MAX_NAME_LENGTH:
             raise ConfigError(
                 join_path(field, "networkTopology"), "is too long for an object's name", "write nt-default"
             )
@@ -50,10 +50,10 @@ class Bootstrap:
     """Creates the configured objects if they are missing.
 
     Args:
-        client: fenced by the leadership.
+        client: client with the leader's write fence.
         topologies: store of all NetworkTopologies.
-        config: objects to create.
-        namespace: netaware's own namespace.
+        config: which objects to create.
+        namespace: namespace of netaware, where the objects are created.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Bootstrap:
         self._client, self._topologies, self._config, self._namespace = client, topologies, config, namespace
 
     async def run(self) -> None:
-        """Check and create, every minute, until cancelled."""
+        """Create missing objects, every minute, until cancelled."""
         has_secret = not self._config.probe_secret
         while True:
             if not has_secret:
@@ -73,10 +73,10 @@ class Bootstrap:
             if self._config.network_topology and has_no_topology:
                 spec = {"spec": {"configmapName": RESULTS_NAME}}
                 await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
-        """Create an object; returns whether it exists now. A failure is logged once, and the next round tries again."""
+        """Create an object; returns whether it exists now. A failure is logged once, and the next check tries again."""
         metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF_LABELS}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:

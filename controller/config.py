@@ -1,6 +1,6 @@
 """The controller's configuration file: strict YAML, checked before anything starts.
 
-Each package has the struct of its section; this module combines them and reads the file. Flags override the file.
+Each package has the struct of its section; this module combines them and reads the file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from netperf.contract import API_VERSION, NETAWARE_NAMESPACE
 KIND = "ControllerConfiguration"
 RENEW_DEADLINE_SHARE = 0.7
 """Part of the lease duration after which a leader without renewal stops writing."""
+RETRY_PERIOD_SHARE, MAX_RETRY_PERIOD_S = 0.2, 2.0
+"""Retry period as a part of the lease duration, and its upper limit."""
 
 
 class LeaderElectionSection(Section, frozen=True):
@@ -31,16 +33,18 @@ class LeaderElectionSection(Section, frozen=True):
 
     Attributes:
         enabled: false for a single replica.
-        lease_duration_s: another replica takes over after this time without renewal; the leader stops writing after 70 % of it.
+        lease_duration_s: time without renewal after which another replica takes over; the leader stops writing after 70 % of it.
     """
 
     enabled: bool = True
     lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
-    def timing(self) -> LeaderElectionConfig:
-        """Lease duration, renew deadline and retry period, as in client-go."""
+    def resolve(self) -> LeaderElectionConfig:
+        """The lease duration, renew deadline and retry period that follow from the settings, as in client-go."""
         duration_s = self.lease_duration_s
-        return LeaderElectionConfig(duration_s, RENEW_DEADLINE_SHARE * duration_s, min(2.0, 0.2 * duration_s))
+        return LeaderElectionConfig(
+            duration_s, RENEW_DEADLINE_SHARE * duration_s, min(MAX_RETRY_PERIOD_S, RETRY_PERIOD_SHARE * duration_s)
+        )
 
 
 class ControllerConfiguration(Section, frozen=True):
@@ -69,11 +73,11 @@ class ControllerConfiguration(Section, frozen=True):
     traffic: TrafficConfig = TrafficConfig()
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for an invalid namespace or address."""
+        """Raise ConfigError if the namespace or the address is invalid."""
         if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(
                 join_path(field, "namespace"),
-                f"{self.namespace!r} is no namespace",
+                f"{self.namespace!r} is not the name of a namespace",
                 "write lower-case letters, digits and -",
             )
         parse_listen(self.listen, join_path(field, "listen"))
@@ -83,21 +87,21 @@ def load_config(path: str | None) -> ControllerConfiguration:
     """Read and check a configuration file; None gives the defaults.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; names it.
+        ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; the error names the field.
     """
-    return ControllerConfiguration() if path is None else _check(load_yaml(path, "--config"), path)
+    return ControllerConfiguration() if path is None else _convert_document(load_yaml(path, "--config"), path)
 
 
 def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Check a configuration in the text of an object; ``where`` names it in errors. Raises as `load_config`."""
-    return _check(parse_yaml(text, "--config", where), where)
+    """Check the text of a configuration, which errors call ``where``. Raises as `load_config`."""
+    return _convert_document(parse_yaml(text, "--config", where), where)
 
 
-def _check(document: Any, where: str) -> ControllerConfiguration:
+def _convert_document(document: Any, where: str) -> ControllerConfiguration:
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(
-            "--config", f"{where} is no mapping", "write apiVersion, kind and sections, see docs/configuration.md"
+            "--config", f"{where} is not a mapping", "write apiVersion, kind and sections, see docs/configuration.md"
         )
     for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if document.get(field) != expected:

@@ -70,7 +70,7 @@ class Manager:
         self.cache = ClusterCache(client, config.namespace)
         election = config.leader_election
         self.elector = LeaderElector(
-            client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.timing()
+            client, namespace=config.namespace, name=CONTROLLER, identity=self.identity, config=election.resolve()
         )
         if not election.enabled:
             self.elector.fence.extend(float("inf"))
@@ -180,6 +180,6 @@ class Manager:
 
     def _checks(self) -> HealthChecks:
         checks = HealthChecks()
-        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.unsynced()) else ""
+        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.list_unsynced()) else ""
         checks.ready["informers"] = lambda: describe_stale_stores(self.cache.by_name.values())
         return checks

@@ -1,4 +1,4 @@
-"""A client of the query endpoint of Prometheus' HTTP API."""
+"""A client of Prometheus' HTTP API for instant queries."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ QUERY_TIMEOUT_S = 10.0
 
 
 class PrometheusError(KubekitError):
-    """A query failed or was rejected; the message says why."""
+    """A query failed or was rejected; the message names the address and the reason."""
 
 
 class VectorSample(msgspec.Struct, frozen=True):
     """A sample of an instant vector.
 
     Attributes:
-        labels: with ``__name__`` if the expression keeps it.
-        at_s: its time in unix seconds.
+        labels: its labels, with ``__name__`` if the expression keeps it.
+        value: its value.
+        at_s: time of the evaluation in unix seconds.
     """
 
     labels: dict[str, str]
@@ -53,20 +54,20 @@ _decode_response = msgspec.json.Decoder(_Response).decode
 
 
 class PrometheusClient:
-    """Queries Prometheus; use as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
+    """Queries Prometheus. Use it as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
 
     Args:
         url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
         token: bearer token; empty for none.
         timeout_s: time limit of a query.
-        field: the flag or field of the configuration that has the address, for errors.
+        field: the flag or the configuration's field with the address, for errors.
 
     Attributes:
         address: base address; it may contain a password.
         url: the address without user and password, for messages.
 
     Raises:
-        ConfigError: the address is no http(s) URL.
+        ConfigError: the address is not an http(s) URL.
     """
 
     def __init__(
@@ -95,13 +96,15 @@ class PrometheusClient:
             await self._session.close()
             self._session = None
 
-    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[VectorSample]:
-        """Evaluate an expression of an instant vector, now or at ``at_s`` (unix seconds).
+    async def query(
+        self, expression: str, *, at_s: float | None = None, finite_only: bool = True
+    ) -> list[VectorSample]:
+        """Evaluate an expression that gives an instant vector, now or at ``at_s`` (unix seconds).
 
-        NaN and infinite values are omitted, unless ``finite`` is False.
+        NaN and infinite values are omitted, unless ``finite_only`` is False.
 
         Raises:
-            PrometheusError: no response in time, or the expression is rejected.
+            PrometheusError: there is no response in time, or Prometheus rejects the expression.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         if self._session is None:
@@ -116,11 +119,11 @@ class PrometheusClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
             reason = str(error).replace(self.address, self.url) or type(error).__name__
             raise PrometheusError(f"{self.url}: {reason}") from error
-        return await asyncio.to_thread(_decode_samples, body, status, self.url, finite=finite)
+        return await asyncio.to_thread(_decode_samples, body, status, self.url, finite_only=finite_only)
 
 
 def check_url(url: str, field: str) -> None:
-    """Raise `ConfigError` naming ``field`` when ``url`` is no http(s) URL with a host."""
+    """Raise ConfigError for ``field`` if ``url`` is not an http(s) URL with a host."""
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -128,16 +131,18 @@ def check_url(url: str, field: str) -> None:
         is_address = False
     if not is_address:
         shown = url.rpartition("@")[2]  # A password may precede it.
-        raise ConfigError(field, f"{shown!r} is no address of Prometheus", "write http://HOST:PORT")
+        raise ConfigError(field, f"{shown!r} is not an http(s) address", "write http://HOST:PORT")
 
 
-def _decode_samples(body: bytes, status: int, url: str, *, finite: bool) -> list[VectorSample]:
+def _decode_samples(body: bytes, status: int, url: str, *, finite_only: bool) -> list[VectorSample]:
     try:
         response = _decode_response(body)
         if response.status == "success" and response.data is not None:
             samples = (VectorSample(r.metric, float(r.value[1]), r.value[0]) for r in response.data.result)
-            return [sample for sample in samples if not finite or math.isfinite(sample.value)]
+            return [sample for sample in samples if not finite_only or math.isfinite(sample.value)]
     except (*DECODE_ERRORS, ValueError) as error:
         shown = body[:80].decode("utf-8", "replace")
-        raise PrometheusError(f"{url}: HTTP {status}, and no answer of Prometheus: {shown!r}") from error
+        raise PrometheusError(
+            f"{url}: HTTP {status}, and the body is not an answer of Prometheus: {shown!r}"
+        ) from error
     raise PrometheusError(f"{url}: {response.error or f'HTTP {status}'}")

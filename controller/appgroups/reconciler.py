@@ -152,7 +152,7 @@ class AppGroupController:
         pods = self._pods_of(key)
         state = compute_group_state(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be deleted.
-        admission = admission_condition(group, self._membership.refusing_namespaces(key))
+        admission = admission_condition(group, self._membership.list_refusing_namespaces(key))
         self._metrics.states[key] = group, state
         try:
             await self._write_status(key, group, state, admission)

@@ -128,7 +128,7 @@ def _list_refusals(state: State) -> list[str]:
     return [
         f"AppGroup {key} gets no pods of {', '.join(namespaces)}: the namespace gives no consent"
         for key in state.groups
-        if (namespaces := state.membership.refusing_namespaces(key))
+        if (namespaces := state.membership.list_refusing_namespaces(key))
     ]
 
 

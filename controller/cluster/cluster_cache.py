@@ -27,21 +27,21 @@ AGENT_PODS = parse_selector(AGENT_POD_SELECTOR)
 
 
 class ClusterCache:
-    """One store for each kind, and two for ConfigMaps; some hold a part of another store.
+    """One store for each kind, and two for ConfigMaps; group_pods and agent_pods are parts of pods.
 
     Attributes:
         netaware_namespace: where netaware is installed.
         nodes: all nodes.
-        pods: all pods, in the compact form.
-        group_pods: pods of AppGroups in all namespaces, as the API server sent them.
+        pods: all pods, in compact form.
+        group_pods: pods with an AppGroup label, as the API server sent them.
         agent_pods: pods of the agent's DaemonSet in netaware's namespace.
         app_groups: all AppGroups.
         topologies: all NetworkTopologies.
         plans: the probe plans' ConfigMaps.
         results: the other ConfigMaps of netaware's namespace, into which agents write.
-        namespaces: all namespaces; labels admit AppGroups of other namespaces.
-        services: all Services, for the routing of calls.
-        volumes, claims, classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, for the nodes that reach a volume.
+        namespaces: all namespaces, whose labels admit AppGroups of other namespaces.
+        services: all Services, which decide the routing of calls.
+        volumes, claims, classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -83,19 +83,20 @@ class ClusterCache:
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """Coroutines that fill the stores, by name."""
+        """Coroutines that fill the stores, by task name."""
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
-    def unsynced(self) -> str:
-        """Names of stores that have not listed yet, for /readyz; those of missing CRDs are omitted."""
+    def list_unsynced(self) -> str:
+        """Names of the stores that have not listed yet, for /readyz."""
         return ", ".join(name for name, synced in self._sync_events.items() if not synced.is_set())
 
     async def wait_for_sync(self) -> None:
-        """Wait until every store has listed once. A missing CRD counts as an empty list."""
+        """Wait until every store has listed once."""
         for synced in self._sync_events.values():
             await synced.wait()
 
     @property
     def _sync_events(self) -> dict[str, asyncio.Event]:
+        # A CRD may be missing; `ready` is then set too, as for an empty list.
         optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
         return {name: store.synced for name, store in self.by_name.items()} | optional

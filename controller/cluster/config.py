@@ -15,10 +15,10 @@ class NetworkOverheadConfig(Section, frozen=True):
     """Arguments of NetworkOverhead (docs/contracts.md, section 4).
 
     Attributes:
-        namespaces: where AppGroups and NetworkTopologies are looked for, in this order.
-        weights_name: weight of the NetworkTopology; NetperfCosts if it has none of this name.
+        namespaces: namespaces in which AppGroups and NetworkTopologies are searched, in this order.
+        weights_name: name of the weight; NetperfCosts if the NetworkTopology has no weight of this name.
         network_topology_name: name of the NetworkTopology.
-        score_dependents: also count placed pods that depend on the pod, unlike upstream.
+        score_dependents: also score costs to placed pods that depend on the pod, unlike upstream.
         weight: factor of this score in the extender's answer.
     """
 
@@ -29,7 +29,7 @@ class NetworkOverheadConfig(Section, frozen=True):
     weight: Annotated[int, Range(0, 100)] = 1
 
     def check(self, field: str) -> None:
-        """Raise ConfigError if a name is empty."""
+        """Raise ConfigError if a name or namespace is empty."""
         for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
             if not text:
                 raise ConfigError(join_path(field, name), "is empty", "write the name of the object")
@@ -38,12 +38,12 @@ class NetworkOverheadConfig(Section, frozen=True):
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
-    """NetworkOverhead's arguments, with those that follow from ``scheduler.parity``.
+    """Arguments of NetworkOverhead, with those that follow from ``scheduler.parity``.
 
     Attributes:
         fallback_weights_name: used if the NetworkTopology has no weight of `weights_name`; empty for none.
-        search_everywhere: search more than `namespaces`. For a pod's AppGroup: first the pod's namespace, last the namespaces
-            that it admits. For the NetworkTopology: first the group's namespace, last netaware's, or the only one there is.
+        search_everywhere: search other namespaces too. For a pod's AppGroup: the pod's namespace first, and last those that it
+            admits. For the NetworkTopology: the group's namespace first, then netaware's, and last the only NetworkTopology there is.
         counts_finished_pods: finished and terminating pods count as placed, as in upstream.
         rejects_deleted_nodes: the pod fits nowhere while a dependency's pod is on a deleted node, as in upstream.
     """
@@ -55,7 +55,7 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
 
     @classmethod
     def from_config(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
-        """Arguments of a configuration; with ``parity``, upstream's behaviour."""
+        """The arguments that follow from a configuration; with ``parity`` those that give upstream's behaviour."""
         args = cls(**msgspec.structs.asdict(config))
         if not parity:
             return args

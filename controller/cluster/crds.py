@@ -1,7 +1,6 @@
-"""AppGroup and NetworkTopology in upstream's schema: the fields that we read.
+"""AppGroup and NetworkTopology in upstream's schema, reduced to the fields that netaware reads.
 
-Decoding is as lenient as upstream's CRD (absent lists, quantities as numbers), so that objects written for the upstream plugins
-can be read. The packages that use these types check values.
+Decoding is as lenient as upstream's CRD (absent lists, quantities as numbers). The packages that use these types check values.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "ne
 APPGROUP_LABEL = "appgroup.diktyo.x-k8s.io"
 WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io.workload"
 SPREAD_ANNOTATION = "netaware.io/spread"
-"""On an AppGroup, or on the pods of one of its workloads: whether replicas must span zones."""
+"""Annotation of an AppGroup, or of the pods of one of its workloads: whether replicas must span zones."""
 
 NETPERF_COSTS = "NetperfCosts"
 USER_DEFINED = "UserDefined"
@@ -26,7 +25,7 @@ FIELD_MANAGER = CONTROLLER
 
 
 class WorkloadRef(Wire, frozen=True):
-    """Reference to a workload; ``selector`` is the value of its pods' workload label, unique in a group."""
+    """Reference to a workload; ``selector`` is the value of its pods' workload label, and unique in a group."""
 
     kind: str = ""
     name: str = ""
@@ -36,7 +35,7 @@ class WorkloadRef(Wire, frozen=True):
 
 
 class Dependency(Wire, frozen=True):
-    """A dependency: minimum bandwidth in bits per second as a quantity, and the highest allowed cost."""
+    """A dependency: the workload depended on, the minimum bandwidth in bits per second as a quantity, and the highest allowed cost."""
 
     workload: WorkloadRef = WorkloadRef()
     min_bandwidth: str | int | None = None
@@ -44,7 +43,7 @@ class Dependency(Wire, frozen=True):
 
 
 class Workload(Wire, frozen=True):
-    """One workload of a group with its dependencies."""
+    """A workload of a group with its dependencies."""
 
     workload: WorkloadRef = WorkloadRef()
     dependencies: list[Dependency] | None = None
@@ -84,7 +83,7 @@ class AppGroup(Object, frozen=True):
 
 
 class CostInfo(Wire, frozen=True, omit_defaults=False):
-    """Cost and bandwidth towards one destination; bandwidths are quantities of bits per second."""
+    """Cost of the path to a destination, and its bandwidths as quantities of bits per second."""
 
     destination: str
     network_cost: int = 0
@@ -93,14 +92,14 @@ class CostInfo(Wire, frozen=True, omit_defaults=False):
 
 
 class OriginInfo(Wire, frozen=True, omit_defaults=False):
-    """Costs from one origin."""
+    """Costs of the paths from an origin."""
 
     origin: str
     cost_list: list[CostInfo] = []
 
 
 class TopologyInfo(Wire, frozen=True, omit_defaults=False):
-    """Costs between regions, or between zones."""
+    """Costs between regions or between zones, by ``topology_key``."""
 
     topology_key: str
     origin_list: list[OriginInfo] = []
@@ -114,7 +113,7 @@ class WeightInfo(Wire, frozen=True, omit_defaults=False):
 
 
 class NetworkTopologySpec(Wire, frozen=True):
-    """spec of a NetworkTopology. ``cost_policy`` is netaware's own, absent under upstream's CRD, and not checked yet."""
+    """spec of a NetworkTopology. ``cost_policy`` is a field of netaware's CRD, and is not checked yet."""
 
     configmap_name: str = ""
     weights: list[WeightInfo] | None = None

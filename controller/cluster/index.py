@@ -1,4 +1,4 @@
-"""The base of indexes that watch events update, and that threads read as copies."""
+"""The base class of indexes, which watch events update and threads read as copies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds the AppGroup of a pod, whose label names a group without its namespace.
+"""Finds the AppGroup of a pod, whose label names the group without its namespace.
 
-The pod's own namespace comes first, then those of the configuration. A group of another namespace gets the pod only with the
+The pod's own namespace is searched first, then those of the configuration. A group of another namespace gets the pod only with the
 consent of the pod's namespace; otherwise any user who writes an AppGroup could capture pods of other namespaces.
 """
 
@@ -16,11 +16,11 @@ from controller.cluster.index import Index
 from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
-"""Label of a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
+"""Label of a namespace: the namespaces whose AppGroups it admits to its pods, joined by dots."""
 
 
 def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
-    """Namespaces whose AppGroups a namespace with these labels admits."""
+    """Namespaces that a namespace with these labels admits."""
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
@@ -38,10 +38,8 @@ def is_consent_unchanged(old: Object | None, new: Object | None) -> bool:
 class Membership(Index):
     """AppGroups with their graphs, and the group of each pod, updated by watch events.
 
-    A namespace that is not in the store admits no other namespace.
-
     Args:
-        rules: for `namespaces` and `search_everywhere`.
+        rules: their `namespaces` and `search_everywhere` decide where groups are searched.
 
     Attributes:
         groups: all AppGroups by key.
@@ -49,7 +47,7 @@ class Membership(Index):
 
     def __init__(self, rules: NetworkOverheadArgs) -> None:
         self._rules = rules
-        self._admitted: dict[str, frozenset[str]] = {}
+        self._admitted_by_namespace: dict[str, frozenset[str]] = {}
         self.groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, DependencyGraph] = {}
         self._keys_by_name: dict[str, dict[str, None]] = defaultdict(dict)  # A dict as a set in order of insertion.
@@ -58,7 +56,7 @@ class Membership(Index):
     def from_objects(
         cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs
     ) -> Membership:
-        """Build from groups and namespaces."""
+        """Build from AppGroups and namespaces."""
         membership = cls(rules)
         for namespace in namespaces:
             membership.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
@@ -67,7 +65,7 @@ class Membership(Index):
         return membership
 
     def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
-        """Update an AppGroup; returns whether its spec or existence changed."""
+        """Update an AppGroup; returns whether it is new or deleted, or its spec has changed."""
         name = key.rpartition("/")[2]
         if new is not None:
             self.groups[key] = new
@@ -93,42 +91,46 @@ class Membership(Index):
         return self._keys_by_name.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Update a namespace's labels (None: deleted); returns whether the namespaces that it admits changed."""
+        """Update a namespace's labels, None if it is deleted; returns whether the namespaces that it admits have changed."""
         admitted = admitted_namespaces(labels)
-        if self._admitted.get(name, frozenset()) == admitted:
+        if self._admitted_by_namespace.get(name, frozenset()) == admitted:
             return False
         if admitted:
-            self._admitted[name] = admitted
+            self._admitted_by_namespace[name] = admitted
         else:
-            self._admitted.pop(name, None)
+            self._admitted_by_namespace.pop(name, None)
         return True
 
     def group_key_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup ``name`` of a namespace's pods; empty if there is none."""
+        """Key of the AppGroup to which pods of a namespace with the label ``name`` belong; empty if there is none."""
         keys = self._keys_by_name.get(name, {})
         everywhere, configured = self._rules.search_everywhere, self._rules.namespaces
         searched = (namespace, *configured) if everywhere else configured
         key = next((f"{n}/{name}" for n in searched if f"{n}/{name}" in keys), "")
         if key or not keys or not everywhere:
             return key
-        # Look up the namespaces that the pod's namespace admits, because hundreds of groups may share a name.
-        admitted = sorted(f"{group_namespace}/{name}" for group_namespace in self._admitted.get(namespace, ()))
-        return next((key for key in admitted if key in keys and namespace in self._namespaces_of(key)), "")
+        # By the admitted namespaces, not by the groups of this name, which may be hundreds.
+        admitted_keys = sorted(
+            f"{group_namespace}/{name}" for group_namespace in self._admitted_by_namespace.get(namespace, ())
+        )
+        return next((key for key in admitted_keys if key in keys and namespace in self._namespaces_of(key)), "")
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
-        """Namespaces whose pods may belong to the group; None for all."""
+        """Namespaces whose pods may belong to a group; None if those of all namespaces may."""
         group_namespace = self.groups[key].metadata.namespace
         if not self._rules.search_everywhere or group_namespace in self._rules.namespaces:
             return None
         return self._namespaces_of(key)
 
     def _namespaces_of(self, key: str) -> Set[str]:
-        """The namespaces of a group and of the workloads that it names."""
+        """The namespaces of a group and of its workloads."""
         return {self.groups[key].metadata.namespace, *(w.namespace for w in self.graph(key).workloads if w.namespace)}
 
-    def refusing_namespaces(self, key: str) -> list[str]:
-        """Namespaces that a group names and that do not admit its namespace, sorted."""
+    def list_refusing_namespaces(self, key: str) -> list[str]:
+        """Namespaces of a group's workloads that do not admit the group, sorted."""
         group_namespace = self.groups[key].metadata.namespace
         if group_namespace in self._rules.namespaces:
             return []
-        return sorted(n for n in self._namespaces_of(key) if group_namespace not in {n, *self._admitted.get(n, ())})
+        return sorted(
+            n for n in self._namespaces_of(key) if group_namespace not in {n, *self._admitted_by_namespace.get(n, ())}
+        )

@@ -1,4 +1,4 @@
-"""Requests and allocatable as integers: millicores for cpu, plain units otherwise, and ``pods: 1`` for each pod."""
+"""Requests of pods and allocatable resources of nodes as integers: millicores for cpu, plain units otherwise."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 
 PODS_RESOURCE = "pods"
-RESIZE_PENDING, INFEASIBLE = "PodResizePending", "Infeasible"
+"""Resource of which each pod requests 1."""
 PORT_PREFIX = "port:"
-"""Prefix of host ports, each a resource of which a node has one."""
+"""Prefix of host ports; each is a resource of which a node has 1."""
+RESIZE_PENDING, INFEASIBLE = "PodResizePending", "Infeasible"
+"""Type and reason of the condition of a resize in place that the node can never grant."""
 Amounts = dict[str, int]
+"""Amounts by resource."""
 Number = TypeVar("Number", int, float)
 MAX_AMOUNT = 1 << 60
-"""Upper limit of amounts, so that sums fit into 64 bits: any user may request eight exabytes per container."""
+"""Upper limit of amounts, so that sums fit into 64 bits: a user may request eight exabytes for each container."""
 
 
 def parse_amount(name: str, text: str | int) -> int:
     """Parse a quantity: millicores for cpu, plain units otherwise.
 
     Raises:
-        QuantityError: the text is no quantity.
+        QuantityError: the text is not a quantity.
     """
     return quantity.parse_milli(text) if name == "cpu" else quantity.parse_int(text)
 
 
 @lru_cache(maxsize=4096)
 def parse_amount_or_zero(name: str, text: str) -> int:
-    """Parse a quantity and limit it to `MAX_AMOUNT`; an invalid one, which the API server would reject, is 0."""
+    """Parse a quantity and limit it to `MAX_AMOUNT`; an invalid quantity, which the API server would reject, is 0."""
     try:
         return limit_amount(parse_amount(name, text))
     except QuantityError:
@@ -52,22 +55,24 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     """A pod's requests by kube-scheduler's rule (component-helpers/resource, PodRequests, Kubernetes 1.36).
 
     The maximum of two sums: all containers and sidecars; an init container and the sidecars that started before it. Pod-level
-    requests replace it, and the overhead is added. A container that is being resized in place requests the maximum of old and new.
+    requests replace the maximum, and the overhead is added. Each pod also requests 1 of `PODS_RESOURCE`.
 
     Args:
-        spec: of the pod.
-        status: of a pod on a node, for resizes in place.
+        spec: spec of the pod.
+        status: status of the pod, if it is on a node; only resizes in place are read from it.
     """
     statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ())) if status else ()
-    status_of = {container.name: container for container in statuses}
-    infeasible = has_infeasible_resize(status)
+    status_by_name = {container.name: container for container in statuses}
+    is_infeasible = has_infeasible_resize(status)
     total: Amounts = {}
     for container in spec.containers or ():
-        add_amounts(total, _container_requests(container, status_of.get(container.name), infeasible=infeasible))
+        add_amounts(
+            total, _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
+        )
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers or ():
-        requests = _container_requests(container, status_of.get(container.name), infeasible=infeasible)
+        requests = _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
         if container.restart_policy == "Always":
             add_amounts(total, requests)
             add_amounts(sidecars, requests)
@@ -97,7 +102,7 @@ def ports_of(spec: PodSpec) -> tuple[str, ...]:
 
 
 def requests_with_ports_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
-    """A pod's requests and host ports: `requests_of` and `ports_of`."""
+    """A pod's requests (`requests_of`), and 1 for each of its host ports (`ports_of`)."""
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 
 
@@ -106,40 +111,45 @@ def capacity_of(name: str, allocatable: Mapping[str, int]) -> int:
     return 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
 
 
-def first_insufficient(requests: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
-    """The first requested resource of which a node has too little left; empty if it has enough of all.
+def first_insufficient(
+    requests: Mapping[str, int], allocatable: Mapping[str, int], *requested: Mapping[str, float]
+) -> str:
+    """Name of the first resource of which a node has too little for a pod; empty if it has enough.
 
-    ``taken`` are amounts that other pods use.
+    Args:
+        requests: requests of the pod.
+        allocatable: allocatable amounts of the node.
+        requested: sums of requests of other pods on the node.
     """
     for name, value in requests.items():
-        left: float | None = allocatable.get(name)
-        if left is None:  # Inlined: a call for each resource of each host would take a tenth of a plan's time.
-            left = capacity_of(name, allocatable)
-        for amounts in taken:
-            left -= amounts.get(name, 0)
-        if value > left and value > 0:
+        free: float | None = allocatable.get(name)
+        if free is None:  # Fast path: `capacity_of` for each resource of each host would take a tenth of a plan's time.
+            free = capacity_of(name, allocatable)
+        for amounts in requested:
+            free -= amounts.get(name, 0)
+        if value > free and value > 0:
             return name
     return ""
 
 
-def _container_requests(container: Container, status: ContainerStatus | None, *, infeasible: bool) -> Amounts:
-    """Requests of a container: the maximum of actual, allocated and desired; desired ones of an infeasible resize do not count."""
+def _container_requests(container: Container, status: ContainerStatus | None, *, is_infeasible: bool) -> Amounts:
+    """The maximum of a container's actual, allocated and desired requests. Desired requests of an infeasible resize do not count."""
     desired = parse_amounts(container.resources.requests)
     if status is None or (status.resources is None and not status.allocated_resources):
         return desired
     requests = parse_amounts(status.resources.requests if status.resources else None)
-    for more in (parse_amounts(status.allocated_resources), {} if infeasible else desired):
-        requests |= {name: max(value, requests.get(name, 0)) for name, value in more.items()}
+    for others in (parse_amounts(status.allocated_resources), {} if is_infeasible else desired):
+        requests |= {name: max(value, requests.get(name, 0)) for name, value in others.items()}
     return requests
 
 
 def has_infeasible_resize(status: PodStatus | None) -> bool:
-    """Whether a resize in place is pending that the pod's node can never grant."""
+    """Whether the pod's node can never grant the pending resize in place."""
     conditions = status.conditions or () if status else ()
     return any(c.type == RESIZE_PENDING and c.reason == INFEASIBLE for c in conditions)
 
 
 def add_amounts(total: dict[str, Number], more: Mapping[str, Number], sign: int = 1) -> None:
-    """Add amounts to a total in place; ``sign`` -1 subtracts them."""
+    """Add amounts to ``total``, which is changed; ``sign`` -1 subtracts them."""
     for name, value in more.items():
         total[name] = total.get(name, 0) + sign * value

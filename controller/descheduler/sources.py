@@ -96,7 +96,7 @@ class UsageReader:
                 if not queries[resource]:
                     continue
                 try:
-                    vector = await client.query(queries[resource], at_s=at_s, finite=False)
+                    vector = await client.query(queries[resource], at_s=at_s, finite_only=False)
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:

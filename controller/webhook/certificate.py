@@ -1,6 +1,6 @@
-"""Creates the webhook's certificate and its configuration.
+"""Builds the webhook's Secret, with a new certificate, and its MutatingWebhookConfiguration.
 
-A person applies them. No program in the cluster has this right, because with it a program could change every pod.
+A person applies them. No program in the cluster may write such a configuration, because with it a program could change every pod.
 """
 
 from __future__ import annotations
@@ -17,71 +17,80 @@ from cryptography.x509.oid import NameOID
 
 from controller.cluster.crds import APPGROUP_LABEL
 from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
-from controller.webhook.gate import PATH
+from controller.webhook.gate import WEBHOOK_PATH
 from netperf.contract import PART_OF_LABELS
 
-NAME = "netaware-webhook"
+WEBHOOK_NAME = "netaware-webhook"
+"""Name of the webhook's Service, Secret and configuration."""
 _MAX_CLOCK_SKEW = datetime.timedelta(minutes=5)
-_ANY_SCHEDULER = [placement for placement in get_args(Placement) if placement != "extender"]
-"""Placements for which pods of any scheduler are gated."""
+_ANY_SCHEDULER_PLACEMENTS = [placement for placement in get_args(Placement) if placement != "extender"]
+"""Values of `PLACEMENT_LABEL` with which pods of any scheduler are gated."""
 _HAS_NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _IS_PLACED_BY_US = {
     "name": "is-placed-by-us",
     "expression": (
         f"object.spec.schedulerName == '{OUR_SCHEDULER}' || "
-        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in {_ANY_SCHEDULER})"
+        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in {_ANY_SCHEDULER_PLACEMENTS})"
     ),
 }
 _HAS_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
 _HAS_NO_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
 
 
-def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[str, Any]]:
-    """The Secret and the MutatingWebhookConfiguration, for one installation.
+def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[str, Any]]:
+    """The Secret and the MutatingWebhookConfiguration of an installation.
 
     Args:
-        namespace: netaware's own.
-        days: validity of the certificate.
-        now: with a time zone.
+        namespace: namespace of netaware.
+        days: validity of the certificate in days.
+        now: the current time, with a time zone.
     """
-    certificate, key = issue_certificate(f"{NAME}.{namespace}.svc", days, now)
+    certificate, key = issue_certificate(f"{WEBHOOK_NAME}.{namespace}.svc", days, now)
     encoded = base64.b64encode(certificate).decode()
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(PART_OF_LABELS)},
+        "metadata": {"name": WEBHOOK_NAME, "namespace": namespace, "labels": dict(PART_OF_LABELS)},
         "type": "kubernetes.io/tls",
         "data": {"tls.crt": encoded, "tls.key": base64.b64encode(key).decode()},
     }
-    service = {"name": NAME, "namespace": namespace, "path": PATH, "port": 443}
+    service = {"name": WEBHOOK_NAME, "namespace": namespace, "path": WEBHOOK_PATH, "port": 443}
     client_config = {"service": service, "caBundle": encoded}
-    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_ANY_SCHEDULER)}
-    namespaces = {"matchExpressions": [has_placement]}
+    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_ANY_SCHEDULER_PLACEMENTS)}
+    namespace_selector = {"matchExpressions": [has_placement]}
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": NAME, "labels": dict(PART_OF_LABELS)},
+        "metadata": {"name": WEBHOOK_NAME, "labels": dict(PART_OF_LABELS)},
         "webhooks": [
-            # Copies, because YAML would have aliases for repeated objects.
-            _webhook("pods", copy.deepcopy(client_config), {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
-            _webhook(
-                "namespaces", client_config, namespaces, [dict(_HAS_GROUP), _HAS_NO_PLACEMENT], [dict(_HAS_NO_NODE)]
+            # Copies, because the YAML would have aliases for repeated objects.
+            _build_webhook("pods", copy.deepcopy(client_config), {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
+            _build_webhook(
+                "namespaces",
+                client_config,
+                namespace_selector,
+                [dict(_HAS_GROUP), _HAS_NO_PLACEMENT],
+                [dict(_HAS_NO_NODE)],
             ),
         ],
     }
     return [secret, configuration]
 
 
-def _webhook(
-    name: str, client_config: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
+def _build_webhook(
+    name: str,
+    client_config: dict[str, Any],
+    namespace_selector: dict[str, Any],
+    pod_requirements: list[Any],
+    conditions: list[Any],
 ) -> dict[str, Any]:
     """One webhook; selectors and conditions are those of the policies in manifests/policies/appgroup-gate.yaml."""
     return {
         "name": f"{name}.gate.netaware.io",
         "clientConfig": client_config,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-        "namespaceSelector": namespaces,
-        "objectSelector": {"matchExpressions": pods},
+        "namespaceSelector": namespace_selector,
+        "objectSelector": {"matchExpressions": pod_requirements},
         "matchConditions": conditions,
         # If the webhook fails, a pod is created without a gate and placed by NetworkOverhead's rule.
         "failurePolicy": "Ignore",
@@ -93,9 +102,9 @@ def _webhook(
 
 
 def issue_certificate(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
-    """A self-signed certificate for one host, and its key, as PEM."""
+    """A new self-signed certificate for one host, and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, WEBHOOK_NAME)])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -12,9 +12,9 @@ from kubekit import patches
 from kubekit.patches import Operation
 from kubekit.wire import SchedulingGate
 
-PATH = "/gate"
+WEBHOOK_PATH = "/gate"
 """URL path of the webhook."""
-_GATES = patches.pointer("spec", "schedulingGates")
+_GATES_POINTER = patches.pointer("spec", "schedulingGates")
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -31,28 +31,28 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 _decode_review = msgspec.json.Decoder(_Review).decode
 
 
-def answer(body: bytes) -> bytes:
-    """The response that allows the pod, and adds our gate if it has an AppGroup label, no node and not yet our gate.
+def answer_review(body: bytes) -> bytes:
+    """The AdmissionReview that allows the pod of a request, with a patch if the pod needs netaware's gate (`plan_gate_patch`).
 
-    The webhook's configuration selects the pods that are sent.
+    The webhook's configuration selects the pods for which requests are sent.
 
     Raises:
         kubekit.wire.DECODE_ERRORS: the body is no AdmissionReview of a pod.
     """
     review = _decode_review(body)
     response: dict[str, object] = {"uid": review.request.uid, "allowed": True}
-    operations = gate_patch(review.request.object)
+    operations = plan_gate_patch(review.request.object)
     if operations:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(operations)).decode()}
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
 
 
-def gate_patch(pod: Pod) -> list[Operation]:
-    """The JSON patch that adds our gate to a pod; empty if the pod needs none."""
+def plan_gate_patch(pod: Pod) -> list[Operation]:
+    """The JSON patch that adds netaware's gate; empty if the pod has it, has a node, or has no AppGroup label."""
     gates = pod.spec.scheduling_gates or []
-    # The API server refuses a gate on a pod that has a node.
+    # The API server rejects a pod that has both a node and a gate.
     if APPGROUP_LABEL not in (pod.metadata.labels or {}) or pod.spec.node_name or SchedulingGate(GATE) in gates:
         return []
     if not gates:
-        return [patches.add(_GATES, [SchedulingGate(GATE)])]
-    return [patches.add(f"{_GATES}/-", SchedulingGate(GATE))]
+        return [patches.add(_GATES_POINTER, [SchedulingGate(GATE)])]
+    return [patches.add(f"{_GATES_POINTER}/-", SchedulingGate(GATE))]

@@ -33,14 +33,12 @@ from netperf.contract import NETAWARE_NAMESPACE
 
 log = logs.get("controller.scheduler.extender.program")
 
-DEFAULT_LISTEN = "127.0.0.1:9876"
-
 
 async def run_extender(
     cluster: ClusterConfig,
     config: SchedulerConfig,
     *,
-    listen: str = DEFAULT_LISTEN,
+    listen: str,
     metrics_listen: str | None = None,
     netaware_namespace: str = NETAWARE_NAMESPACE,
 ) -> None:

@@ -266,7 +266,7 @@ class GatingController:
         return msgspec.structs.replace(
             inputs,
             positions=self._positions_of(group, app_group),
-            declared_replicas=self._declared_replicas.replicas(namespace, workloads),
+            declared_replicas=self._declared_replicas.replicas_by_selector(namespace, workloads),
             num_members=app_group.spec.num_members,
         )
 

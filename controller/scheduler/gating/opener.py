@@ -31,11 +31,10 @@ CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
 UNINSTALL_CHECK_INTERVAL_S = 0.2
 """Time between checks while every gate is to be opened."""
 PENDING_PODS = "spec.nodeName=,status.phase=Pending"
-DEFAULT_LISTEN = "127.0.0.1:9853"
 _CONCURRENT_WRITES = 16
 
 
-async def run_gate_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen: str = DEFAULT_LISTEN) -> None:
+async def run_gate_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen: str) -> None:
     """Watch pods and open overdue gates until cancelled.
 
     Args:

@@ -171,7 +171,7 @@ class PlanInputs(NamedTuple):
         if self.declared is None:
             return {}, 0
         app_group = self.state.groups[group]
-        declared = self.declared.replicas(app_group.metadata.namespace, self.state.graph(group).workloads)
+        declared = self.declared.replicas_by_selector(app_group.metadata.namespace, self.state.graph(group).workloads)
         active = [pod for pod in pods if pod.is_active]
         outdated = find_outdated_pod_keys(pod.metadata for pod in active)
         live = Counter(pod.workload for pod in active if pod.metadata.key not in outdated)

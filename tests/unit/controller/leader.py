@@ -33,7 +33,7 @@ class Declarations:
         self.by_workload: dict[str, int] = {}
         self.elsewhere: dict[str, dict[str, int]] = {}
 
-    def replicas(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
+    def replicas_by_selector(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
         declared = self.elsewhere.get(namespace, self.by_workload)
         return {w.selector: declared[w.selector] for w in workloads if w.selector in declared}
 

@@ -39,7 +39,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     )
     config = load_config(write(tmp_path, text))
     assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
-    assert config.leader_election.timing().duration_s == 5
+    assert config.leader_election.resolve().duration_s == 5
     assert config.topology.probing.interval_s == 10
     assert config.topology.policy().unit_us == 100
     assert config.app_group.namespaces == ("shop",)
@@ -84,13 +84,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_check_config_says_good_or_exits_2_with_the_field(tmp_path: Path) -> None:
-    good = run("check-config", write(tmp_path, HEAD))
-    assert (good.returncode, good.stderr) == (0, "")
-    bad = run("check-config", write(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
-    assert bad.returncode == 2
-    assert "topology.probing.intervalS: 0.0 is out of range (1 to 86400)" in bad.stderr
-    assert "Traceback" not in bad.stderr
+def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD)
+    valid = run("check-config", path)
+    assert (valid.returncode, valid.stdout, valid.stderr) == (0, f"{path}: valid\n", "")
+    invalid = run("check-config", write(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
+    assert invalid.returncode == 2
+    assert "topology.probing.intervalS: 0.0 is out of range (1 to 86400)" in invalid.stderr
+    assert "Traceback" not in invalid.stderr
     missing = run("check-config", str(tmp_path / "none.yaml"))
     assert missing.returncode == 2
     assert "No such file" in missing.stderr

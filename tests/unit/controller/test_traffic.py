@@ -117,7 +117,9 @@ class FakePrometheus(PrometheusClient):
         self.age_s = 1e9
         self.expressions: list[str] = []
 
-    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[VectorSample]:
+    async def query(
+        self, expression: str, *, at_s: float | None = None, finite_only: bool = True
+    ) -> list[VectorSample]:
         if self._refused_text in expression:
             raise PrometheusError("query processing would load too many samples into memory")
         if expression.startswith("time()"):

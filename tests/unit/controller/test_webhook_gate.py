@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from controller.webhook import program
-from controller.webhook.gate import answer
+from controller.webhook.gate import answer_review
 from lab.certificates import CertificateAuthority, KeyPair
 from lab.controlplane import free_ports
 
@@ -27,7 +27,7 @@ def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
     pod = {"metadata": {"labels": labels, "name": "x"}, "spec": {"containers": [], **spec}}
     request = {"uid": "u-1", "operation": "CREATE", "object": pod}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    given = json.loads(answer(json.dumps(review).encode()))
+    given = json.loads(answer_review(json.dumps(review).encode()))
     assert (given["apiVersion"], given["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert (given["response"]["uid"], given["response"]["allowed"]) == ("u-1", True)
     patch = given["response"].get("patch")
@@ -54,7 +54,7 @@ def test_only_pods_of_a_group_are_gated(labels: dict[str, str] | None, spec: dic
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"apiVersion": "v1", "kind": "Pod", "request": 7}'])
 def test_other_bodies_than_reviews_are_refused(body: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
-        answer(body)
+        answer_review(body)
 
 
 async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, m
                         return
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(program, "RELOAD_S", 0.01)
+    monkeypatch.setattr(program, "CERTIFICATE_CHECK_INTERVAL_S", 0.01)
     served.mkdir()
     shutil.copy(first.certificate, served / "tls.crt")
     shutil.copy(first.key, served / "tls.key")
