@@ -40,21 +40,10 @@ LIMITS = LimitsConfig()
 HALF_A_DAY_S = 12 * 3600.0
 
 
-def move(**fields: Any) -> PendingMove:
-    known = {
-        "pod": "default/web-old",
-        "uid": "old",
-        "workload": WORKLOAD,
-        "node": "hot",
-        "planned_at_s": NOW_S,
-        "target": "idle",
-    }
-    shares = {
-        "usage_percent_before": {"cpu": 90.0},
-        "expected_relief_percent": {"cpu": 30.0},
-        "exceeded_thresholds": {"cpu": 50.0},
-    }
-    return pending_move(**{**known, **shares, **fields})
+def make_move(**fields: Any) -> PendingMove:
+    defaults: dict[str, Any] = {"pod": "default/web-old", "uid": "old", "workload": WORKLOAD, "target": "idle"}
+    defaults |= {"usage_percent_before": {"cpu": 90.0}, "expected_relief_percent": {"cpu": 30.0}}
+    return pending_move(**{**defaults, "exceeded_thresholds": {"cpu": 50.0}, **fields})
 
 
 def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
@@ -66,34 +55,23 @@ def world(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> Desche
     return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(idle_cpu, 1)})
 
 
-def replicas(history: History) -> dict[str, float]:
-    """Until when replicas back off."""
+def replica_backoffs(history: History) -> dict[str, float]:
+    """End of the back-offs of replicas, by uid."""
     return {key: backoff.until_s for key, backoff in history.backoffs.items() if "/" not in key}
 
 
-def evaluated_after(
+def evaluate_after(
     view: DeschedulerSnapshot, after_s: float, *moves: PendingMove, history: History | None = None
 ) -> tuple[History, list[str]]:
-    history = msgspec.structs.replace(history or History(), pending=moves or (move(),))
+    history = msgspec.structs.replace(history or History(), pending=moves or (make_move(),))
     history, ended = evaluate_moves(view, history, LIMITS, NOW_S + after_s)
     return history, [end.outcome for end in ended]
 
 
-def test_a_move_that_relieved_its_node_helped_and_clears_failures() -> None:
-    history, outcomes = evaluated_after(world(replica("new", "idle")), 60)
-    assert (outcomes, history.pending[0].replacement_node, history.pending[0].replacement_pod) == (
-        [],
-        "idle",
-        "default/new",
-    )
-    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
-    history, outcomes = evaluated_after(world(replica("new", "idle")), 306, history=before)
-    assert outcomes == ["helped"]
-    assert WORKLOAD not in history.backoffs, "a success ends the back-off"
-    running = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
-    history, _ = evaluated_after(world(replica("new", "idle")), 306, history=running)
-    assert history.backoffs[WORKLOAD] == running.backoffs[WORKLOAD], "a running back-off does not end"
-    assert history.pending == ()
+def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
+    before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
+    history, outcomes = evaluate_after(world(replica("new", "idle")), 306, history=before)
+    assert (outcomes, history.pending, history.backoffs[WORKLOAD]) == (["helped"], (), before.backoffs[WORKLOAD])
 
 
 def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
@@ -102,19 +80,19 @@ def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
     for known_usage in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
         without_usage = snapshot(with_usage.nodes.values(), with_usage.pods.by_key.values(), known_usage)
         before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
-        history, outcomes = evaluated_after(without_usage, 306, history=before)
+        history, outcomes = evaluate_after(without_usage, 306, history=before)
         assert outcomes == []
-        assert evaluated_after(with_usage, 400, *history.pending)[1] == ["helped"], "once usage is known"
-        history, outcomes = evaluated_after(without_usage, 306 + LIMITS.start_timeout_s, history=before)
+        assert evaluate_after(with_usage, 400, *history.pending)[1] == ["helped"], "once usage is known"
+        history, outcomes = evaluate_after(without_usage, 306 + LIMITS.start_timeout_s, history=before)
         assert outcomes == ["unknown"]
         assert (history.backoffs[WORKLOAD], history.breaker_entries) == (before.backoffs[WORKLOAD], ())
-        assert list(replicas(history)) == [replica("new", "idle").uid]
+        assert list(replica_backoffs(history)) == [replica("new", "idle").uid]
 
 
 def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> None:
     found, history = [], History()
     for i in range(9):
-        history, _ = evaluated_after(world(replica("new", "hot")), 10, history=history)
+        history, _ = evaluate_after(world(replica("new", "hot")), 10, history=history)
         found.append((history.backoffs[WORKLOAD].until_s - NOW_S - 10) / 3600)
         assert history.backoffs[WORKLOAD].failures == i + 1
     assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
@@ -122,25 +100,25 @@ def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> 
 
 def test_a_new_pod_on_another_node_is_preferred_as_replacement_to_one_on_the_old_node() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
-    history, outcomes = evaluated_after(view, 10)
+    history, outcomes = evaluate_after(view, 10)
     assert (outcomes, history.pending[0].replacement_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
 def test_a_replacement_is_found_despite_clock_skew(skew_s: float) -> None:
     """The replacement bears the API server's time, the move ours."""
-    assert evaluated_after(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
+    assert evaluate_after(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
 
 
 def test_several_failed_moves_of_a_workload_in_one_round_are_one_failure() -> None:
-    moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
-    history, outcomes = evaluated_after(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
+    moves = [make_move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
+    history, outcomes = evaluate_after(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
     assert history.backoffs[WORKLOAD] == BackoffEntry(NOW_S + 10 + 7200, 1, "returned")
 
 
 def test_a_move_whose_pod_was_not_evicted_does_not_count() -> None:
-    history = add_moves(History(), [move()])
+    history = add_moves(History(), [make_move()])
     still_there = replica("web-old", "hot", age_s=-1000, uid="old")
     history, ended = evaluate_moves(world(still_there), history, LIMITS, NOW_S + 60)
     assert ended == []
@@ -152,19 +130,19 @@ def test_a_move_whose_pod_was_not_evicted_does_not_count() -> None:
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
     known = (short_uid("uid-default-sibling"),)
     moves = (
-        move(sibling_short_uids=known),
-        move(pod="default/web-old2", uid="old2", node="idle", sibling_short_uids=known),
+        make_move(sibling_short_uids=known),
+        make_move(pod="default/web-old2", uid="old2", node="idle", sibling_short_uids=known),
     )
     view = world(
         replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
     )
-    history, outcomes = evaluated_after(view, 10, *moves)
+    history, outcomes = evaluate_after(view, 10, *moves)
     assert outcomes == []
     assert [m.replacement_pod for m in history.pending] == ["default/new", "default/newer"]
 
 
 def test_a_move_of_a_bare_pod_helped_at_once() -> None:
-    assert evaluated_after(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
+    assert evaluate_after(world(), 10, make_move(workload="default/Pod/web-old"))[1] == ["helped"]
 
 
 def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_end_first() -> None:
@@ -175,7 +153,7 @@ def test_the_history_keeps_a_bounded_number_of_back_offs_and_drops_those_that_en
     assert "default/Deployment/w4" not in history.backoffs
     assert len(msgspec.json.encode(history)) < 1 << 19
     replicas_first = History(backoffs={f"replica{i}": BackoffEntry(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
-    history, outcomes = evaluated_after(world(replica("new", "hot")), 10, history=replicas_first)
+    history, outcomes = evaluate_after(world(replica("new", "hot")), 10, history=replicas_first)
     assert (outcomes, len(history.backoffs)) == (["returned"], MAX_BACKOFFS)
 
 
@@ -217,23 +195,24 @@ NEW = replica("new", "idle")
 def test_the_outcome_decides_the_back_offs_of_the_workload_and_the_replacement(
     view: DeschedulerSnapshot, after_s: float, outcome: str, *, backs_off: bool
 ) -> None:
-    history, outcomes = evaluated_after(view, after_s)
-    helped, says_nothing = outcome == "helped", outcome in {"", "not-replaced"}
+    earlier_failure = BackoffEntry(NOW_S - 1, 1, "returned")
+    history, outcomes = evaluate_after(view, after_s, history=History(backoffs={WORKLOAD: earlier_failure}))
+    has_helped, is_uncounted = outcome == "helped", outcome in {"", "not-replaced"}
     assert outcomes == ([outcome] if outcome else [])
-    failed = BackoffEntry(NOW_S + after_s + 7200, 1, outcome)
-    assert history.backoffs.get(WORKLOAD) == (None if helped or says_nothing else failed)
-    rests_s = HALF_A_DAY_S if helped else 2 * HALF_A_DAY_S
-    assert replicas(history) == ({NEW.uid: NOW_S + after_s + rests_s} if backs_off else {})
-    assert [result.has_helped for result in history.breaker_entries] == ([] if says_nothing else [helped])
+    failure = earlier_failure if is_uncounted else BackoffEntry(NOW_S + after_s + 2 * 7200, 2, outcome)
+    assert history.backoffs.get(WORKLOAD) == (None if has_helped else failure)
+    replica_backoff_s = HALF_A_DAY_S if has_helped else 2 * HALF_A_DAY_S
+    assert replica_backoffs(history) == ({NEW.uid: NOW_S + after_s + replica_backoff_s} if backs_off else {})
+    assert [entry.has_helped for entry in history.breaker_entries] == ([] if is_uncounted else [has_helped])
 
 
 def test_the_successor_of_a_deleted_replacement_is_evaluated() -> None:
     """The kubelet may have evicted the replacement before its evaluation."""
-    with_replacement, _ = evaluated_after(world(replica("new", "idle")), 60)
-    assert evaluated_after(world(), 120, *with_replacement.pending)[0].pending == with_replacement.pending
-    history, outcomes = evaluated_after(world(replica("next", "hot", age_s=130)), 140, *with_replacement.pending)
+    with_replacement, _ = evaluate_after(world(replica("new", "idle")), 60)
+    assert evaluate_after(world(), 120, *with_replacement.pending)[0].pending == with_replacement.pending
+    history, outcomes = evaluate_after(world(replica("next", "hot", age_s=130)), 140, *with_replacement.pending)
     assert outcomes == ["returned"]
-    assert replicas(history) == {replica("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
+    assert replica_backoffs(history) == {replica("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
 
 
 # The breaker
