@@ -266,17 +266,17 @@ def decide_unconfirmed(
     view: DeschedulerSnapshot,
     history: History,
     durations: ReasonDurations,
-    rules: ResolvedConfig,
+    config: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
 ) -> DescheduleDecision:
     """The decision of `decide`, without the planner's confirmation."""
-    return decide(view, history, durations, rules, now, assume_lasting=assume_lasting).decision
+    return decide(view, history, durations, config, now, assume_lasting=assume_lasting).decision
 
 
 def decide_once(
-    view: DeschedulerSnapshot, rules: ResolvedConfig, *, history: History | None = None, now: float = NOW_S
+    view: DeschedulerSnapshot, config: ResolvedConfig, *, history: History | None = None, now: float = NOW_S
 ) -> DescheduleDecision:
     """The decision of one round, by default without earlier moves."""
-    return decide_unconfirmed(view, history or History(), ReasonDurations(), rules, now)
+    return decide_unconfirmed(view, history or History(), ReasonDurations(), config, now)

@@ -251,36 +251,36 @@ HOT = (
 def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
     results: tuple[BreakerEntry, ...], least: int, goes: bool
 ) -> None:
-    rules, history = make_config(limits={"minSuccessPercent": least}), History(breaker_entries=results)
-    decision = decide_once(snapshot(*HOT), rules, history=history)
+    config, history = make_config(limits={"minSuccessPercent": least}), History(breaker_entries=results)
+    decision = decide_once(snapshot(*HOT), config, history=history)
     assert moved_pods(decision) == (["p"] if goes else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.is_stuck is not goes
     assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
-    outside = decide_unconfirmed(snapshot(*HOT), history, ReasonDurations(), rules, NOW_S, assume_lasting=True)
+    outside = decide_unconfirmed(snapshot(*HOT), history, ReasonDurations(), config, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "a dry run decides the same"
 
 
 def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     """Before and after the evaluation of its move."""
-    rules = make_config(protection={"minPodAgeS": 0})
-    (pending,) = decide_once(snapshot(*HOT), rules).pending
+    config = make_config(protection={"minPodAgeS": 0})
+    (pending,) = decide_once(snapshot(*HOT), config).pending
     replacement = pod("q", "idle", uid="q", created_s=NOW_S)
     nodes = [node("hot"), node("idle")]
     view = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
     cooled = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
     history = History(pending=(pending,))
     for at_s in (30.0, 900.0, 40_000.0):
-        history, _ = evaluate_moves(cooled, history, rules.limits, NOW_S + at_s)
+        history, _ = evaluate_moves(cooled, history, config.limits, NOW_S + at_s)
         history = msgspec.structs.replace(history, backoffs={k: v for k, v in history.backoffs.items() if "/" not in k})
-        assert skips(decide_once(view, rules, history=history, now=NOW_S + at_s))["q"] == "replica-backoff"
-    assert moved_pods(decide_once(view, rules, history=history, now=NOW_S + 46_800)) == ["q"]
+        assert skips(decide_once(view, config, history=history, now=NOW_S + at_s))["q"] == "replica-backoff"
+    assert moved_pods(decide_once(view, config, history=history, now=NOW_S + 46_800)) == ["q"]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, restarts: bool) -> None:
     """One round a minute. A restart keeps the history, but not the detectors."""
-    rules, history, state = make_config({"anomalyCondition": {}}), History(), ReasonDurations()
+    config, history, state = make_config({"anomalyCondition": {}}), History(), ReasonDurations()
     moves, outcomes, born_s = list[float](), set[str](), NOW_S - 1000
     for minute in range(1440):
         now = NOW_S + 60 * minute
@@ -290,7 +290,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         one = pod(name, "hot", owner="ReplicaSet/web-5d4f", labels=labels, uid=name, created_s=born_s)
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
         view = snapshot([node("hot"), node("idle")], [one], usage, {name: amounts(1.6, 0.5)})
-        decision = decide_unconfirmed(view, history, state, rules, now)
+        decision = decide_unconfirmed(view, history, state, config, now)
         outcomes |= {end.outcome for end in decision.evaluated}
         history, state = add_moves(decision.history, decision.pending), decision.durations
         for _ in decision.pending:

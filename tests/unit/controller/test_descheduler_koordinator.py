@@ -200,7 +200,7 @@ def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: 
         pods[one.key] = {"cpu": float(one.requests.get("cpu", 0))}
         usage[one.node]["cpu"] += pods[one.key]["cpu"]
     policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
-    rules = make_config(policy, limits=case.limits)
-    found = moved_pods(decide_once(snapshot(nodes, case.pods, usage, pods), rules))
+    config = make_config(policy, limits=case.limits)
+    found = moved_pods(decide_once(snapshot(nodes, case.pods, usage, pods), config))
     assert len(found) == case.ours
     assert set(found) <= (case.only or set(found))

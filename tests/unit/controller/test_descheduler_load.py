@@ -103,10 +103,10 @@ def test_a_node_is_overutilized_by_any_resource_and_underutilized_by_all() -> No
 
 def test_bandwidth_has_thresholds_on_nodes_that_have_the_resource() -> None:
     name = "network.aware.com/bandwidth"
-    rules = make_config({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
+    config = make_config({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
     nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
     usage = {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}}
-    found = decide_once(snapshot(nodes, [], usage), rules).plan.nodes
+    found = decide_once(snapshot(nodes, [], usage), config).plan.nodes
     assert {s.node: s.kind for s in found} == {"busy": "overutilized", "idle": "underutilized", "no-agent": "unknown"}
 
 
@@ -295,40 +295,42 @@ def test_consecutive_rounds_begin_and_end_an_anomaly_and_the_timeout_ends_it(
     signs, state = "", ReasonDurations()
     for i, sign in enumerate(usage):
         known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
-        rules = make_config({"anomalyCondition": anomaly}, intervalS=10)
-        state = decide_unconfirmed(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).durations
+        config = make_config({"anomalyCondition": anomaly}, intervalS=10)
+        state = decide_unconfirmed(snapshot([node("n")], [], known), History(), state, config, NOW_S + 10 * i).durations
         detector = state.detectors["n"]
         signs += "A" if detector.is_anomalous else "v" if detector.is_avoided else "-"
     assert signs == found
 
 
 def test_pods_of_an_overutilized_node_move_once_it_is_anomalous() -> None:
-    rules, state, found = make_config({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
+    config, state, found = make_config({"anomalyCondition": condition("1m", 3, 1)}), ReasonDurations(), []
     for i in range(4):
-        decision = decide_unconfirmed(ONE, History(), state, rules, NOW_S + 10 * i)
+        decision = decide_unconfirmed(ONE, History(), state, config, NOW_S + 10 * i)
         state = decision.durations
         found.append((moved_pods(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved_pods(decide_unconfirmed(ONE, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)) == ["p"]
+    assert moved_pods(decide_unconfirmed(ONE, History(), ReasonDurations(), config, NOW_S, assume_lasting=True)) == [
+        "p"
+    ]
 
 
 def test_a_node_without_pods_is_not_stuck_before_it_is_anomalous() -> None:
-    rules = make_config({"anomalyCondition": condition()})
-    (state,) = decide_once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
+    config = make_config({"anomalyCondition": condition()})
+    (state,) = decide_once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), config).plan.nodes
     assert (state.is_stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
 
 
 def test_a_detector_expires_after_the_cache_timeout_but_not_between_two_rounds() -> None:
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
-        rules = make_config({"detectorCacheTimeout": timeout})
-        state = decide_unconfirmed(ONE, History(), ReasonDurations(), rules, NOW_S).durations
-        state = decide_unconfirmed(no_usage, History(), state, rules, NOW_S + 600).durations
+        config = make_config({"detectorCacheTimeout": timeout})
+        state = decide_unconfirmed(ONE, History(), ReasonDurations(), config, NOW_S).durations
+        state = decide_unconfirmed(no_usage, History(), state, config, NOW_S + 600).durations
         assert state.detectors.keys() & {"hot"} == left
-    rules, state = make_config({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
+    config, state = make_config({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), ReasonDurations()
     for i in range(5):
-        state = decide_unconfirmed(ONE, History(), state, rules, NOW_S + 301 * i).durations
+        state = decide_unconfirmed(ONE, History(), state, config, NOW_S + 301 * i).durations
     assert state.detectors["hot"].is_anomalous, "five rounds of five minutes count"
 
 

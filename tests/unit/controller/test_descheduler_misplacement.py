@@ -91,10 +91,10 @@ def plan(
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
 ) -> DescheduleDecision:
-    rules = make_config(policy, misplacement={"enabled": True, **misplacement})
+    config = make_config(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
     return decide(
-        view, history or History(), durations or ReasonDurations(), rules, now, assume_lasting=assume_lasting
+        view, history or History(), durations or ReasonDurations(), config, now, assume_lasting=assume_lasting
     ).decision
 
 
@@ -256,8 +256,8 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
 ) -> None:
     world = planned(cluster(APART))
     view = world.snapshot()
-    rules = make_config(misplacement={"enabled": True})
-    unconfirmed = decide(view, History(), ReasonDurations(), rules, NOW_S, assume_lasting=True)
+    config = make_config(misplacement={"enabled": True})
+    unconfirmed = decide(view, History(), ReasonDurations(), config, NOW_S, assume_lasting=True)
 
     async def simulate_replacement(group: str, key: str, seed: int) -> Target | None:
         assert (group, key) == ("default/shop", "default/web-1")
@@ -319,12 +319,12 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
     placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
     costs = {("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}
     world = cluster(placed, costs=costs, max_cost=50, spread="zone")
-    rules = make_config(misplacement={"enabled": True})
+    config = make_config(misplacement={"enabled": True})
     history, durations, moves = History(), ReasonDurations(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
         view = world.snapshot()
-        decision = decide_unconfirmed(view, history, durations, rules, now)
+        decision = decide_unconfirmed(view, history, durations, config, now)
         durations, history = decision.durations, add_moves(decision.history, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))

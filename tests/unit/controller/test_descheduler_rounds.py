@@ -275,8 +275,8 @@ def check_round(seed: int) -> int:
 
 
 def decide_round(world: World, **more: Any) -> DescheduleDecision:
-    rules = msgspec.convert({**world.config, **more}, DeschedulerConfig).resolve()
-    return decide_unconfirmed(world.view, world.history, ReasonDurations(), rules, NOW_S, assume_lasting=True)
+    config = msgspec.convert({**world.config, **more}, DeschedulerConfig).resolve()
+    return decide_unconfirmed(world.view, world.history, ReasonDurations(), config, NOW_S, assume_lasting=True)
 
 
 def check_limits(world: World, decision: DescheduleDecision) -> None:
