@@ -73,7 +73,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     """
     resolver = _Resolver(snapshot)
     uplinks = pick_uplinks(snapshot)
-    used = {family: indexes for family, indexes in uplinks.used_by_family.items() if indexes}
+    used = uplinks.used_by_family
     if not used:
         return HardwareCapacity(None, "there is no default route")
     try:
@@ -102,7 +102,8 @@ def pick_uplinks(snapshot: LinkSnapshot) -> Uplinks:
     for family in (4, 6):
         routes = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
         live = [route for route in routes if route.device_index in up_indexes] or routes
-        used_by_family[family] = list(dict.fromkeys(r.device_index for r in live if _is_used(r, live[0])))
+        if live:
+            used_by_family[family] = list(dict.fromkeys(r.device_index for r in live if _is_used(r, live[0])))
         all_indexes += [route.device_index for route in routes]
     used_indexes = {index for indexes in used_by_family.values() for index in indexes}
     return Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
