@@ -14,7 +14,7 @@ from controller.traffic.graph import TrafficGraph
 DRIFT_FACTOR = 10.0
 """Traffic above this multiple of ``minBandwidth`` is drift."""
 DriftKind = Literal["new", "gone", "grown"]
-"""Calls that are not declared; a declared dependency without calls; traffic above `DRIFT_FACTOR` times ``minBandwidth``."""
+"""A dependency that is not declared; a declared dependency without calls; traffic above `DRIFT_FACTOR` times ``minBandwidth``."""
 
 
 class Drift(msgspec.Struct, frozen=True, rename="camel"):
@@ -45,6 +45,8 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     min_bandwidths = {(client, server): min_bps for client, server, min_bps in ends if client and server}
     members = set(local_keys.values())
     observed = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
+    if not observed:
+        return []  # The group's traffic is not measured.
     drifts: list[Drift] = []
     for (client, server), dependency in observed.items():
         rate_bps, min_bps = dependency.bytes_per_s * 8, min_bandwidths.get((client, server))
@@ -57,7 +59,7 @@ def find_drift(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     drifts += [
         Drift("gone", client, server, 0.0, "declared, but no calls were seen")
         for client, server in min_bandwidths
-        if (client, server) not in observed and observed
+        if (client, server) not in observed
     ]
     return sorted(drifts, key=lambda d: (d.kind, d.client, d.server))
 

@@ -14,9 +14,8 @@ import msgspec
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
 
 DNS_PORT = 53
-DNS_NAMES = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
-"""Names of workloads."""
-SCRAPER_NAMES = (
+DNS_WORKLOADS = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
+SCRAPER_NAME_PARTS = (
     "prometheus",
     "vmagent",
     "alloy",
@@ -25,7 +24,6 @@ SCRAPER_NAMES = (
     "opentelemetry-collector",
     "datadog",
 )
-"""Parts of the names of workloads."""
 MIN_SHARE = 0.001
 """Traffic between two workloads below this share of either workload's traffic is no dependency, but a health check, an exporter or a
 user's shell."""
@@ -33,7 +31,7 @@ user's shell."""
 _ROUNDING_ERROR = 1e-6
 """Relative error of sums of rates."""
 
-OmissionReason = Literal["external", "dns", "scrape", "system", "self", "thin"]
+OmissionReason = Literal["external", "dns", "scrape", "system", "self", "negligible"]
 """Traffic with an external end, to a name server, from a scraper, of a system namespace, of a workload to itself, or below `MIN_SHARE`."""
 
 
@@ -138,7 +136,7 @@ def build_traffic_graph(flows: Iterable[Flow], netaware_namespace: str) -> Traff
     for (client, server), pair_flows in flows_by_pair.items():
         dependency = _sum_flows(client, server, pair_flows)
         if dependency.bytes_per_s < MIN_SHARE * max(rates[client], rates[server]):
-            omitted_rates["thin", client.key, server.key] += dependency.bytes_per_s
+            omitted_rates["negligible", client.key, server.key] += dependency.bytes_per_s
         else:
             dependencies.append(dependency)
     dependencies.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
@@ -168,9 +166,9 @@ def _omission_reason(flow: Flow, system_namespaces: Set[str]) -> OmissionReason 
         return "external"
     if (client.namespace, client.name) == (server.namespace, server.name):
         return "self"
-    if flow.port == DNS_PORT or server.name in DNS_NAMES:
+    if flow.port == DNS_PORT or server.name in DNS_WORKLOADS:
         return "dns"
-    if any(name in client.name for name in SCRAPER_NAMES):
+    if any(part in client.name for part in SCRAPER_NAME_PARTS):
         return "scrape"
     if not system_namespaces.isdisjoint((client.namespace, server.namespace)):
         return "system"

@@ -31,7 +31,7 @@ Verb = Literal["filter", "prioritize", "preempt"]
 MAX_REQUEST_BYTES = 16 << 20
 REQUEST_TIMEOUT_S = 5.0
 FOREIGN_SCHEDULER = "the pod belongs to a scheduler that this extender does not serve"
-PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
+PLACED_BY_AFFINITY = "the pod is placed by its node affinity"
 _REASONS_WITHOUT_PLAN = frozenset({FOREIGN_SCHEDULER, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
 """Values of `ScoreTable.neutral_reason` for pods whose plan does not count either."""
 
@@ -125,8 +125,8 @@ class Extender:
     def _error_response(self, verb: Verb, reason: str, status: int) -> web.Response:
         self._metrics.errors.labels(verb, str(status)).inc()
         log.log_change(verb, reason, "request refused", verb=verb, error=reason, status=status)
-        text = msgspec.json.encode({"error": f"netaware extender: {reason}"})
-        return web.Response(status=status, body=text, content_type="application/json")
+        body = msgspec.json.encode({"error": f"netaware extender: {reason}"})
+        return web.Response(status=status, body=body, content_type="application/json")
 
     async def _read_request_body(self, request: web.Request) -> bytes:
         reason = self._not_ready_reason()

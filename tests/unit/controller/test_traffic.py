@@ -223,7 +223,7 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
     graph = build_traffic_graph(flows, "placement")
     assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
     reasons = {item.reason for item in graph.omitted}
-    assert reasons == {"self", "dns", "scrape", "external", "system", "thin"}
+    assert reasons == {"self", "dns", "scrape", "external", "system", "negligible"}
 
 
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
@@ -317,7 +317,7 @@ def test_traffic_between_two_existing_groups_joins_neither_of_them() -> None:
     assert {name: p.external for name, p in proposals.items()} == {"a": ("shop/pay",), "b": ("shop/cart",)}
 
 
-def test_groups_split_at_thin_traffic_and_a_hub_joins_no_groups() -> None:
+def test_groups_split_at_negligible_traffic_and_a_hub_joins_no_groups() -> None:
     flows = [flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
     flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
     flows += [flow(f"db{i}", "logs", 600) for i in range(8)]
