@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import product
 
 import msgspec
 
@@ -12,6 +13,9 @@ from controller.cluster.membership import Membership
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import Distance, PriceTable, distance_between
 from controller.traffic.workloads import Workloads
+
+LocationPair = tuple[Location, Location]
+"""The client's location, and the server's."""
 
 
 class DependencyPrice(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,27 +70,23 @@ class TrafficBill(msgspec.Struct, frozen=True, rename="camel"):
     monthly_price_by_group: Mapping[str, float] = {}
 
 
-def spread_over_zones(
-    dependency: ObservedDependency, workloads: Workloads
-) -> Iterator[tuple[Location, Location, float]]:
-    """Yields the client's location, the server's location, and the bytes per second between them.
+def rates_between_locations(dependency: ObservedDependency, workloads: Workloads) -> dict[LocationPair, float]:
+    """Locations of client and server -> bytes per second of a dependency.
 
     Bytes without zones are spread evenly over all pairs of replicas, as by a Service without `trafficDistribution`. They are
     omitted if one side has no placed replica.
     """
-    for (client_zone, server_zone), bytes_per_s in sorted(dependency.zones.items()):
-        yield workloads.location_of(client_zone), workloads.location_of(server_zone), bytes_per_s
+    rates: dict[LocationPair, float] = defaultdict(float)
+    for (client_zone, server_zone), bytes_per_s in dependency.zones.items():
+        rates[workloads.location_of(client_zone), workloads.location_of(server_zone)] += bytes_per_s
     zoneless = dependency.zoneless_bytes_per_s
-    clients, servers = (
-        workloads.location_counts.get(dependency.client),
-        workloads.location_counts.get(dependency.server),
-    )
-    if not zoneless or not clients or not servers:
-        return
-    pairs = clients.total() * servers.total()
-    for client, client_replicas in sorted(clients.items()):
-        for server, server_replicas in sorted(servers.items()):
-            yield client, server, zoneless * client_replicas * server_replicas / pairs
+    if zoneless:
+        ends = dependency.client, dependency.server
+        clients, servers = (workloads.location_counts.get(end, Counter()) for end in ends)
+        pairs = clients.total() * servers.total()
+        for (client, client_replicas), (server, server_replicas) in product(clients.items(), servers.items()):
+            rates[client, server] += zoneless * client_replicas * server_replicas / pairs
+    return rates
 
 
 def compute_bill(
@@ -94,11 +94,11 @@ def compute_bill(
 ) -> TrafficBill:
     """Price the traffic of a graph; ``groups`` maps workloads to their AppGroups, both as ``namespace/name``."""
     dependencies: list[DependencyPrice] = []
-    rates: dict[tuple[Location, Location], float] = defaultdict(float)
+    rates: dict[LocationPair, float] = defaultdict(float)
     price_by_group: dict[str, float] = defaultdict(float)
     for dependency in graph.dependencies:
         crossing = price = 0.0
-        for client, server, bytes_per_s in spread_over_zones(dependency, workloads):
+        for (client, server), bytes_per_s in rates_between_locations(dependency, workloads).items():
             rates[client, server] += bytes_per_s
             crossing += bytes_per_s if client != server else 0.0
             price += prices.monthly_price(bytes_per_s, client, server) if prices else 0.0
@@ -122,23 +122,7 @@ def compute_bill(
     )
 
 
-def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
-    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
-    same_namespace: dict[str, str] = {}
-    other_namespaces: dict[str, str] = {}
-    for key, group in membership.groups.items():
-        group_namespace = group.metadata.namespace
-        for item in group.spec.workloads or ():
-            namespace = item.workload.namespace or group_namespace
-            if membership.group_key_of(namespace, group.metadata.name) == key:
-                groups = same_namespace if namespace == group_namespace else other_namespaces
-                groups.setdefault(f"{namespace}/{item.workload.name}", key)
-    return other_namespaces | same_namespace
-
-
-def _price_zone_pairs(
-    rates: Mapping[tuple[Location, Location], float], prices: PriceTable | None
-) -> tuple[ZonePairPrice, ...]:
+def _price_zone_pairs(rates: Mapping[LocationPair, float], prices: PriceTable | None) -> tuple[ZonePairPrice, ...]:
     pairs = [
         ZonePairPrice(
             client.zone,
@@ -155,3 +139,17 @@ def _price_zone_pairs(
 def _price_order(item: DependencyPrice | ZonePairPrice) -> tuple[float, float]:
     """Sort key: highest price first, then most traffic."""
     return -(item.monthly_price or 0.0), -item.bytes_per_s
+
+
+def map_workloads_to_groups(membership: Membership) -> dict[str, str]:
+    """``namespace/workload`` -> ``namespace/AppGroup`` that its pods belong to; groups of the same namespace come first."""
+    same_namespace: dict[str, str] = {}
+    other_namespaces: dict[str, str] = {}
+    for key, group in membership.groups.items():
+        group_namespace = group.metadata.namespace
+        for item in group.spec.workloads or ():
+            namespace = item.workload.namespace or group_namespace
+            if membership.group_key_of(namespace, group.metadata.name) == key:
+                groups = same_namespace if namespace == group_namespace else other_namespaces
+                groups.setdefault(f"{namespace}/{item.workload.name}", key)
+    return other_namespaces | same_namespace
