@@ -9,22 +9,21 @@ static inline int violates_limit(const Problem *problem, int64_t table, int64_t 
 }
 
 /* Cost of one caller in a zone to one replica in another, if every replica answers equally many calls. */
-static inline double pair_cost(const State *state, int64_t edge, int64_t from, int64_t to) {
-  const Problem *problem = state->problem;
+static inline double pair_cost(const Problem *problem, int64_t edge, int64_t from, int64_t to) {
   double cost = problem->pair_weight[edge] * latency(problem, problem->table[edge], from, to);
   return violates_limit(problem, problem->table[edge], from, to) ? cost + problem->limit_price : cost;
 }
 
 /* Change of `cost_to_all` in a zone if a replica of the callee moves between two zones. */
-static inline double cost_to_all_delta(const State *state, int64_t edge, int64_t zone, int64_t from, int64_t to) {
-  return (to >= 0 ? pair_cost(state, edge, zone, to) : 0) - (from >= 0 ? pair_cost(state, edge, zone, from) : 0);
+static inline double cost_to_all_delta(const Problem *problem, int64_t edge, int64_t zone, int64_t from, int64_t to) {
+  return (to >= 0 ? pair_cost(problem, edge, zone, to) : 0) - (from >= 0 ? pair_cost(problem, edge, zone, from) : 0);
 }
 
 /* Pairs of caller and replica on one host. With ROUTE_NODE: calls that stay on the host without loading a replica above its fair
- * share, in units of 1 / replicas of the callee. */
-static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t called) {
-  if (problem->routing[edge] != ROUTE_NODE) return callers * called;
-  int64_t wanted = callers * problem->replica_count[problem->callee[edge]], fair = called * problem->replica_count[problem->caller[edge]];
+ * share; the unit is the calls of one caller, divided by the number of the callee's replicas. */
+static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge, int64_t callers, int64_t replicas) {
+  if (problem->routing[edge] != ROUTE_NODE) return callers * replicas;
+  int64_t wanted = callers * problem->replica_count[problem->callee[edge]], fair = replicas * problem->replica_count[problem->caller[edge]];
   return wanted < fair ? wanted : fair;
 }
 
@@ -32,15 +31,15 @@ static inline int64_t count_same_host_calls(const Problem *problem, int64_t edge
 static inline int64_t same_host_delta(const State *state, EdgeEnd end, int32_t host, int step) {
   const Problem *problem = state->problem;
   int64_t callers = state->n_on_host[problem->caller[end.edge] * problem->hosts + host];
-  int64_t called = state->n_on_host[problem->callee[end.edge] * problem->hosts + host];
-  if (!(end.is_callee ? callers : called)) return 0;
-  int64_t callers_after = callers + (end.is_callee ? 0 : step), called_after = called + (end.is_callee ? step : 0);
-  return count_same_host_calls(problem, end.edge, callers_after, called_after) - count_same_host_calls(problem, end.edge, callers, called);
+  int64_t replicas = state->n_on_host[problem->callee[end.edge] * problem->hosts + host];
+  if (!(end.is_callee ? callers : replicas)) return 0;
+  int64_t before = count_same_host_calls(problem, end.edge, callers, replicas);
+  return count_same_host_calls(problem, end.edge, callers + (end.is_callee ? 0 : step), replicas + (end.is_callee ? step : 0)) - before;
 }
 
 /* The part of a placement that decides the cost of an edge's calls from one zone. */
 typedef struct {
-  int64_t callers, called; /* replicas of the caller and of the callee in the zone */
+  int64_t callers, replicas; /* replicas of the caller and of the callee in the zone */
   int64_t same_host_calls;
   int64_t n_unzoned; /* replicas of the callee on nodes without a zone label */
   double cost_to_all;
@@ -51,7 +50,7 @@ static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_
   int64_t callee = problem->callee[edge];
   return (ZoneCalls){
       .callers = state->n_in_zone[problem->caller[edge] * problem->zones + zone],
-      .called = state->n_in_zone[callee * problem->zones + zone],
+      .replicas = state->n_in_zone[callee * problem->zones + zone],
       .same_host_calls = state->same_host_calls[edge * problem->zones + zone],
       .n_unzoned = state->n_unzoned[callee],
       .cost_to_all = state->cost_to_all[edge * problem->zones + zone],
@@ -64,33 +63,32 @@ static inline ZoneCalls calls_from_zone(const State *state, int64_t edge, int64_
  * replica on the caller's node answers, else as ROUTE_ZONE. kube-proxy ignores zones while a replica is on a node without a zone
  * label. A call that loads a replica above its fair share costs as much as a call that leaves the zone. `Endpoints` in
  * cluster/services.py has the same rules for a single caller. */
-static inline double cost_from_zone(const State *state, int64_t edge, int64_t zone, const ZoneCalls *calls) {
+static inline double cost_from_zone(const Problem *problem, int64_t edge, int64_t zone, const ZoneCalls *calls) {
   if (!calls->callers) return 0;
-  const Problem *problem = state->problem;
   int64_t table = problem->table[edge], all_callers = problem->replica_count[problem->caller[edge]];
-  int64_t all_called = problem->replica_count[problem->callee[edge]];
+  int64_t all_replicas = problem->replica_count[problem->callee[edge]];
   double callers = (double)calls->callers, same_host_calls = (double)calls->same_host_calls;
   double in_zone = latency(problem, table, zone, zone), host_gain = in_zone - problem->host_latency[table];
-  double caller_weight = problem->pair_weight[edge] * (double)all_called;
+  double caller_weight = problem->pair_weight[edge] * (double)all_replicas;
   int is_by_node = problem->routing[edge] == ROUTE_NODE;
-  int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->called && !calls->n_unzoned;
+  int is_by_zone = problem->routing[edge] != ROUTE_ANY && problem->has_zone_label[zone] && calls->replicas && !calls->n_unzoned;
   if (!is_by_zone && !is_by_node) {
     double limit_price = violates_limit(problem, table, zone, zone) ? problem->limit_price : 0;
     return callers * calls->cost_to_all - same_host_calls * (problem->pair_weight[edge] * host_gain + limit_price);
   }
-  double staying = is_by_node ? same_host_calls / (double)all_called : 0;
+  double staying = is_by_node ? same_host_calls / (double)all_replicas : 0;
   if (!is_by_zone) return (callers - staying) * calls->cost_to_all + staying * caller_weight * problem->host_latency[table];
   double cost = callers * caller_weight * in_zone;
-  cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->called);
-  int64_t excess = calls->callers * all_called - calls->called * all_callers;
+  cost -= caller_weight * host_gain * (is_by_node ? staying : same_host_calls / (double)calls->replicas);
+  int64_t excess = calls->callers * all_replicas - calls->replicas * all_callers;
   double detour = problem->mean_detour[table * problem->zones + zone];
-  if (excess > 0) cost += problem->overload_price * caller_weight * detour * (double)excess / (double)all_called;
+  if (excess > 0) cost += problem->overload_price * caller_weight * detour * (double)excess / (double)all_replicas;
   return cost;
 }
 
 static double current_cost_from_zone(const State *state, int64_t edge, int64_t zone) {
   ZoneCalls calls = calls_from_zone(state, edge, zone);
-  return cost_from_zone(state, edge, zone, &calls);
+  return cost_from_zone(state->problem, edge, zone, &calls);
 }
 
 /* Initializes the arrays of edges, by the counts of replicas. */
@@ -103,14 +101,14 @@ void calls_init(State *state) {
   for (int64_t edge = 0; edge < problem->edges; edge++) {
     int64_t caller = problem->caller[edge], callee = problem->callee[edge];
     for (int64_t host = 0; host < hosts; host++) {
-      int64_t callers = state->n_on_host[caller * hosts + host], called = state->n_on_host[callee * hosts + host];
-      if (callers && called)
-        state->same_host_calls[edge * zones + problem->zone_of[host]] += count_same_host_calls(problem, edge, callers, called);
+      int64_t callers = state->n_on_host[caller * hosts + host], replicas = state->n_on_host[callee * hosts + host];
+      if (callers && replicas)
+        state->same_host_calls[edge * zones + problem->zone_of[host]] += count_same_host_calls(problem, edge, callers, replicas);
     }
     for (int64_t zone = 0; zone < zones; zone++) {
       for (int64_t other = 0; other < zones; other++) {
-        int64_t called = state->n_in_zone[callee * zones + other];
-        if (called) state->cost_to_all[edge * zones + zone] += (double)called * pair_cost(state, edge, zone, other);
+        int64_t replicas = state->n_in_zone[callee * zones + other];
+        if (replicas) state->cost_to_all[edge * zones + zone] += (double)replicas * pair_cost(problem, edge, zone, other);
       }
       state->zone_cost[edge * zones + zone] = current_cost_from_zone(state, edge, zone);
     }
@@ -129,7 +127,7 @@ static double delta_as_caller(const State *state, EdgeEnd end, int32_t from, int
     if (zones[0] != zones[1]) calls.callers += is_target ? 1 : -1;
     if (zone == zones[0]) calls.same_host_calls += lost;
     if (zone == zones[1]) calls.same_host_calls += gained;
-    sum += cost_from_zone(state, end.edge, zone, &calls) - state->zone_cost[end.edge * problem->zones + zone];
+    sum += cost_from_zone(problem, end.edge, zone, &calls) - state->zone_cost[end.edge * problem->zones + zone];
   }
   return sum;
 }
@@ -147,13 +145,13 @@ static double delta_as_callee(const State *state, EdgeEnd end, int32_t from, int
   for (int64_t zone = 0; zone < zones; zone++) {
     if (!state->n_in_zone[caller * zones + zone]) continue;
     ZoneCalls calls = calls_from_zone(state, end.edge, zone);
-    int has_own_replicas = calls.called && problem->has_zone_label[zone] && has_zone_hints;
+    int has_own_replicas = calls.replicas && problem->has_zone_label[zone] && has_zone_hints;
     if (zone != zone_from && zone != zone_to && (zone_from == zone_to || has_own_replicas)) continue;
-    if (zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(state, end.edge, zone, zone_from, zone_to);
-    calls.called += (zone == zone_to) - (zone == zone_from);
+    if (zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(problem, end.edge, zone, zone_from, zone_to);
+    calls.replicas += (zone == zone_to) - (zone == zone_from);
     calls.same_host_calls += (zone == zone_from ? lost : 0) + (zone == zone_to ? gained : 0);
     calls.n_unzoned = after;
-    sum += cost_from_zone(state, end.edge, zone, &calls) - state->zone_cost[end.edge * zones + zone];
+    sum += cost_from_zone(problem, end.edge, zone, &calls) - state->zone_cost[end.edge * zones + zone];
   }
   return sum;
 }
@@ -179,7 +177,7 @@ void calls_update_counts(State *state, int64_t workload, int32_t from, int32_t t
     if (to >= 0) state->same_host_calls[end.edge * zones + zone_to] += same_host_delta(state, end, to, 1);
     if (end.is_callee && zone_from != zone_to)
       for (int64_t zone = 0; zone < zones; zone++)
-        state->cost_to_all[end.edge * zones + zone] += cost_to_all_delta(state, end.edge, zone, zone_from, zone_to);
+        state->cost_to_all[end.edge * zones + zone] += cost_to_all_delta(problem, end.edge, zone, zone_from, zone_to);
   }
 }
 
