@@ -278,7 +278,7 @@ def spec_faults_of(group: AppGroup, graph: DependencyGraph, order: WorkloadOrder
     algorithm = group.spec.topology_sorting_algorithm
     if algorithm not in ALGORITHMS:
         message = (
-            f"algorithm {algorithm!r} is not known, {FALLBACK_ALGORITHM} is used; write one of {', '.join(ALGORITHMS)}"
+            f"unknown algorithm {algorithm!r}, so {FALLBACK_ALGORITHM} is used; choose one of {', '.join(ALGORITHMS)}"
         )
         faults.append(Fault("UnknownAlgorithm", message))
     return faults

@@ -23,9 +23,10 @@ NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})
 _PROGRAM_CODES = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
 CLUSTER_WIDE_CODES = _PROGRAM_CODES | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Codes of findings that affect all pods, groups, zones and nodes."""
+_HELM_UPGRADE = "helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values"
 # `manifests/overlays` would replace the images by names without registry and tag.
 APPLY_AGAIN = (
-    "use Helm instead, if it installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
+    f"use Helm instead of the next command, if Helm installed netaware: {_HELM_UPGRADE}",
     "kubectl apply --server-side --force-conflicts -k dist/overlay",
 )
 """The fix that restores netaware's objects."""

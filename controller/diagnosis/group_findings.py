@@ -80,7 +80,7 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
         return ConditionFinding(code, severity, summary, cause, condition.changed_s, (meta.key,), fix, alert)
 
     if ADMITTED in failed:
-        summary = "some namespaces do not admit it to their pods"
+        summary = "namespaces of its workloads do not consent to it"
         yield report(ADMITTED, "namespace-not-admitted", summary, _format_consent_commands(group, failed[ADMITTED]))
     if COSTS_MET in failed and not any(zone in failed[COSTS_MET].message for zone in unreachable_zones):
         summary = "dependencies cost more than their maxNetworkCost"
@@ -94,7 +94,7 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
 
 
 def _format_consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
-    """Commands by which the namespaces that the condition names admit the group."""
+    """Commands by which the namespaces that the condition names consent to the group."""
     group_namespace, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
     namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
     commands = tuple(consent_command(namespace, group_namespace) for namespace in sorted(namespaces & words))

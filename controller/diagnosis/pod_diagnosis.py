@@ -114,7 +114,7 @@ def uses_netaware(pod: PodFact, facts: Facts) -> bool:
 
 def format_scheduler_fix(facts: Facts) -> str:
     """The instruction that lets the extender place a pod."""
-    return format_command("set schedulerName: {} in its template", next(iter(facts.scheduler_names), "NAME"))
+    return format_command("set schedulerName: {} in the pod template", next(iter(facts.scheduler_names), "NAME"))
 
 
 def groups_by_key(facts: Facts) -> dict[str, AppGroup]:
@@ -145,7 +145,7 @@ def find_label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
 def fix_labels(pod: PodFact) -> tuple[str, ...]:
     """Commands and instructions that correct the labels for AppGroup and workload."""
     show = f"{format_group_command('get', pod.group_key)} -o yaml" if pod.group_key else "kubectl get appgroups -A"
-    correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
+    correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in the pod template"
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
         return show, correct
     kind, name = pod.owner

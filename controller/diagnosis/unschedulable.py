@@ -50,19 +50,19 @@ _REASONS: tuple[UnschedulableReason, ...] = (
     UnschedulableReason(
         "bandwidth", r"Insufficient network\.aware\.com/bandwidth", "no node has enough free bandwidth",
         ("kubectl netaware bandwidth", f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
-         "lower the request in its template, if no node has more bandwidth")),
+         "lower the request in the pod template, if no node has more bandwidth")),
     UnschedulableReason(
         "capacity", r"Insufficient |Too many pods", "the nodes are full",
-        ("kubectl describe nodes | grep -A 9 'Allocated resources'", "add nodes, or lower the requests in its template")),
+        ("kubectl describe nodes | grep -A 9 'Allocated resources'", "add nodes, or lower the requests in the pod template")),
     UnschedulableReason(
         "taint", r"untolerated taint|had taint", "it does not tolerate the taints of the nodes",
-        ("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints", "add a toleration to its template")),
+        ("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints", "add a toleration to the pod template")),
     UnschedulableReason(
         "cordoned", r"were unschedulable", "the nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
     UnschedulableReason(
         "selector", r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
         "the nodes do not match its nodeSelector or node affinity",
-        ("kubectl get nodes --show-labels", "correct nodeSelector or node affinity in its template")),
+        ("kubectl get nodes --show-labels", "correct nodeSelector or node affinity in the pod template")),
     # The second pattern is for Kubernetes 1.36.
     UnschedulableReason(
         "volume", r"volume node affinity conflict|match PersistentVolume's node affinity",
@@ -76,7 +76,7 @@ _REASONS: tuple[UnschedulableReason, ...] = (
     UnschedulableReason(
         "spread", r"anti-affinity|topology spread constraints|pod affinity rules",
         "its pod affinity, anti-affinity or topology spread constraints exclude the nodes",
-        (_GET_POD, "add nodes, lower its replicas, or loosen these constraints in its template")),
+        (_GET_POD, "add nodes, lower its replicas, or loosen these constraints in the pod template")),
     UnschedulableReason(
         "ports", r"free ports for the requested pod ports", "its host ports are in use on the nodes",
         (_GET_POD, "add nodes, or lower its replicas to one for each node")),
@@ -153,7 +153,7 @@ def _fix_taint(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     if taint.key.startswith(_NODE_STATE_PREFIXES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
-        return (f"add a toleration of {taint.key} to its template",)
+        return (f"add a toleration of {taint.key} to the pod template",)
     toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
     # The patch replaces the template's list, which lacks the tolerations that Kubernetes adds to each pod.
     present = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_NODE_STATE_PREFIXES)]

@@ -158,7 +158,7 @@ ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "ot
 NOT_ADMITTED = condition(
     "Admitted",
     "False",
-    "NamespaceNotAdmitted",
+    "NoConsent",
     "pods of other are not the group's: these namespaces do not consent to groups of web",
 )
 OWNER = ("Deployment", "front")

@@ -81,7 +81,7 @@ def test_a_cycle_is_reported_with_its_path_and_everything_has_an_index() -> None
 def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
     held = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
     assert (held.status, held.reason) == ("False", "UnknownAlgorithm")
-    assert "'Bogus' is not known, KahnSort is used" in held.message
+    assert "unknown algorithm 'Bogus', so KahnSort is used" in held.message
 
 
 @pytest.mark.parametrize(

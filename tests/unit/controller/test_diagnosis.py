@@ -115,7 +115,10 @@ def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None
         {"key": "spot", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
-    assert diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0].fix[-1] == "add a toleration of gpu to its template"
+    assert (
+        diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0].fix[-1]
+        == "add a toleration of gpu to the pod template"
+    )
     full = {
         f"n{i}": NodeFact({}, (Taint("node.kubernetes.io/disk-pressure", "NoSchedule", ""),), "z") for i in range(4)
     }

@@ -34,7 +34,7 @@ def test_the_event_is_on_the_pod_and_ends_with_the_fix() -> None:
     first = events_after(STUCK, STUCK)[1][0]
     assert (first.object_key, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
-    assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
+    assert first.note.endswith("Fix: add nodes, or lower the requests in the pod template")
 
 
 def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
