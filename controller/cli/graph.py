@@ -100,7 +100,7 @@ def _make_edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
 def _format_placement(pods: Sequence[PodView]) -> Text:
     """Zones with the numbers of their pods, then the numbers of gated and pending pods."""
     text = Text(format_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
-    gated = sum(pod.is_gated for pod in pods)
+    gated = sum(pod.has_gates for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
     for count, state in ((gated, "gated"), (pending, "pending")):
         if count:

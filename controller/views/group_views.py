@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, DependencyVerdict, GroupState, compute_group_state
 from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
-from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Pod
 from controller.cluster.services import ServiceIndex
 from controller.diagnosis.cluster_views import NetworkView, PairView, View
@@ -22,7 +22,7 @@ class PodView(View, frozen=True):
     name: str
     node: str
     zone: str
-    is_gated: bool
+    has_gates: bool
 
 
 class WorkloadView(View, frozen=True):
@@ -30,7 +30,7 @@ class WorkloadView(View, frozen=True):
 
     Attributes:
         selector: value of the workload label on its pods.
-        name, kind: of its controller, such as a Deployment.
+        name, kind: of the Deployment or other object that creates its pods.
         index: position in the order of the group's status, from 1; null if that has no order.
     """
 
@@ -107,18 +107,17 @@ class GroupView(View, frozen=True):
 def build_group_views(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
     """Views of all groups, sorted by namespace and name; ``network`` gives the latencies."""
     pairs, locations = network.pairs_by_zones, locations_of(snapshot.nodes)
-    membership = snapshot.build_membership()
-    members: dict[str, list[Pod]] = defaultdict(list)
+    membership, cost_index = snapshot.build_membership(), snapshot.build_cost_index()
+    pods_by_group: dict[str, list[Pod]] = defaultdict(list)
     for pod in snapshot.pods:
-        name = pod.metadata.label(APPGROUP_LABEL)
-        if name and not pod.is_finished:
-            members[membership.group_key_of(pod.metadata.namespace, name)].append(pod)
-    costs = snapshot.build_cost_index()
+        if pod.group and not pod.is_finished:
+            pods_by_group[membership.group_key_of(pod.metadata.namespace, pod.group)].append(pod)
     services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
-        pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table
-        state = compute_group_state(group, pods, locations, table, membership, services=services)
+        pods = pods_by_group[group.metadata.key]
+        costs = cost_index.for_namespace(group.metadata.namespace).table
+        state = compute_group_state(group, pods, locations, costs, membership, services=services)
         views.append(_build_group_view(group, pods, state, locations, pairs))
     return tuple(views)
 
@@ -130,7 +129,7 @@ def _build_group_view(
     locations: Mapping[str, Location],
     pairs: Mapping[ZonePair, PairView],
 ) -> GroupView:
-    """The view of a group; ``pods`` are those that have not finished."""
+    """The view of a group; ``pods`` are its pods that have not finished."""
     selectors = state.graph.selectors
     edges = tuple(_build_edge_view(check, state, pairs) for check in state.checks)
     gated_pods = sum(bool(pod.spec.scheduling_gates) for pod in pods)
@@ -175,7 +174,7 @@ def _build_workload_views(
 ) -> tuple[WorkloadView, ...]:
     pods_by_selector: dict[str, list[Pod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
-        pods_by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
+        pods_by_selector[pod.workload].append(pod)
     # The status has the order in use, ``state`` that of the next status.
     index_by_selector = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
@@ -195,7 +194,7 @@ def _build_pod_view(pod: Pod, locations: Mapping[str, Location]) -> PodView:
         name=pod.metadata.name,
         node=pod.spec.node_name,
         zone=locations.get(pod.spec.node_name, NO_LOCATION).zone,
-        is_gated=bool(pod.spec.scheduling_gates),
+        has_gates=bool(pod.spec.scheduling_gates),
     )
 
 

@@ -167,7 +167,7 @@ function describePlacement(workload) {
   if (!workload.pods.length) return "no pods";
   const counts = new Map();
   for (const pod of workload.pods) {
-    const place = pod.zone || pod.node || (pod.isGated ? "gated" : "pending");
+    const place = pod.zone || pod.node || (pod.hasGates ? "gated" : "pending");
     counts.set(place, (counts.get(place) || 0) + 1);
   }
   return [...counts].map(([place, count]) => (count > 1 ? `${place} ×${count}` : place)).join(", ");
