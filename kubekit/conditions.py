@@ -20,15 +20,9 @@ def make_condition(type_: str, *, holds: bool | None, reason: str, message: str 
 
 
 def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """Conditions of ``old``, with those of ``new`` added or in their place. A time stays while the status is the same.
+    """Conditions of ``old``, with those of ``new`` added or in their place; sorted by type.
 
-    Args:
-        old: current conditions of the object.
-        new: conditions to set; their times are ignored.
-        now: seconds since the epoch.
-
-    Returns:
-        Conditions sorted by type; equal to ``old`` if nothing changed, so that callers need not write.
+    A time stays while the status is the same, so the result equals ``old`` if nothing changed. Times of ``new`` are ignored.
     """
     by_type = {c.type: c for c in old or ()}
     for condition in new:

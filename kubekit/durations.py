@@ -14,14 +14,8 @@ _DURATION_PATTERN = re.compile(rf"(?:{_PART_PATTERN.pattern})+")
 def parse_duration(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
     """Parse a duration to seconds; a number is in seconds already.
 
-    Args:
-        value: the text or number that the user wrote.
-        field: the flag or the field in a file, for errors.
-        minimum_s: the shortest allowed duration.
-        maximum_s: the longest allowed duration.
-
     Raises:
-        ConfigError: the value is not a duration, or out of range; the message names ``field``.
+        ConfigError: the value is not a duration, or out of range; the message names ``field``, a flag or a field in a file.
     """
     duration_s = None
     if not isinstance(value, str):

@@ -15,10 +15,7 @@ _DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, 
 
 
 def parse(text: str | int) -> Decimal:
-    """Parse a quantity to 28 significant digits.
-
-    Args:
-        text: for example ``"10Gi"``, ``"500m"``, ``"1e3"``, or an integer, which JSON allows too.
+    """Parse a quantity to 28 significant digits. JSON allows integers too.
 
     Raises:
         QuantityError: the text is not a quantity.

@@ -47,12 +47,7 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception.
-
-        Args:
-            fallback_code: the HTTP status, used if the body has none.
-            retry_after: the HTTP header Retry-After, seconds as text.
-        """
+        """Convert to an exception; ``fallback_code`` is the HTTP status, ``retry_after`` the HTTP header, seconds as text."""
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         return ApiError(

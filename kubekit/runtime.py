@@ -101,12 +101,7 @@ async def run_best_effort(
 ) -> bool:
     """Await ``work`` and log an exception instead of raising it; returns whether it succeeded.
 
-    Args:
-        work: the awaitable.
-        log: log of the failures and of recovery.
-        topic: see `kubekit.logs.Log.log_change`; the error is the state.
-        failure_message: message of a failure.
-        recovery_message: message of the first success after a failure.
+    Failures and recovery are logged by `kubekit.logs.Log.log_change` with this topic; the error is the state.
     """
     try:
         await work

@@ -45,10 +45,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of all sections. Fields are in camelCase in the file, and an unknown field is an error."""
 
     def validate(self, field: str = "") -> None:
-        """Check this section and its subsections.
-
-        Args:
-            field: path of the section in the document, for errors; empty for the document itself.
+        """Check this section and its subsections; ``field`` is the path of the section in the document.
 
         Raises:
             ConfigError: a field is invalid; the message names the first one.
@@ -126,15 +123,10 @@ def parse_yaml(text: str, flag: str, file_name: str = "") -> Any:
 
 
 def convert(document: object, type_: type[T], field: str = "") -> T:
-    """Convert parsed YAML to a struct; `Section.validate` then checks ranges.
-
-    Args:
-        document: the parsed YAML.
-        type_: a struct that forbids unknown fields.
-        field: path of the document, for the error; may be empty.
+    """Convert parsed YAML to a struct that forbids unknown fields; `Section.validate` then checks ranges.
 
     Raises:
-        ConfigError: a field is unknown, missing or of the wrong type.
+        ConfigError: a field is unknown, missing or of the wrong type; the message has its path, which starts with ``field``.
     """
     try:
         return msgspec.convert(document, type_)

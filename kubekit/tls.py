@@ -14,10 +14,7 @@ _PEM = re.compile(rb"-----BEGIN (?P<label>[A-Z ]*CERTIFICATE)-----.+?-----END (?
 
 
 def create_client_context(authorities: bytes = b"") -> ssl.SSLContext:
-    """A context that trusts servers whose certificates these authorities signed.
-
-    Args:
-        authorities: PEM certificates, comments allowed; empty for the system's authorities.
+    """A context that trusts servers whose certificates these authorities (in PEM, by default the system's) signed.
 
     Raises:
         ssl.SSLError: ``authorities`` has no readable certificate.

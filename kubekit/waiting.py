@@ -47,11 +47,7 @@ class Backoff:
 
 
 class CooperativeYield:
-    """Yields to the event loop when a time slice is over. Long loops await an instance: ``await maybe_yield()``.
-
-    Args:
-        clock: a monotonic clock, seconds.
-    """
+    """Yields to the event loop when a time slice is over. Long loops await an instance: ``await maybe_yield()``."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._slice_began = clock, clock()

@@ -25,13 +25,8 @@ def measure_size(data: Mapping[str, str | None]) -> int:
 def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
     """Check the size of a ConfigMap's ``data``; returns it in bytes.
 
-    Args:
-        name: name of the object.
-        data: keys and values.
-        fix: how to make the object smaller, for the message.
-
     Raises:
-        ConfigMapTooLargeError: the size is above `MAX_CONFIGMAP_BYTES`.
+        ConfigMapTooLargeError: the size is above `MAX_CONFIGMAP_BYTES`; the message has ``fix``, how to make the object smaller.
     """
     size_bytes = measure_size(data)
     if size_bytes > MAX_CONFIGMAP_BYTES:

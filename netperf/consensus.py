@@ -63,34 +63,34 @@ class Consensus(msgspec.Struct, frozen=True):
 def find_consensus(
     latencies: Iterable[NodePairLatency],
     agreed_us_by_link: Mapping[ZoneLink, float],
-    disputed_before: Collection[ZoneLink] = (),
+    previously_disputed: Collection[ZoneLink] = (),
 ) -> Consensus:
     """Find the latency that most reporters of each link agree on, and the outliers.
 
     Args:
         latencies: latencies that are not stale, at most one per directed pair of nodes.
         agreed_us_by_link: the last agreed latencies, if known.
-        disputed_before: links that were disputed at the last call.
+        previously_disputed: links that were disputed at the last call.
     """
     # The outcome must not depend on the order of ``latencies``.
     ordered = sorted(latencies, key=lambda latency: (latency.link, latency.origin, latency.destination))
-    by_link: dict[ZoneLink, list[NodePairLatency]] = defaultdict(list)
+    latencies_by_link: dict[ZoneLink, list[NodePairLatency]] = defaultdict(list)
     for latency in ordered:
-        by_link[latency.link].append(latency)
+        latencies_by_link[latency.link].append(latency)
     ignored: set[NodePairLatency] = set()
     for _ in range(MAX_ITERATIONS):
-        suspects = _find_suspects(by_link)
+        suspects = _find_suspects(latencies_by_link)
         if not suspects:
             break
         for latency in suspects:
-            by_link[latency.link].remove(latency)
+            latencies_by_link[latency.link].remove(latency)
             ignored.add(latency)
-    disputed_links = _resolve_disputes(by_link, ignored, agreed_us_by_link, disputed_before)
-    latency_us_by_link = {link: _median_us(counted) for link, counted in by_link.items() if counted}
+    disputed_links = _resolve_disputes(latencies_by_link, ignored, agreed_us_by_link, previously_disputed)
+    latency_us_by_link = {link: _median_us(counted) for link, counted in latencies_by_link.items() if counted}
     return Consensus(
         latency_us_by_link=latency_us_by_link,
         spread_us_by_link={
-            link: _spread_us(by_link[link], latency_us) for link, latency_us in latency_us_by_link.items()
+            link: _spread_us(latencies_by_link[link], latency_us) for link, latency_us in latency_us_by_link.items()
         },
         disputed_links=disputed_links,
         error_us_by_outlier=_find_outliers(ordered, ignored, latency_us_by_link),
@@ -98,7 +98,7 @@ def find_consensus(
     )
 
 
-def _by_reporter(latencies: Iterable[NodePairLatency]) -> dict[str, list[NodePairLatency]]:
+def _group_by_reporter(latencies: Iterable[NodePairLatency]) -> dict[str, list[NodePairLatency]]:
     by_reporter: dict[str, list[NodePairLatency]] = defaultdict(list)
     for latency in latencies:
         by_reporter[latency.origin].append(latency)
@@ -107,7 +107,7 @@ def _by_reporter(latencies: Iterable[NodePairLatency]) -> dict[str, list[NodePai
 
 def _median_us(latencies: Iterable[NodePairLatency]) -> float:
     """The median of the reporters' medians."""
-    reports = _by_reporter(latencies).values()
+    reports = _group_by_reporter(latencies).values()
     return statistics.median(statistics.median(latency.latency_us for latency in report) for report in reports)
 
 
@@ -117,12 +117,12 @@ def contradicts(latency_us: float, other_us: float, *, share: float = 1.0) -> bo
 
 
 def _find_contradictions(
-    by_link: Mapping[ZoneLink, list[NodePairLatency]],
+    latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]],
 ) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
     """Contradicted latencies by node, and by node the number of latencies that others can contradict."""
     contradicted: dict[str, list[NodePairLatency]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
-    for latencies in by_link.values():
+    for latencies in latencies_by_link.values():
         if len(latencies) < 2:
             continue
         for latency in latencies:
@@ -141,7 +141,7 @@ def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairL
     """
     latencies_us = sorted(
         min((other.latency_us for other in report), key=lambda us: abs(us - latency.latency_us))
-        for reporter, report in _by_reporter(latencies).items()
+        for reporter, report in _group_by_reporter(latencies).items()
         if reporter != latency.origin
     )
     if not latencies_us:
@@ -150,12 +150,12 @@ def _median_of_others_us(latency: NodePairLatency, latencies: Iterable[NodePairL
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
-def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
+def _find_suspects(latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[NodePairLatency]:
     """The latencies to ignore next.
 
     If one node is contradicted most, these are its contradicted latencies; else the latencies of a link that contradict its majority.
     """
-    contradicted, counts = _find_contradictions(by_link)
+    contradicted, counts = _find_contradictions(latencies_by_link)
 
     def severity(node: str) -> tuple[float, int]:
         number = len(contradicted.get(node, ()))
@@ -164,15 +164,17 @@ def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[No
     for node in sorted(sorted(contradicted), key=severity, reverse=True):
         suspects = contradicted[node]
         is_minority = len(suspects) < MIN_CONTRADICTIONS or 2 * len(suspects) <= counts[node]
-        if is_minority or _lacks_majority(suspects, by_link):
+        if is_minority or _lacks_majority(suspects, latencies_by_link):
             continue
         # The partners of a bad node are contradicted too, but only in the pair with this node.
         partners = {s.destination if s.origin == node else s.origin for s in suspects}
         if all(severity(node) > severity(partner) for partner in partners):
             # If the node is one end of every latency of a link, nothing else shows which end is at fault.
-            undecided = {s.link for s in suspects if all(node in (n.origin, n.destination) for n in by_link[s.link])}
+            undecided = {
+                s.link for s in suspects if all(node in (n.origin, n.destination) for n in latencies_by_link[s.link])
+            }
             return [s for s in suspects if s.origin == node or s.link not in undecided]
-    for latencies in by_link.values():
+    for latencies in latencies_by_link.values():
         if len(latencies) >= 3:
             median_us = statistics.median(latency.latency_us for latency in latencies)
             outvoted = [latency for latency in latencies if contradicts(latency.latency_us, median_us)]
@@ -182,17 +184,19 @@ def _find_suspects(by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> list[No
     return []
 
 
-def _lacks_majority(suspects: Iterable[NodePairLatency], by_link: Mapping[ZoneLink, list[NodePairLatency]]) -> bool:
+def _lacks_majority(
+    suspects: Iterable[NodePairLatency], latencies_by_link: Mapping[ZoneLink, list[NodePairLatency]]
+) -> bool:
     """Whether the suspects are of one link that has only two reporters."""
     links = {latency.link for latency in suspects}
-    return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
+    return len(links) == 1 and len(_group_by_reporter(latencies_by_link[min(links)])) == 2
 
 
 def _resolve_disputes(
-    by_link: dict[ZoneLink, list[NodePairLatency]],
+    latencies_by_link: dict[ZoneLink, list[NodePairLatency]],
     ignored: set[NodePairLatency],
     agreed_us_by_link: Mapping[ZoneLink, float],
-    disputed_before: Collection[ZoneLink],
+    previously_disputed: Collection[ZoneLink],
 ) -> frozenset[ZoneLink]:
     """Ignore one of two reporters that contradict each other; returns the disputed links.
 
@@ -200,27 +204,29 @@ def _resolve_disputes(
     another latency of the same reporter.
     """
     disputed: set[ZoneLink] = set()
-    for link, latencies in by_link.items():
-        medians_us = [_median_us(report) for report in _by_reporter(latencies).values()]
-        share = RESOLVED_SHARE if link in disputed_before else 1.0
+    for link, latencies in latencies_by_link.items():
+        medians_us = [_median_us(report) for report in _group_by_reporter(latencies).values()]
+        share = RESOLVED_SHARE if link in previously_disputed else 1.0
         if len(medians_us) == 2 and contradicts(*medians_us, share=share):
             disputed.add(link)
     undisputed_us_by_link = {
-        link: _median_us(latencies) for link, latencies in by_link.items() if latencies and link not in disputed
+        link: _median_us(latencies)
+        for link, latencies in latencies_by_link.items()
+        if latencies and link not in disputed
     }
     implausible = {
         link
         for link, us in undisputed_us_by_link.items()
-        if len(_by_reporter(by_link[link])) == 1
+        if len(_group_by_reporter(latencies_by_link[link])) == 1
         and link in agreed_us_by_link
         and contradicts(us, agreed_us_by_link[link])
-        and (us < triangle_minimum_us(link, undisputed_us_by_link) or _has_contradictions(by_link[link]))
+        and (us < triangle_minimum_us(link, undisputed_us_by_link) or _has_contradictions(latencies_by_link[link]))
     }
     for link in sorted(disputed | implausible):
-        rejected = latencies = by_link[link]
+        rejected = latencies = latencies_by_link[link]
         if link in disputed:
             rejected = _choose_rejected(link, latencies, agreed_us_by_link.get(link), undisputed_us_by_link)
-        by_link[link] = [latency for latency in latencies if latency not in rejected]
+        latencies_by_link[link] = [latency for latency in latencies if latency not in rejected]
         ignored.update(rejected)
     return frozenset(disputed | implausible)
 
@@ -240,7 +246,7 @@ def _choose_rejected(
 
     This is the reporter farther from the last agreed latency; without that latency, the one that breaks the triangle inequality.
     """
-    low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
+    low, high = sorted(_group_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:
         return max(
             (low, high), key=lambda report: abs(_median_us(report) - agreed_us) / max(_median_us(report), agreed_us)

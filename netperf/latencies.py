@@ -149,14 +149,8 @@ def round_up_error(value_us: float) -> int:
 def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
     """Latencies of the directed pairs that are missing from ``measured_us``, by the shortest path over other zones.
 
-    Dijkstra's algorithm without a heap, which is faster for dense graphs.
-
-    Args:
-        zones: all zones.
-        measured_us: directed pair -> microseconds, above 0.
-
-    Returns:
-        Missing pair -> microseconds of the shortest path. The direct path may be slower or faster, so callers mark it as inferred.
+    The direct path may be slower or faster, so callers mark these latencies as inferred. The algorithm is Dijkstra's without a heap, which
+    is faster for dense graphs.
     """
     edges_us = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
     inferred: dict[ZonePair, float] = {}

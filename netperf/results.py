@@ -107,13 +107,7 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
 
 
 def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
-    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises.
-
-    Args:
-        data: data of one results ConfigMap.
-        node: name of the writer.
-        now_s: wall clock, seconds since 1970.
-    """
+    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 if the node has none. Never raises."""
     last = 0
     for key, value in data.items():
         result_key = parse_key(key)
@@ -179,10 +173,7 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
     """Keys for the controller to remove: keys of our format that no plan contains, or whose value is refused.
 
     The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
-
-    Args:
-        data: data of one results ConfigMap.
-        planned: `list_planned_keys` of all current plans.
+    ``planned`` has `list_planned_keys` of all current plans.
     """
     removed: set[str] = set()
     for key, value in data.items():

@@ -33,10 +33,7 @@ def shard_names(base: str, zone_count: int) -> list[str]:
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
     """Assign to each zone the ConfigMap that its agents write, at most `zones_per_shard` zones to each; returns names by zone.
 
-    Args:
-        zones: all zones.
-        base: name of the first ConfigMap.
-        previous: the current name by zone; a zone keeps it if possible.
+    A zone keeps its name in ``previous`` if possible. ``base`` is the name of the first ConfigMap.
     """
     free_places = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
     assigned: dict[str, str] = {}

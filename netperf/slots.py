@@ -15,11 +15,7 @@ from netperf.consensus import ZoneLink
 
 
 def order_pairs(zones: Sequence[str]) -> list[ZoneLink]:
-    """All pairs of zones, in the order of the circle method, in which `assign_slots` needs the fewest slots.
-
-    Args:
-        zones: all zones in bytewise order.
-    """
+    """All pairs of these zones (in bytewise order), in the order in which `assign_slots` needs the fewest slots: the circle method's."""
     count = len(zones) + len(zones) % 2
     tournament_rounds: dict[ZoneLink, int] = {}
     for i, a in enumerate(zones):

@@ -34,7 +34,7 @@ REQUEST_WAIT_S = 0.3
 UDP_LOSS_TIMEOUT_S = 1
 PING_TIMEOUT_S = 2.0
 """Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the slot."""
-_TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
+_TCP_INFO_RTT_OFFSET, _TCP_INFO_BYTES = 68, 72
 """Offset of tcpi_rtt (microseconds) in tcp_info, and the number of bytes to read (linux/tcp.h)."""
 MIN_TRANSACTIONS_FOR_P90 = 12
 """A p90 needs 10; two more are a reserve. With a round trip of 400 ms they take 5 s."""
@@ -189,11 +189,7 @@ class NetperfProber:
         self._cpu_stat = find_own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        """Run netperf once; if the peer refuses the passphrase, run it again with that of the neighbouring epoch.
-
-        Args:
-            address: literal IP address of the other end.
-            settings: test, duration and ports, from the plan.
+        """Run netperf once; if the peer refuses the passphrase, run it again with the passphrase of the neighbouring epoch.
 
         Raises:
             ProbeFailedError: there is no measurement; `ProbeFailedError.name` has the reason.
@@ -224,7 +220,7 @@ class NetperfProber:
             raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
         if completed.returncode != 0:
             took_s = time.monotonic() - started
-            raise await _diagnose(completed, address, settings, took_s)
+            raise await _diagnose_failure(completed, address, settings, took_s)
         measurement = parse_output(completed.stdout, settings.test)
         throttled_us = elapsed_us(read_throttled_us(self._cpu_stat), throttled_before)
         return msgspec.structs.replace(measurement, throttled_us=throttled_us, run_queue_us=completed.run_queue_us)
@@ -236,18 +232,25 @@ async def tcp_ping(address: str, port: int) -> float:
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
-    _, writer, took_s = await _connect(address, port, PING_TIMEOUT_S)
-    info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    writer.close()
+    connection = await _connect(address, port, PING_TIMEOUT_S)
+    tcp_socket = connection.writer.get_extra_info("socket")
+    info = tcp_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    connection.writer.close()
     # The kernel reports 0 if a segment was retransmitted, because it does not know which one was answered.
-    rtt_us = struct.unpack_from("@I", info, _TCP_INFO_RTT)[0] if len(info) >= _TCP_INFO_BYTES else 0
-    return rtt_us / 1e6 if rtt_us else took_s
+    rtt_us = struct.unpack_from("@I", info, _TCP_INFO_RTT_OFFSET)[0] if len(info) >= _TCP_INFO_BYTES else 0
+    return rtt_us / 1e6 if rtt_us else connection.connect_s
 
 
-async def _connect(
-    address: str, port: int, timeout_s: float
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, float]:
-    """Open a connection; returns its reader and writer, and the seconds that it took.
+class _Connection(NamedTuple):
+    """An open TCP connection; ``connect_s`` is the time that its opening took."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    connect_s: float
+
+
+async def _connect(address: str, port: int, timeout_s: float) -> _Connection:
+    """Open a connection.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
@@ -262,10 +265,10 @@ async def _connect(
         raise ProbeFailedError("refused", str(error.strerror)) from None
     except OSError as error:
         raise ProbeFailedError("unreachable", str(error.strerror)) from None
-    return reader, writer, time.monotonic() - started
+    return _Connection(reader, writer, time.monotonic() - started)
 
 
-async def _diagnose(
+async def _diagnose_failure(
     completed: child.CompletedRun, address: str, settings: ProbeSettings, took_s: float
 ) -> ProbeFailedError:
     """The error of a failed run. netperf's messages are ambiguous, so this function also connects to the control port."""

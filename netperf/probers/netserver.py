@@ -48,7 +48,7 @@ class Netserver:
 
     Attributes:
         listening: set while connections are accepted.
-        failure: reason why connections are not accepted; empty while they are.
+        failure: reason why connections are not accepted; empty while connections are accepted.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Netserver:
         self._binary, self._address, self._port, self._passphrase = binary, address, port, passphrase
         self._wall_clock, self._backoff = wall_clock, Backoff()
         self.listening = asyncio.Event()
-        self._pending: dict[asyncio.Task[None], str] = {}
-        self._runs: set[asyncio.Task[None]] = set()
+        self._peer_by_pending_task: dict[asyncio.Task[None], str] = {}
+        self._run_tasks: set[asyncio.Task[None]] = set()
         self.failure = "not started"
 
     async def run(self) -> None:
@@ -73,13 +73,15 @@ class Netserver:
                 except SubprocessError:
                     self.failure = f"cannot drop privileges for {self._binary}: CAP_SETUID and CAP_SETGID are needed"
                 except OSError as error:
-                    self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror or 'netserver -V does not end'}"
+                    # A TimeoutError, of `_check_binary`, has no strerror.
+                    reason = error.strerror or "netserver -V does not end"
+                    self.failure = f"cannot serve on {self._address} port {self._port}: {reason}"
                 finally:
                     self.listening.clear()
                 log.log_change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
                 await asyncio.sleep(self._backoff.next_delay_s())
         finally:
-            tasks = [*self._pending, *self._runs]
+            tasks = [*self._peer_by_pending_task, *self._run_tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,18 +104,18 @@ class Netserver:
         loop = asyncio.get_running_loop()
         while True:
             connection, peer = await loop.sock_accept(listener)
-            if len(self._pending) >= MAX_PENDING_CONNECTIONS:
-                largest_peer, _ = Counter(self._pending.values()).most_common(1)[0]
-                oldest = next(task for task, address in self._pending.items() if address == largest_peer)
-                del self._pending[oldest]
+            if len(self._peer_by_pending_task) >= MAX_PENDING_CONNECTIONS:
+                largest_peer, _ = Counter(self._peer_by_pending_task.values()).most_common(1)[0]
+                oldest = next(task for task, address in self._peer_by_pending_task.items() if address == largest_peer)
+                del self._peer_by_pending_task[oldest]
                 oldest.cancel()
             task = loop.create_task(self._admit(connection), name="netserver-admit")
-            self._pending[task] = str(peer[0])
+            self._peer_by_pending_task[task] = str(peer[0])
             task.add_done_callback(partial(self._close_connection, connection))
 
     def _close_connection(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         """Close the connection of a finished task, also if the task was cancelled before it started."""
-        self._pending.pop(task, None)
+        self._peer_by_pending_task.pop(task, None)
         connection.close()
 
     async def _admit(self, connection: socket.socket) -> None:
@@ -128,15 +130,15 @@ class Netserver:
         if not self._has_passphrase(request):
             log.log_change("rejected", "rejecting", "netperf connection without a valid passphrase")
             return
-        if len(self._runs) >= MAX_RUNS:
+        if len(self._run_tasks) >= MAX_RUNS:
             log.log_change("runs", "full", "too many runs at the same time", max=MAX_RUNS)
             return
         # The process shares the open file description, and netserver needs a blocking socket.
         connection.setblocking(True)  # noqa: FBT003
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
-        self._runs.add(task)
-        task.add_done_callback(self._runs.discard)
+        self._run_tasks.add(task)
+        task.add_done_callback(self._run_tasks.discard)
 
     def _has_passphrase(self, request: bytes) -> bool:
         expected = derive_hourly_passphrase(self._passphrase, epoch_at(self._wall_clock())).encode() + b"\0"
