@@ -33,7 +33,7 @@ from netperf.contract import AGENT
 log = logs.get("agent")
 
 TLS_BUFFER_BYTES = 32 << 10
-"""Size of the read buffer of a TLS connection. Each watch has a connection. asyncio's default is 256 KiB; a TLS record has at most 16 KiB."""
+"""Read buffer of a TLS connection; each watch has a connection. asyncio's default is 256 KiB, a TLS record has at most 16 KiB."""
 
 
 async def run_agent(config: AgentConfig) -> None:

@@ -35,8 +35,10 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.tc_index import TcIndex, describe_filters, is_limit_ifb, is_our_ifb
+from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, describe_filters, is_limit_ifb, is_our_ifb
 
+_MAX_NAME_LENGTH = 15
+"""IFNAMSIZ without the final zero byte."""
 _REPAIRABLE: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _WRONG_BURST: frozenset[Verdict] = frozenset({"burst-too-large", "burst-overflow"})
 
@@ -97,7 +99,7 @@ def plugin_ifb_name(network: str, container_id: str) -> str:
 
     Our ifbs have the same name, because the plugin's DEL deletes the ifb by name.
     """
-    return ("bwp" + hashlib.sha512((network + container_id).encode()).hexdigest())[:15]
+    return (PLUGIN_PREFIX + hashlib.sha512((network + container_id).encode()).hexdigest())[:_MAX_NAME_LENGTH]
 
 
 def ifb_name_of(pod: PodBandwidthSpec, sandbox: PodSandbox, tc: TcIndex) -> str:

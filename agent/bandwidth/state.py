@@ -243,7 +243,7 @@ class SetEgressLimit(msgspec.Struct, frozen=True):
 
 
 class RemoveLimit(msgspec.Struct, frozen=True):
-    """Remove our limit from a pod whose annotation is gone.
+    """Remove our limit of one direction from a pod.
 
     Attributes:
         device_index, device_name: of the pod's host-side device.
@@ -262,7 +262,7 @@ class RemoveLimit(msgspec.Struct, frozen=True):
 
 
 class DeleteIfb(msgspec.Struct, frozen=True):
-    """Delete our ifb of a pod that is gone."""
+    """Delete an ifb of ours that is not used any more."""
 
     device_name: str
 

@@ -143,7 +143,7 @@ class ProbeScheduler:
             if plan is None or not pairs:
                 await changed.wait()
             elif not await wait_until_set(changed, self._seconds_to_phase(plan)):
-                # Concurrently, so that several dead hosts take no longer than one.
+                # Concurrent, because each dead host costs a timeout.
                 await asyncio.gather(*(self._report_datagrams(plan, probe) for probe in pairs))
 
     async def _report_datagrams(self, plan: ZonePlan, probe: Probe) -> None:

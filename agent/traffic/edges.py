@@ -54,7 +54,7 @@ class EdgeBytes(NamedTuple):
 
 
 class ExportedTotals(NamedTuple):
-    """When the table was read, seconds since the epoch, and the bytes since the agent started or the edge appeared."""
+    """The bytes since the agent started or the edge appeared, and the time of reading them, seconds since the epoch."""
 
     read_at_s: float
     totals: Sequence[EdgeBytes]
