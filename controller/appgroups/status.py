@@ -37,15 +37,7 @@ DependencyVerdict = Literal["met", "violated", "unknown", "idle"]
 
 
 class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
-    """Verdict on a dependency, from its worst pair of a caller and a replica.
-
-    Attributes:
-        edge: the dependency.
-        verdict: of the pair.
-        cost: of the path from the caller to the replica.
-        origin: location of the caller.
-        destination: location of the replica.
-    """
+    """Verdict on a dependency, and the locations of its worst pair of a caller (origin) and a replica, with the cost between them."""
 
     edge: DependencyEdge
     verdict: DependencyVerdict
@@ -93,12 +85,10 @@ def compute_group_state(
         membership: which pods belong to the group.
         services: routing of calls to replicas; None if every replica may answer, as in upstream parity.
     """
-    graph = build_graph(group.spec)
+    graph, key = build_graph(group.spec), group.metadata.key
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     placed_by_node: list[Counter[str]] = [Counter() for _ in graph.workloads]
-    group_pods = [
-        pod for pod in pods if membership.group_key_of(pod.metadata.namespace, pod.group) == group.metadata.key
-    ]
+    group_pods = [pod for pod in pods if membership.group_key_of(pod.metadata.namespace, pod.group) == key]
     active = [pod for pod in group_pods if pod.is_active]
     placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
     for pod in placed:
@@ -106,20 +96,15 @@ def compute_group_state(
     routings = services.routings_of(placed) if services is not None else {}
     nodes = [_nodes_by_location(counts, locations) for counts in placed_by_node]
     routing_to = [routings.get(selector, Routing.ANY) for selector in graph.selectors]
-    checks = tuple(
+    checks = [
         _check_dependency(edge, nodes[edge.caller], nodes[edge.callee], costs, routing_to[edge.callee])
         for edge in graph.edges
-    )
+    ]
     order = sort_workloads(graph.callees_by_caller(), group.spec.topology_sorting_algorithm)
-    created = [pod.metadata.creation_timestamp for pod in group_pods]
-    return GroupState(
-        graph,
-        order,
-        tuple(placed_by_node),
-        checks,
-        running_count=sum(pod.status.phase == "Running" for pod in active),
-        started_at=min(filter(None, created), key=parse_time, default=None),
-    )
+    running_count = sum(pod.status.phase == "Running" for pod in active)
+    created_at = filter(None, (pod.metadata.creation_timestamp for pod in group_pods))
+    started_at = min(created_at, key=parse_time, default=None)
+    return GroupState(graph, order, tuple(placed_by_node), tuple(checks), running_count, started_at)
 
 
 def _nodes_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> NodesByLocation:

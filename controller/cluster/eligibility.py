@@ -102,16 +102,6 @@ class Constraints:
         depends_on_other_pods: it has required pod affinity or anti-affinity, or a spread constraint other than ScheduleAnyway.
     """
 
-    __slots__ = (
-        "_node_selector",
-        "_required_terms",
-        "_tolerations",
-        "daemonset_node",
-        "depends_on_other_pods",
-        "has_required_anti_affinity",
-        "spec",
-    )
-
     def __init__(self, spec: PodSpec) -> None:
         self.spec = spec
         self._node_selector, required = spec.node_selector or {}, required_node_affinity(spec.affinity)

@@ -14,9 +14,8 @@ from controller.cluster.pods import Pod
 from kubekit.wire import Object, ObjectMeta, Wire
 
 NodeId = TypeVar("NodeId", bound=Hashable)
-"""Type of a node's name or number."""
 ZoneId = TypeVar("ZoneId", bound=Hashable)
-"""Type of a zone's name or number."""
+"""Types of names or numbers of nodes and zones."""
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
 

@@ -92,8 +92,7 @@ def decide_topology(
     written_latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
         state = restore_state(zone_costs_of(topology.weight(NETPERF_COSTS)), policy, now_s, written_latencies)
-        if earlier_state is not None:
-            state = resume_state(earlier_state, state)
+        state = resume_state(earlier_state, state) if earlier_state is not None else state
     samples, failures = results.samples.values(), results.failures.values()
     state = update_state(samples, state, policy, now_s, wall_s, failures=failures, interval_s=interval_s)
     costs, state = compute_costs(state, snapshot.zone_map.region_by_zone, policy, now_s, interval_s=interval_s)

@@ -5,100 +5,67 @@ Cardinality: about five series for each directed pair of zones of a NetworkTopol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.topology.bandwidth import Quantity
 from controller.topology.decision import TopologyDecision
 from controller.topology.status import count_pairs_by_basis
 from kubekit import quantity
-from netperf.latencies import ZonePair
 
-LabeledValues = Iterator[tuple[tuple[str, ...], float]]
-"""Values of the labels after ``topology``, and the value of the metric."""
-
-
-def _cost_values(decision: TopologyDecision) -> LabeledValues:
-    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.costs.by_zone_pair.items())
-    yield from ((("region", *pair), cost) for pair, cost in decision.costs.cost_by_region_pair.items())
-
-
-def _latency_values(decision: TopologyDecision) -> LabeledValues:
-    reached = ((pair, entry) for pair, entry in decision.costs.by_zone_pair.items() if entry.basis != "unreachable")
-    return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
-
-
-def _age_values(decision: TopologyDecision) -> LabeledValues:
-    return ((pair, entry.age_s) for pair, entry in decision.costs.by_zone_pair.items() if entry.basis != "inferred")
-
-
-def _pair_counts(decision: TopologyDecision) -> LabeledValues:
-    return (((basis,), count) for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items())
-
-
-def _refusal_counts(decision: TopologyDecision) -> LabeledValues:
-    return (((reason,), count) for reason, count in decision.results.refusal_counts.items())
-
-
-def _capacity_values(decision: TopologyDecision) -> LabeledValues:
-    yield from _to_bytes_per_s("zone", decision.bandwidths.zone_capacities)
-    yield from _to_bytes_per_s("region", decision.bandwidths.region_capacities)
-
-
-def _allocation_values(decision: TopologyDecision) -> LabeledValues:
-    yield from _to_bytes_per_s("zone", decision.bandwidths.zone_allocations_bps)
-    yield from _to_bytes_per_s("region", decision.bandwidths.region_allocations_bps)
-
-
-def _to_bytes_per_s(level: str, rates_bps: Mapping[ZonePair, Quantity]) -> LabeledValues:
-    """Convert bits per second to bytes per second, the base unit of Prometheus."""
-    return (((level, *pair), float(quantity.parse(value)) / 8) for pair, value in rates_bps.items())
-
-
-_PAIR_LABELS = ("origin", "destination")
-_FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], LabeledValues]], ...] = (
-    (
-        "netaware_network_cost",
-        "Cost as written to NetperfCosts; level: zone, region.",
-        ("level", *_PAIR_LABELS),
-        _cost_values,
-    ),
-    (
-        "netaware_zone_latency_seconds",
+_PAIR = ("origin", "destination")
+_GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "netaware_network_cost": ("Cost as written to NetperfCosts; level: zone, region.", ("level", *_PAIR)),
+    "netaware_zone_latency_seconds": (
         "Smoothed latency behind a cost, with the effect of loss; basis as for netaware_zone_pairs.",
-        (*_PAIR_LABELS, "basis"),
-        _latency_values,
+        (*_PAIR, "basis"),
     ),
-    ("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", _PAIR_LABELS, _age_values),
-    (
-        "netaware_zone_pairs",
+    "netaware_zone_measurement_age_seconds": ("Age of the measurement behind a cost.", _PAIR),
+    "netaware_zone_pairs": (
         "Directed pairs of zones; basis of the cost: measured, mirrored, stale, inferred, unreachable, absent.",
         ("basis",),
-        _pair_counts,
     ),
-    (
-        "netaware_results_refused_keys",
+    "netaware_results_refused_keys": (
         "Keys in results ConfigMaps that were refused; the condition InputValid explains them.",
         ("reason",),
-        _refusal_counts,
     ),
-    (
-        "netaware_bandwidth_capacity_bytes_per_second",
+    "netaware_bandwidth_capacity_bytes_per_second": (
         "Capacity of a path, from users' weights; level: zone, region.",
-        ("level", *_PAIR_LABELS),
-        _capacity_values,
+        ("level", *_PAIR),
     ),
-    (
-        "netaware_bandwidth_allocated_bytes_per_second",
+    "netaware_bandwidth_allocated_bytes_per_second": (
         "minBandwidth of placed pods on a path; level: zone, region.",
-        ("level", *_PAIR_LABELS),
-        _allocation_values,
+        ("level", *_PAIR),
     ),
-)
-"""Name, help text, labels after ``topology``, and values of each gauge."""
+}
+"""Help text, and labels after ``topology``, by the name of the gauge."""
+
+
+def _gauge_values(decision: TopologyDecision) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Name of a gauge, values of its labels after ``topology``, and its value."""
+    for pair, entry in decision.costs.by_zone_pair.items():
+        yield "netaware_network_cost", ("zone", *pair), entry.cost
+        if entry.basis != "unreachable":
+            yield "netaware_zone_latency_seconds", (*pair, entry.basis), entry.latency_us / 1e6
+        if entry.basis != "inferred":
+            yield "netaware_zone_measurement_age_seconds", pair, entry.age_s
+    for pair, cost in decision.costs.cost_by_region_pair.items():
+        yield "netaware_network_cost", ("region", *pair), cost
+    for basis, count in count_pairs_by_basis(decision.pairs_by_basis, decision.costs).items():
+        yield "netaware_zone_pairs", (basis,), count
+    for reason, count in decision.results.refusal_counts.items():
+        yield "netaware_results_refused_keys", (reason,), count
+    bandwidths = decision.bandwidths
+    for name, level, rates_bps in (
+        ("netaware_bandwidth_capacity_bytes_per_second", "zone", bandwidths.zone_capacities),
+        ("netaware_bandwidth_capacity_bytes_per_second", "region", bandwidths.region_capacities),
+        ("netaware_bandwidth_allocated_bytes_per_second", "zone", bandwidths.zone_allocations_bps),
+        ("netaware_bandwidth_allocated_bytes_per_second", "region", bandwidths.region_allocations_bps),
+    ):
+        for pair, rate_bps in rates_bps.items():
+            yield name, (level, *pair), float(quantity.parse(rate_bps)) / 8
 
 
 class TopologyMetrics(Collector):
@@ -118,10 +85,11 @@ class TopologyMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Metrics of all NetworkTopologies."""
-        decisions = tuple(self.decisions.items())  # A copy, because metrics are collected in a thread.
-        for name, help_text, label_names, values_of in _FAMILIES:
-            family = GaugeMetricFamily(name, help_text, labels=["topology", *label_names])
-            for key, decision in decisions:
-                for labels, value in values_of(decision):
-                    family.add_metric([key, *labels], value)
-            yield family
+        families = {
+            name: GaugeMetricFamily(name, help_text, labels=["topology", *labels])
+            for name, (help_text, labels) in _GAUGES.items()
+        }
+        for key, decision in tuple(self.decisions.items()):  # A copy, because metrics are collected in a thread.
+            for name, labels, value in _gauge_values(decision):
+                families[name].add_metric([key, *labels], value)
+        yield from families.values()

@@ -56,21 +56,16 @@ def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -
     }
     service = {"name": WEBHOOK_NAME, "namespace": namespace, "path": WEBHOOK_PATH, "port": 443}
     client_config = {"service": service, "caBundle": encoded}
-    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_ANY_SCHEDULER_PLACEMENTS)}
+    has_placement = {"key": PLACEMENT_LABEL, "operator": "In", "values": _ANY_SCHEDULER_PLACEMENTS}
     namespace_selector = {"matchExpressions": [has_placement]}
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": WEBHOOK_NAME, "labels": dict(PART_OF_LABELS)},
         "webhooks": [
-            # Copies, because the YAML would have aliases for repeated objects.
-            _build_webhook("pods", copy.deepcopy(client_config), {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
+            _build_webhook("pods", client_config, {}, [_HAS_GROUP], [_HAS_NO_NODE, _IS_PLACED_BY_US]),
             _build_webhook(
-                "namespaces",
-                client_config,
-                namespace_selector,
-                [dict(_HAS_GROUP), _HAS_NO_PLACEMENT],
-                [dict(_HAS_NO_NODE)],
+                "namespaces", client_config, namespace_selector, [_HAS_GROUP, _HAS_NO_PLACEMENT], [_HAS_NO_NODE]
             ),
         ],
     }
@@ -85,7 +80,7 @@ def _build_webhook(
     conditions: list[Any],
 ) -> dict[str, Any]:
     """One webhook; selectors and conditions are those of the policies in manifests/policies/appgroup-gate.yaml."""
-    return {
+    webhook = {
         "name": f"{name}.gate.netaware.io",
         "clientConfig": client_config,
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
@@ -99,6 +94,7 @@ def _build_webhook(
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
+    return copy.deepcopy(webhook)  # YAML would have aliases for the parts that both webhooks share.
 
 
 def issue_certificate(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
