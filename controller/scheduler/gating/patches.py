@@ -35,7 +35,7 @@ def placement_of_pod(pod: Pod, config: SchedulerConfig, state: State) -> Placeme
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
 
 
-def release_patch(
+def build_release_patch(
     state: State,
     config: SchedulerConfig,
     pod: Pod,
@@ -57,7 +57,7 @@ def release_patch(
         keep_user_affinity: whether to add no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
-    annotations = _target_annotation(target)
+    annotations = _encode_target(target)
     if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_count_by_location))
         added = zone_requirement(zone_scores, target) if may_require_zones else None
@@ -66,24 +66,24 @@ def release_patch(
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if added is not None:
             annotations[NARROWED_ANNOTATION] = msgspec.json.encode(added).decode()
-    return _versioned_patch(pod, annotations, spec)
+    return _build_patch(pod, annotations, spec)
 
 
-def gate_removal_patch(pod: Pod) -> PodPatch:
+def build_gate_removal_patch(pod: Pod) -> PodPatch:
     """The patch that only opens the gate."""
-    return _versioned_patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
+    return _build_patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
 
 
-def retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
-    """The patch that requeues an unschedulable pod; ``value`` of the retry annotation must be new, and no target keeps the old one."""
-    return _versioned_patch(pod, {RETRY_ANNOTATION: value, **_target_annotation(target)}, {})
+def build_retry_patch(pod: Pod, target: Target | None, value: str) -> PodPatch:
+    """The patch that requeues an unschedulable pod. ``value`` must differ from the last; without a target the old one stays."""
+    return _build_patch(pod, {RETRY_ANNOTATION: value, **_encode_target(target)}, {})
 
 
-def _target_annotation(target: Target | None) -> dict[str, str]:
+def _encode_target(target: Target | None) -> dict[str, str]:
     return {} if target is None else {TARGET_ANNOTATION: msgspec.json.encode(target).decode()}
 
 
-def _versioned_patch(pod: Pod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
+def _build_patch(pod: Pod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
     metadata: dict[str, Any] = {"resourceVersion": pod.metadata.resource_version, "uid": pod.metadata.uid}
     if annotations:
         metadata["annotations"] = annotations

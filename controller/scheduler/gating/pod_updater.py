@@ -12,7 +12,7 @@ from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.patches import PodPatch, gate_removal_patch, release_patch
+from controller.scheduler.gating.patches import PodPatch, build_gate_removal_patch, build_release_patch
 from controller.scheduler.gating.release import Release
 from controller.scheduler.gating.retries import Action, PodReplacement, Retry, StuckPods
 from controller.scheduler.metrics import GateMetrics
@@ -164,7 +164,7 @@ class PodUpdater:
         pod = release.pod
         target = plan.targets.get(pod.metadata.key) if plan is not None else None
         try:
-            patch = release_patch(
+            patch = build_release_patch(
                 self._state,
                 self._config,
                 pod,
@@ -180,7 +180,7 @@ class PodUpdater:
             # An admission policy may forbid annotations or affinity.
             message = "annotations or affinity are refused, so the gate is opened without them"
             log.log_change(f"release/{group}", error.message, message, error=error)
-            after = await self._writer.patch(pod, gate_removal_patch(pod))
+            after = await self._writer.patch(pod, build_gate_removal_patch(pod))
         if after is not None:
             self._report_release(group, release)
 

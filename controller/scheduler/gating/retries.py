@@ -16,7 +16,7 @@ import msgspec
 from controller.cluster.pods import Pod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.patches import PodPatch, placement_of_pod, retry_patch
+from controller.scheduler.gating.patches import PodPatch, build_retry_patch, placement_of_pod
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
@@ -153,7 +153,7 @@ class StuckPods:
         left_s = history.last_retry_at + delay_s - now
         if left_s > 0:
             return _Choice(next_check_s=left_s)
-        patch = retry_patch(pod, target if has_new_target else None, f"{now:.3f}")
+        patch = build_retry_patch(pod, target if has_new_target else None, f"{now:.3f}")
         return _Choice(Retry(pod, patch, answer_hash))
 
     def on_retried(self, retry: Retry, now: float) -> None:

@@ -16,7 +16,7 @@ from controller.cluster.pods import GATE, Pod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
-from controller.scheduler.gating.patches import placement_of_pod, release_patch
+from controller.scheduler.gating.patches import build_release_patch, placement_of_pod
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
@@ -91,7 +91,7 @@ def test_affinity_allows_what_the_extender_passes_and_prefers_what_it_scores(
     extender = Extender(state, SchedulerConfig(), ExtenderMetrics(CollectorRegistry()), lambda: "")
     question = {"pod": msgspec.to_builtins(pod), "nodenames": list(NODES)}
     passed = msgspec.json.decode(extender.answer_filter(msgspec.json.encode(question)))["nodenames"]
-    patch = release_patch(state, CONFIG, pod, None)
+    patch = build_release_patch(state, CONFIG, pod, None)
     if passed:
         assert allowed(patched(pod, patch)) == set(passed)
     question["nodenames"] = passed
@@ -107,7 +107,7 @@ def test_nodes_without_zone_label_are_excluded_only_if_refused() -> None:
     """Their cost to a zone is unknown, which refuses nobody; a dependency on one of them is met nowhere but there."""
     nodes, pod = {**NODES, "bare": ("", ""), "other": ("", "")}, gated()
     for placed, expected in ((["n1"], {"n1", "n2", "bare", "other"}), (["n1", "bare"], {"n1", "n2"})):
-        patch = release_patch(cluster(placed, nodes=nodes), CONFIG, pod, None)
+        patch = build_release_patch(cluster(placed, nodes=nodes), CONFIG, pod, None)
         assert allowed(patched(pod, patch), nodes) == expected
 
 
@@ -117,7 +117,7 @@ def test_a_zone_in_two_regions_gets_the_score_of_its_best_location(order: str) -
     nodes = {name: places[name] for name in order}
     costs, regions = {("z1", "z2"): 40, ("z3", "z2"): 50, ("z4", "z2"): 10}, {("r2", "r1"): 5}
     pod = gated()
-    patch = release_patch(cluster(["c"], costs, nodes=nodes, regions=regions), CONFIG, pod, None)
+    patch = build_release_patch(cluster(["c"], costs, nodes=nodes, regions=regions), CONFIG, pod, None)
     assert allowed(patched(pod, patch), nodes) == {"a", "b", "c", "e"}
     assert preferred(patch) == [(33, ZONE, ["z2"]), (18, ZONE, ["z1"])]
 
@@ -127,7 +127,9 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_scor
     host, rest = (100, "kubernetes.io/hostname", ["h2"]), [(60, ZONE, ["z2"]), (33, ZONE, ["z1"])]
 
     def weighed(target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
-        return preferred(release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False))
+        return preferred(
+            build_release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False)
+        )
 
     assert weighed(TARGET, "h2") == [host, *rest]
     assert weighed(TARGET) == rest
@@ -136,14 +138,14 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_other_zones_by_scor
     zones = [f"z{i:02}" for i in range(30)]
     many = {name: ("r", name) for name in ("far", "hub", *zones)}
     costs = {(zone, "hub"): 2 for zone in zones} | {("far", "hub"): 100}
-    patch = release_patch(cluster(["hub"], costs, 200, many), CONFIG, gated(), None)
+    patch = build_release_patch(cluster(["hub"], costs, 200, many), CONFIG, gated(), None)
     assert [zone for _, _, (zone,) in preferred(patch)] == ["hub", *zones[:19]]
 
 
 def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> None:
     state, owned = cluster(), owned_by("ReplicaSet")
-    assert allowed(patched(owned, release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
-    patch = release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
+    assert allowed(patched(owned, build_release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
+    patch = build_release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
     assert allowed(patched(owned, patch)) == set(NODES)
     assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
@@ -152,9 +154,9 @@ def test_the_planned_zone_is_required_unless_required_terms_failed_before() -> N
 def test_unplaced_pods_and_daemon_pods_keep_the_users_affinity() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
-    plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
-    tied = release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
-    assert "affinity" in release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
+    plain = build_release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
+    tied = build_release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
+    assert "affinity" in build_release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
     for patch in (plain, tied):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
         assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
@@ -180,7 +182,7 @@ def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str,
     mine = {"weight": 7, "preference": {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}}
     wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}
     pod = owned_by("ReplicaSet", affinity={"nodeAffinity": {**required, **wishes}})
-    patch = release_patch(cluster(["n1"]), CONFIG, pod, None)
+    patch = build_release_patch(cluster(["n1"]), CONFIG, pod, None)
     after = patched(pod, patch)
     assert allowed(after) == allowed(pod) & {"n1", "n2"}
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
@@ -195,7 +197,7 @@ def test_a_requirement_of_the_user_that_equals_ours_stays(zones: list[str]) -> N
     term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": zones}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     pod = owned_by("ReplicaSet", affinity={"nodeAffinity": required})
-    after = patched(pod, release_patch(cluster(), CONFIG, pod, TARGET))
+    after = patched(pod, build_release_patch(cluster(), CONFIG, pod, TARGET))
     assert allowed(without_added_requirement(after)) == allowed(pod)
 
 
@@ -212,14 +214,14 @@ def test_affinity_without_our_requirement_is_unchanged(text: str) -> None:
 def test_patches_open_the_gate_of_the_seen_version_in_every_mode() -> None:
     pod = gated(metadata={"resourceVersion": "7", "uid": "u1"})
     for config in (CONFIG, SchedulerConfig()):
-        patch = release_patch(cluster(), config, pod, TARGET)
+        patch = build_release_patch(cluster(), config, pod, TARGET)
         assert patch["metadata"]["resourceVersion"] == "7"
         assert patch["spec"]["schedulingGates"] == [{"$patch": "delete", "name": GATE}]
         assert ("affinity" in patch["spec"]) == (config is CONFIG)
         annotated = msgspec.json.decode(patch["metadata"]["annotations"]["netaware.io/target"])
         assert annotated == {"zone": "z2", "region": "r", "node": "n2"}
     parity = SchedulerConfig(parity="upstream")
-    assert release_patch(State(parity, "netaware-system"), parity, pod, None) == {
+    assert build_release_patch(State(parity, "netaware-system"), parity, pod, None) == {
         "metadata": {"resourceVersion": "7", "uid": "u1"},
         "spec": {"schedulingGates": [{"$patch": "delete", "name": GATE}]},
     }
