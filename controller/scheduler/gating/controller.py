@@ -29,7 +29,7 @@ from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING_REASON, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete_pods
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases, seconds_until_complete
-from controller.scheduler.gating.retries import StuckPods
+from controller.scheduler.gating.retries import UnschedulablePods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.worker import PlanningProcess
@@ -84,8 +84,8 @@ class GatingController:
         self._pod_store = cache.group_pods
         self._declared_replicas = DeclaredReplicas(client)
         self._queue = WorkQueue()
-        self._pods = GroupPods(self._pod_store, self.state, time.time)
-        self.pods_of = self._pods.pods_of
+        self._group_pods = GroupPods(self._pod_store, self.state, time.time)
+        self.pods_of = self._group_pods.pods_of
         self._planning_process = PlanningProcess(self.node_cache)
         self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared_replicas)
         self.plans = GroupPlans(
@@ -97,13 +97,13 @@ class GatingController:
             wake=self._wake,
             notify=notify,
         )
-        self._stuck_pods = StuckPods(config)
+        self._unschedulable_pods = UnschedulablePods(config)
         self._waiting_events = WaitingEvents()
         self._updater = PodUpdater(
-            PodWriter(client, self._pods),
+            PodWriter(client, self._group_pods),
             self.state,
             self.node_cache,
-            self._stuck_pods,
+            self._unschedulable_pods,
             config=config,
             metrics=self.metrics,
             recorder=recorder,
@@ -112,7 +112,7 @@ class GatingController:
         self._is_leading = False
         self._last_versions = (0, 0, 0)
         self._subscribe(cache)
-        self.metrics.gated_pods.set_function(self._pods.gated_count)
+        self.metrics.gated_pods.set_function(self._group_pods.gated_count)
 
     def _subscribe(self, cache: ClusterCache) -> None:
         self.state.subscribe_to(
@@ -150,8 +150,8 @@ class GatingController:
     async def run(self) -> None:
         """Reconcile groups while leading, until cancelled."""
         await self._pod_store.ready.wait()
-        self._pods.forget_writes()
-        self._stuck_pods.may_delete = await may_delete_pods(self._client)
+        self._group_pods.forget_writes()
+        self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
         self._is_leading = True
         self._wake_waiting()
         try:
@@ -166,12 +166,12 @@ class GatingController:
     async def _check_delete_right(self) -> None:
         while True:
             await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
-            self._stuck_pods.may_delete = await may_delete_pods(self._client)
+            self._unschedulable_pods.may_delete = await may_delete_pods(self._client)
 
     def _on_pod_change(self, key: str, old: Pod | None, new: Pod | None) -> None:
-        group = self._pods.on_change(key, old, new)
+        group = self._group_pods.on_change(key, old, new)
         if new is None:
-            self._stuck_pods.forget_pod(key)
+            self._unschedulable_pods.forget_pod(key)
             self._waiting_events.forget_pod(key)
             self.plans.reservations.forget_pod(key)
         elif old is not None:
@@ -220,14 +220,14 @@ class GatingController:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        has_work = self._pods.waiting_keys or self.plans.groups_with_plan_or_reservations()
+        has_work = self._group_pods.waiting_keys or self.plans.groups_with_plan_or_reservations()
         if self._is_leading and has_work and self._debounce_timer is None:
             self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._wake_all)
 
     def _wake_all(self) -> None:
         self._debounce_timer = None
         # Includes groups that are gone, or whose pods are no longer admitted, so that their reservations end.
-        for group in {*self._pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:
+        for group in {*self._group_pods.waiting_groups(), *self.plans.groups_with_plan_or_reservations()}:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
@@ -247,7 +247,7 @@ class GatingController:
         due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision.wait_reasons, now)
         for pod, note in due_events:
             self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING_REASON, note)
-        actions, actions_due_in_s = self._stuck_pods.choose_actions(pods, plan_state.plan, self.state, now)
+        actions, actions_due_in_s = self._unschedulable_pods.choose_actions(pods, plan_state.plan, self.state, now)
         await self._updater.execute_actions(actions)
         if actions:
             self._wake(group)
@@ -257,7 +257,7 @@ class GatingController:
         return min((seconds for seconds in checks_in_s if seconds is not None), default=None)
 
     def _release_inputs(self, group: str, pods: Sequence[Pod]) -> ReleaseInputs:
-        seen_at, opened_at = self._pods.first_seen_at, self._pods.other_gates_opened_at
+        seen_at, opened_at = self._group_pods.first_seen_at, self._group_pods.other_gates_opened_at
         inputs = ReleaseInputs(pods, first_seen_at=seen_at, other_gates_opened_at=opened_at)
         app_group = self.state.groups.get(group)
         if app_group is None:

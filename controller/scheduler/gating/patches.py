@@ -53,7 +53,7 @@ def build_release_patch(
         pod: the gated pod.
         target: of the plan; None without a plan.
         hostname: the hostname label of the target's node, for affinity mode; empty if unknown.
-        may_require_zones: see `StuckPods.may_require_zones`.
+        may_require_zones: see `UnschedulablePods.may_require_zones`.
         keep_user_affinity: whether to add no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}

@@ -14,7 +14,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.patches import PodPatch, build_gate_removal_patch, build_release_patch
 from controller.scheduler.gating.release import Release
-from controller.scheduler.gating.retries import Action, PodReplacement, Retry, StuckPods
+from controller.scheduler.gating.retries import Action, PodReplacement, Retry, UnschedulablePods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
@@ -49,7 +49,7 @@ class PodWriter:
     """Patches or deletes pods if they are unchanged, and records its patches in `GroupPods`."""
 
     def __init__(self, client: Client, pods: GroupPods) -> None:
-        self._client, self._pods = client, pods
+        self._client, self._group_pods = client, pods
 
     async def patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
         """Patch a pod; returns the new version, or None if the pod has changed or is gone.
@@ -66,7 +66,7 @@ class PodWriter:
             if error.is_conflict or error.is_not_found:
                 return None
             raise
-        self._pods.record_write(metadata.key, pod, after)
+        self._group_pods.record_write(metadata.key, pod, after)
         return after
 
     async def delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
@@ -132,7 +132,7 @@ class PodUpdater:
         writer: patches and deletes pods.
         state: the cluster, for the rules.
         node_cache: the nodes.
-        stuck_pods: decides which pods may get required zones, and records retries and forbidden deletions.
+        unschedulable_pods: decides which pods may get required zones, and records retries and forbidden deletions.
         config: the section ``scheduler``.
         metrics: of gates and plans.
         recorder: for events on pods.
@@ -143,13 +143,18 @@ class PodUpdater:
         writer: PodWriter,
         state: State,
         node_cache: NodeCache,
-        stuck_pods: StuckPods,
+        unschedulable_pods: UnschedulablePods,
         *,
         config: SchedulerConfig,
         metrics: GateMetrics,
         recorder: EventRecorder,
     ) -> None:
-        self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck_pods
+        self._writer, self._state, self._node_cache, self._unschedulable_pods = (
+            writer,
+            state,
+            node_cache,
+            unschedulable_pods,
+        )
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
     async def open_gates(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
@@ -170,7 +175,7 @@ class PodUpdater:
                 pod,
                 target,
                 hostname=self._hostname(target),
-                may_require_zones=self._stuck_pods.may_require_zones(pod),
+                may_require_zones=self._unschedulable_pods.may_require_zones(pod),
                 keep_user_affinity=release.cause == "unplaced",
             )
             after = await self._writer.patch(pod, patch)
@@ -198,7 +203,7 @@ class PodUpdater:
             self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", note)
 
     async def execute_actions(self, actions: Iterable[Action]) -> None:
-        """Requeue, replace or report stuck pods.
+        """Requeue, replace or report unschedulable pods.
 
         Raises:
             ApiError: the first failure.
@@ -209,11 +214,11 @@ class PodUpdater:
         about = reference_to(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
-                self._stuck_pods.on_retried(action, time.time())
+                self._unschedulable_pods.on_retried(action, time.time())
         elif isinstance(action, PodReplacement):
             result = await self._writer.delete(action.pod)
             if result == "forbidden":
-                self._stuck_pods.on_forbidden(action.pod)
+                self._unschedulable_pods.on_forbidden(action.pod)
             elif result == "deleted":
                 self._recorder.record_normal(about, "Replaced", action.note)
         else:

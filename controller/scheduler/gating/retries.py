@@ -83,7 +83,7 @@ class _History(msgspec.Struct):
     is_forbidden: bool = False
 
 
-class StuckPods:
+class UnschedulablePods:
     """Chooses actions for pods for which the scheduler found no node, by their histories and their owners' histories.
 
     Attributes:

@@ -11,7 +11,14 @@ from controller.cluster.crds import NetworkTopology
 from controller.cluster.pods import Pod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, PodReplacement, Report, Retry, StuckPods
+from controller.scheduler.gating.retries import (
+    REPLACE_AFTER_S,
+    Action,
+    PodReplacement,
+    Report,
+    Retry,
+    UnschedulablePods,
+)
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from tests.unit.controller.scheduling import node, pod, state_of, topology
@@ -21,7 +28,7 @@ ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
 NARROWED = '{"key":"topology.kubernetes.io/zone","operator":"In","values":["a"]}'
 
 
-def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> Pod:
+def unschedulable_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> Pod:
     controls = not kind.endswith(" of another")
     owner = {"kind": kind.removesuffix(" of another"), "name": "o", "uid": f"u-{kind}", "controller": controls}
     owners = [owner] if kind else None
@@ -36,9 +43,9 @@ def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedu
     return msgspec.convert(body, Pod)
 
 
-def actions_of(stuck: StuckPods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
+def actions_of(tracker: UnschedulablePods, pod: Pod, now: float, target: Target | None = None) -> list[Action]:
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    return stuck.choose_actions([pod], plan, State(CONFIG, "netaware-system"), now)[0]
+    return tracker.choose_actions([pod], plan, State(CONFIG, "netaware-system"), now)[0]
 
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
@@ -46,52 +53,54 @@ def actions_of(stuck: StuckPods, pod: Pod, now: float, target: Target | None = N
 def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_terms(
     kind: str, target: Target | None
 ) -> None:
-    stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
-    assert actions_of(stuck, pod, 100, target) == []
-    assert actions_of(stuck, pod, 100 + REPLACE_AFTER_S - 1, target) == []
-    assert stuck.may_require_zones(pod)
-    assert [type(action) for action in actions_of(stuck, pod, 100 + REPLACE_AFTER_S, target)] == [PodReplacement]
-    assert not stuck.may_require_zones(pod)
-    successor = stuck_pod(kind, name="p" if kind == "StatefulSet" else "q")
-    assert not stuck.may_require_zones(successor)
+    tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod(kind)
+    assert actions_of(tracker, pod, 100, target) == []
+    assert actions_of(tracker, pod, 100 + REPLACE_AFTER_S - 1, target) == []
+    assert tracker.may_require_zones(pod)
+    assert [type(action) for action in actions_of(tracker, pod, 100 + REPLACE_AFTER_S, target)] == [PodReplacement]
+    assert not tracker.may_require_zones(pod)
+    successor = unschedulable_pod(kind, name="p" if kind == "StatefulSet" else "q")
+    assert not tracker.may_require_zones(successor)
     is_in_another_zone = kind == "StatefulSet"  # Volumes of a StatefulSet may be in different zones.
-    assert stuck.may_require_zones(stuck_pod(kind, "other-replica")) == is_in_another_zone
+    assert tracker.may_require_zones(unschedulable_pod(kind, "other-replica")) == is_in_another_zone
 
 
 @pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow", "ReplicaSet of another"])
 def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(kind: str) -> None:
-    stuck = StuckPods(CONFIG)
-    assert not stuck.may_require_zones(stuck_pod(kind))
-    actions_of(stuck, stuck_pod(kind), 0, ZONE_B)
-    assert [type(action) for action in actions_of(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Report]
-    assert actions_of(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
+    tracker = UnschedulablePods(CONFIG)
+    assert not tracker.may_require_zones(unschedulable_pod(kind))
+    actions_of(tracker, unschedulable_pod(kind), 0, ZONE_B)
+    assert [type(action) for action in actions_of(tracker, unschedulable_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [
+        Report
+    ]
+    assert actions_of(tracker, unschedulable_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
-def test_without_the_right_to_delete_no_zone_is_required_and_stuck_pods_are_reported_once() -> None:
-    stuck, pod = StuckPods(CONFIG), stuck_pod()
-    assert stuck.may_require_zones(pod)
-    stuck.may_delete = False
-    assert not stuck.may_require_zones(pod)
-    actions_of(stuck, pod, 0, ZONE_B)
-    assert [type(action) for action in actions_of(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [Report]
-    assert actions_of(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
-    stuck.may_delete = True
-    assert [type(action) for action in actions_of(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)] == [PodReplacement]
+def test_without_the_right_to_delete_no_zone_is_required_and_unschedulable_pods_are_reported_once() -> None:
+    tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod()
+    assert tracker.may_require_zones(pod)
+    tracker.may_delete = False
+    assert not tracker.may_require_zones(pod)
+    actions_of(tracker, pod, 0, ZONE_B)
+    assert [type(action) for action in actions_of(tracker, pod, REPLACE_AFTER_S, ZONE_B)] == [Report]
+    assert actions_of(tracker, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
+    tracker.may_delete = True
+    assert [type(action) for action in actions_of(tracker, pod, 20 * REPLACE_AFTER_S, ZONE_B)] == [PodReplacement]
 
 
 def test_a_pod_without_our_required_terms_is_left_to_the_scheduler() -> None:
-    stuck, pod = StuckPods(CONFIG), stuck_pod(annotations={})
-    assert actions_of(stuck, pod, 0) == actions_of(stuck, pod, 10 * REPLACE_AFTER_S) == []
+    tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod(annotations={})
+    assert actions_of(tracker, pod, 0) == actions_of(tracker, pod, 10 * REPLACE_AFTER_S) == []
 
 
 def test_pods_with_a_new_target_are_replaced_with_back_off() -> None:
-    stuck, pod = StuckPods(CONFIG), stuck_pod()
-    actions_of(stuck, pod, 0, ZONE_B)
+    tracker, pod = UnschedulablePods(CONFIG), unschedulable_pod()
+    actions_of(tracker, pod, 0, ZONE_B)
     for now, is_replaced in ((1, True), (2.9, False), (3, True), (6, False)):
-        actions = actions_of(stuck, pod, now * REPLACE_AFTER_S, ZONE_B)
+        actions = actions_of(tracker, pod, now * REPLACE_AFTER_S, ZONE_B)
         assert [type(action) for action in actions] == [PodReplacement] * is_replaced
-        assert stuck.may_require_zones(pod)
-    assert all(actions_of(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
+        assert tracker.may_require_zones(pod)
+    assert all(actions_of(tracker, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
 
 def extender_pod(reason: str = "Unschedulable", message: str = "", **changes: Any) -> Pod:
@@ -104,13 +113,13 @@ def target_annotation(target: Target) -> dict[str, str]:
     return {"netaware.io/target": msgspec.json.encode(target).decode()}
 
 
-def retried(stuck: StuckPods, pod: Pod, target: Target | None, state: State, now: float) -> bool:
+def retried(tracker: UnschedulablePods, pod: Pod, target: Target | None, state: State, now: float) -> bool:
     """Whether a pod is retried now; a retry counts as written."""
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    actions, _ = stuck.choose_actions([pod], plan, state, now)
+    actions, _ = tracker.choose_actions([pod], plan, state, now)
     for action in actions:
         assert isinstance(action, Retry)
-        stuck.on_retried(action, now)
+        tracker.on_retried(action, now)
     return len(actions) == 1
 
 
@@ -128,51 +137,53 @@ REFUSED = extender_pod(message="0/2 nodes: Workload dependencies")
 
 
 def test_a_refused_pod_is_retried_once_for_every_new_answer_of_the_filter() -> None:
-    state, stuck = cluster(), StuckPods(SchedulerConfig())
-    assert retried(stuck, REFUSED, None, state, 0), "the answer that refused the pod is unknown"
-    assert not retried(stuck, REFUSED, None, state, 10)
+    state, tracker = cluster(), UnschedulablePods(SchedulerConfig())
+    assert retried(tracker, REFUSED, None, state, 0), "the answer that refused the pod is unknown"
+    assert not retried(tracker, REFUSED, None, state, 10)
     state.on_topology_change("default/nt-default", costs(20), costs(10))
-    assert retried(stuck, REFUSED, None, state, 20)
-    assert not retried(stuck, REFUSED, None, state, 30)
+    assert retried(tracker, REFUSED, None, state, 20)
+    assert not retried(tracker, REFUSED, None, state, 30)
     state.on_topology_change("default/nt-default", costs(10), costs(20))
-    assert stuck.choose_actions([REFUSED], None, state, 20.25) == ([], 0.75), "retries are at least a second apart"
+    assert tracker.choose_actions([REFUSED], None, state, 20.25) == ([], 0.75), "retries are at least a second apart"
 
 
 def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
-    assert not retried(StuckPods(SchedulerConfig()), extender_pod(message="4 Insufficient cpu"), None, cluster(), 0)
+    assert not retried(
+        UnschedulablePods(SchedulerConfig()), extender_pod(message="4 Insufficient cpu"), None, cluster(), 0
+    )
 
 
-def test_a_new_target_is_written_to_a_stuck_pod() -> None:
-    stuck, waiting = StuckPods(SchedulerConfig()), extender_pod(annotations=target_annotation(ZONE_A))
-    ((action,), _) = stuck.choose_actions([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
+def test_a_new_target_is_written_to_an_unschedulable_pod() -> None:
+    tracker, waiting = UnschedulablePods(SchedulerConfig()), extender_pod(annotations=target_annotation(ZONE_A))
+    ((action,), _) = tracker.choose_actions([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
     assert isinstance(action, Retry)
     assert action.patch["metadata"]["annotations"].items() >= target_annotation(ZONE_B).items()
-    stuck.on_retried(action, 0)
-    assert not retried(stuck, extender_pod(annotations=target_annotation(ZONE_B)), ZONE_B, cluster(), 5)
+    tracker.on_retried(action, 0)
+    assert not retried(tracker, extender_pod(annotations=target_annotation(ZONE_B)), ZONE_B, cluster(), 5)
 
 
 def test_a_pod_filtered_by_the_plan_is_retried_once_by_the_rule() -> None:
-    stuck, waiting = StuckPods(SchedulerConfig()), extender_pod(annotations=target_annotation(ZONE_A))
-    assert retried(stuck, waiting, ZONE_A, cluster(), 0)
-    assert not retried(stuck, waiting, ZONE_A, cluster(), 30)
+    tracker, waiting = UnschedulablePods(SchedulerConfig()), extender_pod(annotations=target_annotation(ZONE_A))
+    assert retried(tracker, waiting, ZONE_A, cluster(), 0)
+    assert not retried(tracker, waiting, ZONE_A, cluster(), 30)
 
 
 @pytest.mark.parametrize(("reason", "is_retried"), [("SchedulerError", True), ("SchedulingGated", False)])
 def test_an_unbindable_volume_counts_as_a_refusal(reason: str, *, is_retried: bool) -> None:
     """kube-scheduler sets the reason SchedulerError for the pod."""
-    assert retried(StuckPods(SchedulerConfig()), extender_pod(reason), ZONE_B, cluster(), 0) == is_retried
+    assert retried(UnschedulablePods(SchedulerConfig()), extender_pod(reason), ZONE_B, cluster(), 0) == is_retried
 
 
 def test_a_pod_that_every_node_refuses_is_retried_with_back_off() -> None:
-    stuck, state, waiting, tries = StuckPods(SchedulerConfig()), cluster(), extender_pod(), 0
+    tracker, state, waiting, tries = UnschedulablePods(SchedulerConfig()), cluster(), extender_pod(), 0
     for second in [*range(3600), *range(3600, 120_000, 100)]:  # 2.0 ** 1024 overflows.
-        tries += retried(stuck, waiting, Target("a", "r", f"n{second}"), state, float(second))
+        tries += retried(tracker, waiting, Target("a", "r", f"n{second}"), state, float(second))
         assert second != 3599 or 10 < tries < 90
     assert tries > 1100
 
 
 def test_a_retry_is_repeated_until_it_is_written() -> None:
-    stuck, state, plan = StuckPods(SchedulerConfig()), cluster(), Plan({"default/p1": ZONE_A})
-    assert len(stuck.choose_actions([extender_pod()], plan, state, 0.0)[0]) == 1
-    assert retried(stuck, extender_pod(annotations=target_annotation(ZONE_B)), ZONE_A, state, 5.0)
-    assert not retried(stuck, extender_pod(annotations=target_annotation(ZONE_A)), ZONE_A, state, 100.0)
+    tracker, state, plan = UnschedulablePods(SchedulerConfig()), cluster(), Plan({"default/p1": ZONE_A})
+    assert len(tracker.choose_actions([extender_pod()], plan, state, 0.0)[0]) == 1
+    assert retried(tracker, extender_pod(annotations=target_annotation(ZONE_B)), ZONE_A, state, 5.0)
+    assert not retried(tracker, extender_pod(annotations=target_annotation(ZONE_A)), ZONE_A, state, 100.0)
