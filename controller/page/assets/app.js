@@ -8,11 +8,11 @@ let shownTab = "now";
 
 function showOverview(overview) {
   const previous = state.overview;
-  const selectedNames = [state.from, state.to].map((i) => state.names[i]);
+  const selectedNames = [state.origin, state.destination].map((i) => state.names[i]);
   state.overview = overview;
   state.names = overview.network.zones.map((zone) => zone.name);
   // Zones may have new positions.
-  [state.from, state.to] = selectedNames.map((name) => state.names.indexOf(name));
+  [state.origin, state.destination] = selectedNames.map((name) => state.names.indexOf(name));
   clockOffset = overview.readAt - Date.now() / 1000;
   drawSummary();
   // Drawing the same data again would lose a selection of text.

@@ -6,7 +6,7 @@ const state = {
   overview: null,    // the newest overview, as controller/page/encoding.py encodes it
   names: [],         // zone names in the order of the overview
   measure: "cost",   // shown in the matrix, a key of MEASURES
-  from: -1, to: -1,  // positions of the selected pair, -1 for none
+  origin: -1, destination: -1,  // positions of the selected pair in names, -1 for none
 };
 
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
@@ -14,7 +14,7 @@ const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 // Basis of a cost -> sign behind the cost, as in `kubectl netaware costs`, and meaning.
 const BASES = {
   measured: { sign: "", text: "measured" },
-  mirrored: { sign: "", text: "measured the other way" },
+  mirrored: { sign: "", text: "measured in the reverse direction" },
   stale: { sign: "~", text: "old measurement" },
   inferred: { sign: "*", text: "inferred from a path over other zones" },
   unreachable: { sign: "x", text: "unreachable" },
@@ -76,7 +76,7 @@ function formatPercent(part, whole) {
   if (!whole) return "–";
   return part > 0 && part < whole / 200 ? "< 1 %" : `${Math.round((100 * part) / whole)} %`;
 }
-function pluralize(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
+function pluralize(count, singular, plural) { return `${count} ${count === 1 ? singular : plural || `${singular}s`}`; }
 
 // Lists the first names, and counts the others.
 function joinFirst(names, limit) {
@@ -89,9 +89,9 @@ let clockOffset = 0;
 function secondsSince(at) { return isAbsent(at) ? null : Date.now() / 1000 + clockOffset - at; }
 
 // Returns the position of an ordered pair in the columns of the matrix, which have no diagonal; -1 for no pair.
-function cellIndex(from, to) {
-  const count = state.names.length;
-  return from < 0 || to < 0 || from === to ? -1 : from * (count - 1) + (to > from ? to - 1 : to);
+function cellIndex(origin, destination) {
+  if (origin < 0 || destination < 0 || origin === destination) return -1;
+  return origin * (state.names.length - 1) + (destination > origin ? destination - 1 : destination);
 }
 
 function makePercentileMeasure(name) {

@@ -49,16 +49,16 @@ function drawLegend() {
   byId("matrix-legend").replaceChildren(...texts.map((text) => h("span", {}, text)));
 }
 
-function selectPair(from, to) {
-  [state.from, state.to] = [from, to];
-  const selected = cellIndex(from, to);
+function selectPair(origin, destination) {
+  [state.origin, state.destination] = [origin, destination];
+  const selected = cellIndex(origin, destination);
   drawnMatrix.cells.forEach((cell, i) => cell.toggleAttribute("data-selected", i === selected));
   drawPairFacts();
 }
 
 function drawPairFacts() {
-  [byId("pair-from").value, byId("pair-to").value] = [state.from, state.to];
-  const forward = cellIndex(state.from, state.to), reverse = cellIndex(state.to, state.from);
+  [byId("pair-from").value, byId("pair-to").value] = [state.origin, state.destination];
+  const forward = cellIndex(state.origin, state.destination), reverse = cellIndex(state.destination, state.origin);
   if (forward < 0) {
     const hint = "Choose a pair to see the measurements behind its cost.";
     byId("pair-facts").replaceChildren(h("p", { class: "soft" }, hint));
@@ -67,8 +67,6 @@ function drawPairFacts() {
   const columns = state.overview.matrix;
   const valuesAt = (i) => Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]]));
   const pair = valuesAt(forward), reversePair = valuesAt(reverse);
-  // One direction may be measured by the other's sample.
-  const { originNode, destinationNode } = pair.originNode ? pair : reversePair;
   const facts = {
     "Cost": pair.cost ?? "none",
     "Reverse cost": reversePair.cost ?? "none",
@@ -80,7 +78,7 @@ function drawPairFacts() {
     "Loss": pair.lossRatio === null ? "–" : `${formatNumber(pair.lossRatio * 100)} %`,
     "Measured": pair.measuredAt === null ? "not yet" : `${formatAge(secondsSince(pair.measuredAt))} ago`,
     "Prober": pair.prober || "–",
-    "Nodes": originNode ? `${originNode} to ${destinationNode}` : "–",
+    "Nodes": pair.originNode ? `${pair.originNode} to ${pair.destinationNode}` : "–",
   };
   const rows = Object.entries(facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]);
   byId("pair-facts").replaceChildren(
@@ -89,7 +87,7 @@ function drawPairFacts() {
 }
 
 function startMatrix() {
-  const measureSelect = byId("measure"), from = byId("pair-from"), to = byId("pair-to");
+  const measureSelect = byId("measure"), originSelect = byId("pair-from"), destinationSelect = byId("pair-to");
   measureSelect.replaceChildren(...Object.entries(MEASURES).map(([key, { name }]) => h("option", { value: key }, name)));
   measureSelect.addEventListener("change", () => {
     state.measure = measureSelect.value;
@@ -99,7 +97,7 @@ function startMatrix() {
     const cell = event.target.closest("[data-to]");
     if (cell) selectPair(Number(cell.dataset.from), Number(cell.dataset.to));
   });
-  for (const select of [from, to]) {
-    select.addEventListener("change", () => selectPair(Number(from.value), Number(to.value)));
+  for (const select of [originSelect, destinationSelect]) {
+    select.addEventListener("change", () => selectPair(Number(originSelect.value), Number(destinationSelect.value)));
   }
 }

@@ -1,6 +1,6 @@
 // The tab Now: findings and their fixes.
 
-const MAX_AFFECTED = 6;
+const MAX_AFFECTED_SHOWN = 6;
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
 function buildCopyButton(text) {
@@ -20,7 +20,7 @@ function buildCopyButton(text) {
 function buildAge(at) { return h("span", { class: "soft", "data-since": at }, `for ${formatAge(secondsSince(at))}`); }
 
 function buildFinding(finding) {
-  const affected = joinFirst(finding.affects, MAX_AFFECTED);
+  const affected = joinFirst(finding.affects, MAX_AFFECTED_SHOWN);
   return h("li", { class: `finding ${finding.severity}` },
     h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `,
       finding.since === null ? null : buildAge(finding.since)),
