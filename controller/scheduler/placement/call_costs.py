@@ -28,9 +28,9 @@ _VIOLATES_EVERY_LIMIT, _VIOLATES_NO_LIMIT = MAX_NETWORK_COST + 1, -1
 
 
 @lru_cache(_CACHE_SIZE)
-def call_costs(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, parity: bool) -> Floats:
+def call_costs(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, is_parity: bool) -> Floats:
     """[zone, zone] cost of a call between two different hosts: network cost in parity, else microseconds. Read-only."""
-    if parity:
+    if is_parity:
         values = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
     else:
         is_one_zone = has_no_zone_labels(locations)

@@ -113,13 +113,37 @@ class _GroupPlanner:
         self._released_targets: dict[str, Target] = {}
         self._outdated_keys = find_outdated_pod_keys(pod.metadata for pod in snapshot.pods if pod.is_active)
         self._models: list[Pod | None] = [None] * len(self._graph.workloads)
+        """[workload] pod that missing replicas are like."""
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self._graph.workloads]
+        """[workload] nodes of bound pods that a rollout is about to replace."""
         self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.reserved.items()})
-        self._waiting = self._read_pods()
+        self._waiting = self._record_pods()
 
-    def _read_pods(self) -> list[WaitingReplica]:
-        """Record bound pods; returns the replicas to place."""
+    def plan(self, deadline_s: float) -> Plan:
+        """Search for a placement, and give its hosts to the pods."""
+        request = self._build_request()
+        placement = self._search(request, time.monotonic() + deadline_s)
+        placement = placement._replace(host_of=self._assign_by_age(placement))
+        targets, reasons = self._find_targets(placement)
+        host_of = placement.host_of.copy()
+        host_of[[index for index, replica in enumerate(self._waiting) if replica.key in reasons]] = -1
+        evaluation = evaluation_by_time = evaluate(placement.problem, host_of)
+        if request.objective != "time":
+            problem_by_time = build_problem(msgspec.structs.replace(request, objective="time"))
+            evaluation_by_time = evaluate(problem_by_time, host_of)
+        return Plan(
+            targets=targets,
+            cost=total_cost(request, placement.problem, host_of),
+            violations=evaluation.violations,
+            latency_us=evaluation_by_time.latency,
+            traffic=evaluation_by_time.traffic,
+            unplaced_reasons=reasons,
+            annotation_errors=tuple(dict.fromkeys(self._annotation_errors)),
+        )
+
+    def _record_pods(self) -> list[WaitingReplica]:
+        """Record bound pods, and return the replicas to place."""
         snapshot, waiting = self._snapshot, list[WaitingReplica]()
         current_pods: Counter[int] = Counter()
         workload_of = {selector: i for i, selector in enumerate(self._graph.selectors)}
@@ -193,27 +217,6 @@ class _GroupPlanner:
             objective=objective_of(snapshot.group, errors, has_prices=snapshot.prices is not None),
         )
 
-    def plan(self, deadline_s: float) -> Plan:
-        """Search for a placement, and assign its hosts to the pods."""
-        request = self._build_request()
-        placement = self._search(request, time.monotonic() + deadline_s)
-        targets, reasons = self._assign(placement)
-        unplaced = [index for index, replica in enumerate(self._waiting) if replica.key in reasons]
-        placement.host_of[unplaced] = -1
-        evaluation = evaluation_by_time = evaluate(placement.problem, placement.host_of)
-        if request.objective != "time":
-            problem_by_time = build_problem(msgspec.structs.replace(request, objective="time"))
-            evaluation_by_time = evaluate(problem_by_time, placement.host_of)
-        return Plan(
-            targets=targets,
-            cost=total_cost(request, placement.problem, placement.host_of),
-            violations=evaluation.violations,
-            latency_us=evaluation_by_time.latency,
-            traffic=evaluation_by_time.traffic,
-            unplaced_reasons=reasons,
-            annotation_errors=tuple(dict.fromkeys(self._annotation_errors)),
-        )
-
     def _search(self, request: PlacementRequest, ends_at: float) -> _Placement:
         """The best placement found. Uses avoided hosts only if that places more replicas or violates fewer limits."""
         seed = zlib.crc32("/".join(self._graph.selectors).encode()) + self._snapshot.seed_offset
@@ -254,10 +257,9 @@ class _GroupPlanner:
         index_of = {name: index for index, name in enumerate(host_names)}
         return np.array([index_of.get(node, -1) for node in hinted], np.int64)
 
-    def _assign(self, placement: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
+    def _find_targets(self, placement: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
         """Pod key -> target, and pod key -> reason for pods without a target."""
         problem, targets = placement.problem, dict(self._released_targets)
-        placement.host_of[:] = self._assign_by_age(placement)
         reasons: dict[str, str] = {}
         reason_by_class: dict[int, str] = {}
         for index, host_index in enumerate(placement.host_of.tolist()):
@@ -281,7 +283,7 @@ class _GroupPlanner:
             if pod.pod_group in reason_by_pod_group and targets.pop(pod.metadata.key, None) is not None:
                 reasons[pod.metadata.key] = f"its PodGroup is not wholly placed: {reason_by_pod_group[pod.pod_group]}"
 
-    def _assign_by_age(self, placement: _Placement) -> list[int]:
+    def _assign_by_age(self, placement: _Placement) -> Ints:
         """[replica] host, after the hosts of each class are assigned to its replicas again.
 
         A replica gets its hint if the hint is among these hosts. The other replicas, the oldest first, get zones in turn, so that the
@@ -304,7 +306,7 @@ class _GroupPlanner:
             hosts = _alternate_zones(unassigned, placement.problem.zone_of)
             for replica, host in zip(without_hint, hosts, strict=True):
                 host_of[replica] = host
-        return host_of
+        return np.array(host_of, np.int64)
 
 
 def _age_key(replica: WaitingReplica) -> tuple[str, str]:

@@ -116,6 +116,8 @@ def build_problem(request: PlacementRequest) -> Problem:
 
 
 class _ProblemBuilder:
+    """Classifies the replicas of a request, then builds each array."""
+
     def __init__(self, request: PlacementRequest) -> None:
         self._request, self._snapshot = request, request.snapshot
         hosts = self._snapshot.hosts
@@ -141,16 +143,16 @@ class _ProblemBuilder:
         constraints = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
         row_key = msgspec.json.encode((*constraints, waiting.volumes, sorted(waiting.refused_hosts)))
         requests = requests_with_ports_of(spec)
-        topology: tuple[object, ...] = ()
+        topology_key: tuple[object, ...] = ()
         if has_terms:
-            meta = waiting.pod.metadata
-            topology = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
-        key = row_key + msgspec.json.encode((waiting.workload, sorted(requests.items()), topology))
+            metadata = waiting.pod.metadata
+            topology_key = (metadata.namespace, metadata.labels, spec.affinity, spec.topology_spread_constraints)
+        key = row_key + msgspec.json.encode((waiting.workload, sorted(requests.items()), topology_key))
         index = self._class_index.setdefault(key, len(self._classes))
         if index == len(self._classes):
             row = self._row_index.setdefault(row_key, len(self._allowed))
             if row == len(self._allowed):
-                self._allowed.append(self._eligible_hosts(waiting))
+                self._allowed.append(self._allowed_hosts(waiting))
             self._classes.append(_Class(waiting.workload, requests, row, waiting.pod))
         return index
 
@@ -215,12 +217,12 @@ class _ProblemBuilder:
     def _host_price(self) -> Floats:
         """[host] the score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
         args = self._snapshot.allocatable
-        raw = np.array([raw_allocatable_score(host.allocatable, args) for host in self._hosts], np.float64)
-        spread = float(np.ptp(raw)) if args.weight and len(raw) else 0.0
-        return args.weight * (raw.max() - raw) / spread if spread else np.zeros(len(raw))
+        scores = np.array([raw_allocatable_score(host.allocatable, args) for host in self._hosts], np.float64)
+        score_range = float(np.ptp(scores)) if args.weight and len(scores) else 0.0
+        return args.weight * (scores.max() - scores) / score_range if score_range else np.zeros(len(scores))
 
     def _must_span_zones(self) -> Bools:
-        """[workload] whether its spread is ``zone`` and its eligible hosts are in several zones."""
+        """[workload] whether its spread is ``zone``, and its pods are allowed in several zones."""
         zones_by_workload: dict[int, set[int]] = defaultdict(set)
         for class_ in self._classes:
             zones_by_workload[class_.workload] |= set(self._zone_of[self._allowed[class_.row]].tolist())
@@ -230,8 +232,9 @@ class _ProblemBuilder:
     def _tables(self) -> tuple[tuple[CallCostTable, ...], dict[int, int]]:
         """One table for all limits that the same pairs of zones violate, and maxNetworkCost -> index of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
-        costs = call_costs(locations, snapshot.costs, has_topology=snapshot.has_topology, parity=objective == "parity")
-        host_cost = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
+        is_parity = objective == "parity"
+        costs = call_costs(locations, snapshot.costs, has_topology=snapshot.has_topology, is_parity=is_parity)
+        host_cost = float(SAME_HOST_COST) if is_parity else ON_HOST_US
         if objective in OBJECTIVES_WITH_PRICES and snapshot.prices is not None:
             time_weight = _TIME_WEIGHT_BESIDE_MONEY if objective == "money" else 1.0
             costs, host_cost = add_prices(costs, host_cost, traffic_prices(locations, snapshot.prices), time_weight)
@@ -248,12 +251,12 @@ class _ProblemBuilder:
         replicas = np.array([len(hosts) for hosts in fixed_hosts], np.int64)
         for class_ in self._class_of:
             replicas[self._classes[class_].workload] += 1
-        parity = self._request.objective == "parity"
+        is_parity = self._request.objective == "parity"
         return tuple(
             msgspec.structs.replace(
                 edge,
-                weight=float(replicas[edge.caller] * replicas[edge.callee]) if parity else edge.weight,
-                routing=Routing.ANY if parity else edge.routing,
+                weight=float(replicas[edge.caller] * replicas[edge.callee]) if is_parity else edge.weight,
+                routing=Routing.ANY if is_parity else edge.routing,
                 table=table_by_max_cost[edge.max_cost],
             )
             for edge in self._request.edges
@@ -264,21 +267,21 @@ class _ProblemBuilder:
         bound = [(host, pod) for host, pod in placed if host is not None and pod is not None]
         return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()
 
-    def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
+    def _allowed_hosts(self, waiting: WaitingReplica) -> Bools:
         """[host] whether a replica may be placed there, see `refusal_reasons`."""
         candidates = self._host_names
         # Only hosts with taints and unavailable hosts refuse pods without node constraints.
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
             candidates = [*self._restricted_hosts, *(waiting.refused_hosts & self._host_index.keys())]
-        eligible: Bools = np.ones(len(self._host_names), np.bool_)
-        eligible[[self._host_index[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
-        return eligible
+        is_allowed: Bools = np.ones(len(self._host_names), np.bool_)
+        is_allowed[[self._host_index[name] for name in refusal_reasons(self._request, waiting, candidates)]] = False
+        return is_allowed
 
 
-def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
-    """Host -> why node constraints, or an earlier refusal, exclude a replica; without the hosts that do not."""
+def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, host_names: Iterable[str]) -> dict[str, str]:
+    """Host -> why a replica may not be placed there: its node constraints, or an earlier refusal. Without the other hosts."""
     constraints, reasons = Constraints(waiting.pod.spec), {}
-    for name in names:
+    for name in host_names:
         reason = request.snapshot.hosts[name].unschedulable_reason(constraints, waiting.volumes)
         if reason or name in waiting.refused_hosts:
             reasons[name] = reason or "refused by kube-scheduler a moment ago, or overutilized"
@@ -288,7 +291,7 @@ def refusal_reasons(request: PlacementRequest, waiting: WaitingReplica, names: I
 def total_cost(request: PlacementRequest, problem: Problem, host_of: Ints) -> int:
     """Network cost of a placement, summed over all pairs of caller and replica of the callee (docs/contracts.md, section 4)."""
     names = problem.host_names
-    counts = [{names[host]: n for host, n in of_workload.items()} for of_workload in count_replicas(problem, host_of)]
-    locations = {name: request.snapshot.hosts[name].location for of_workload in counts for name in of_workload}
+    pods_by_node = [{names[host]: n for host, n in counts.items()} for counts in count_replicas(problem, host_of)]
+    locations = {name: request.snapshot.hosts[name].location for nodes in pods_by_node for name in nodes}
     cost = request.snapshot.costs.total_cost
-    return sum(cost(counts[edge.caller], counts[edge.callee], locations) for edge in request.edges)
+    return sum(cost(pods_by_node[edge.caller], pods_by_node[edge.callee], locations) for edge in request.edges)
