@@ -27,6 +27,7 @@ from controller.descheduler.fit import OTHER_POD_REASONS, describe_misfits
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     AnomalyDetector,
+    LoadClass,
     NodeLoad,
     classify_nodes,
     describe_overload,
@@ -37,6 +38,8 @@ from controller.descheduler.plan import NodeState
 from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
 from controller.descheduler.usage import RESOURCES, Amounts, exceeded_resources, to_percents, weighted_mean
 
+MIN_DETECTOR_ROUNDS = 3
+"""A detector is kept for at least this many rounds of unknown usage, because the interval may exceed the timeout."""
 MIN_RELIEF_SHARE = 0.02
 """A pod that uses less than this share of the excess is not moved, because that would not relieve the node."""
 
@@ -48,15 +51,13 @@ class LowNodeLoadStrategy(TargetRules):
         self._builder, self._config = builder, config
         loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.nodes)
         self.loads_by_node = {load.name: load for load in loads}
-        self._why_by_node: dict[str, str] = {}
+        expired = builder.snapshot.usage.expired
+        self._why_by_node = {load.name: _unknown_load_reason(load, expired) for load in loads if load.kind == "unknown"}
         self._stuck_nodes: set[str] = set()
         # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._targets_by_pool = {
-            pool.name: sorted(
-                (load for load in loads if load.pool is pool and load.kind == "underutilized"), key=self._target_order
-            )
-            for pool in config.pools
+            pool.name: sorted(self._loads_of(pool, "underutilized"), key=self._target_order) for pool in config.pools
         }
         self._free_capacity_by_pool = {pool.name: self._free_capacity(pool) for pool in config.pools}
 
@@ -72,13 +73,10 @@ class LowNodeLoadStrategy(TargetRules):
         Returns:
             The detectors after this round, by name of the node.
         """
-        # With an interval near the timeout, a detector would otherwise expire between rounds.
-        keep_s = max(self._config.detector_cache_timeout_s, 3 * self._builder.config.interval_s)
+        keep_s = max(self._config.detector_cache_timeout_s, MIN_DETECTOR_ROUNDS * self._builder.config.interval_s)
         detectors = update_detectors(detectors, self.loads_by_node.values(), keep_s, self._builder.now)
         for pool in self._config.pools:
-            overutilized = (
-                load for load in self.loads_by_node.values() if load.pool is pool and load.kind == "overutilized"
-            )
+            overutilized = self._loads_of(pool, "overutilized")
             for load in sorted(overutilized, key=lambda load: (-load.mean_percent, load.name)):
                 detector = detectors[load.name]
                 if not assume_lasting and not detector.is_anomalous:
@@ -91,8 +89,7 @@ class LowNodeLoadStrategy(TargetRules):
         return detectors
 
     def node_states(self) -> tuple[NodeState, ...]:
-        """The states of all nodes, with the reason why an overutilized one is not relieved."""
-        expired = self._builder.snapshot.usage.expired
+        """The states of all nodes, after the moves are planned."""
         return tuple(
             NodeState(
                 node=load.name,
@@ -102,9 +99,7 @@ class LowNodeLoadStrategy(TargetRules):
                 low_thresholds=load.low_thresholds,
                 high_thresholds=load.high_thresholds,
                 is_stuck=load.name in self._stuck_nodes,
-                why=_unknown_load_reason(load, expired)
-                if load.kind == "unknown"
-                else self._why_by_node.get(load.name, ""),
+                why=self._why_by_node.get(load.name, ""),
             )
             for load in self.loads_by_node.values()
         )
@@ -129,6 +124,9 @@ class LowNodeLoadStrategy(TargetRules):
             return ""
         nodes = "node is" if count == 1 else "nodes are"
         return f"pool {pool.name}: {count} {nodes} underutilized, and numberOfNodes asks for more than {minimum}"
+
+    def _loads_of(self, pool: Pool, kind: LoadClass) -> list[NodeLoad]:
+        return [load for load in self.loads_by_node.values() if load.pool is pool and load.kind == kind]
 
     def _expected_usage(self, load: NodeLoad) -> dict[str, float]:
         """The node's usage once all moved pods have arrived."""
