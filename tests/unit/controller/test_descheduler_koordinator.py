@@ -193,12 +193,12 @@ CASES = [
 def test_as_many_pods_move_as_in_koordinator_unless_the_case_says_why_not(case: Case) -> None:
     assert bool(case.why) is (case.ours != case.theirs)
     nodes = case.nodes or make_nodes()
-    usage: dict[str, dict[str, float]] = {one.name: {"cpu": 0.0} for one in nodes}
+    usage: dict[str, dict[str, float]] = {host.name: {"cpu": 0.0} for host in nodes}
     pods: dict[str, dict[str, float]] = {}
-    for one in case.pods:
-        # Their test takes what a pod asks for as what it uses.
-        pods[one.key] = {"cpu": float(one.requests.get("cpu", 0))}
-        usage[one.node]["cpu"] += pods[one.key]["cpu"]
+    for info in case.pods:
+        # koordinator's tests use a pod's requests as its usage.
+        pods[info.key] = {"cpu": float(info.requests.get("cpu", 0))}
+        usage[info.node]["cpu"] += pods[info.key]["cpu"]
     policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
     config = make_config(policy, limits=case.limits)
     found = moved_pods(decide_once(snapshot(nodes, case.pods, usage, pods), config))

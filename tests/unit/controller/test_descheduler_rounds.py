@@ -158,14 +158,14 @@ def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
 def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> UsageView:
     used: dict[str, dict[str, float]] = {}
     by_node: dict[str, dict[str, float]] = defaultdict(lambda: {"cpu": 50.0, "memory": 0.1 * GI})
-    for one in pods:
-        if one.node and one.is_running and not is_chosen(rng, 0.05):
+    for info in pods:
+        if info.node and info.is_running and not is_chosen(rng, 0.05):
             amounts = {"cpu": rng.choice((0.0, 1.0, 300.0, 600.0, 1200.0)), "memory": rng.uniform(0.01, 0.5) * GI}
             if is_chosen(rng, 0.03):
                 del amounts["cpu"]
-            used[one.key] = amounts
+            used[info.key] = amounts
             for resource, amount in amounts.items():
-                by_node[one.node][resource] += amount
+                by_node[info.node][resource] += amount
     known = {n.name: dict(by_node[n.name]) for n in nodes if not is_chosen(rng, 0.05)}
     return UsageView(known, used, frozenset({"Node-0.example"}) if "Node-0.example" not in known else frozenset())
 
@@ -309,43 +309,43 @@ def resolve_limit(limit: int | str, size: int) -> int:
     return limit if isinstance(limit, int) else max(1, size * int(limit.rstrip("%")) // 100)
 
 
-def check_pod(world: World, one: PodInfo) -> None:
+def check_pod(world: World, info: PodInfo) -> None:
     """Only pods that protection and policy allow are moved."""
     protection, policy = world.config["protection"], world.config["policy"]
-    assert one.phase == "Running"
-    assert not one.is_terminating
-    assert not one.eviction_forbidden_by
-    assert not one.is_bare or one.is_eviction_allowed
-    assert not one.has_local_storage or one.is_eviction_allowed or protection["evictLocalStorage"]
-    assert not one.claim_names or protection["evictVolumeClaims"]
-    kind = one.workload.split("/")[1] if one.workload else ""
+    assert info.phase == "Running"
+    assert not info.is_terminating
+    assert not info.eviction_forbidden_by
+    assert not info.is_bare or info.is_eviction_allowed
+    assert not info.has_local_storage or info.is_eviction_allowed or protection["evictLocalStorage"]
+    assert not info.claim_names or protection["evictVolumeClaims"]
+    kind = info.workload.split("/")[1] if info.workload else ""
     assert not kind or kind in protection["ownerKinds"]
-    assert NOW_S - one.created_s >= protection["minPodAgeS"]
+    assert NOW_S - info.created_s >= protection["minPodAgeS"]
     namespaces = policy.get("evictableNamespaces", {})
-    assert one.namespace in namespaces.get("include", [one.namespace])
-    assert one.namespace not in namespaces.get("exclude", [])
+    assert info.namespace in namespaces.get("include", [info.namespace])
+    assert info.namespace not in namespaces.get("exclude", [])
     if "podSelectors" in policy:
-        assert one.labels["app"] in {"w0", "w1", "w2"}
+        assert info.labels["app"] in {"w0", "w1", "w2"}
 
 
 def check_targets(world: World, decision: DescheduleDecision) -> None:
     """kube-scheduler could place each pod on its target, after the moves before it."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in world.view.pods.by_key.values():
-        if one.node and one.phase not in {"Succeeded", "Failed"}:
-            requested[one.node].update(one.requests)
+    for info in world.view.pods.by_key.values():
+        if info.node and info.phase not in {"Succeeded", "Failed"}:
+            requested[info.node].update(info.requests)
     arriving: dict[str, Counter[str]] = defaultdict(Counter)
     for move in decision.plan.moves:
         if not move.target:
             assert not world.config["policy"]["nodeFit"]
             continue
-        one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
+        info, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node
         assert target.is_schedulable
         assert not target.is_being_removed
-        assert not one.constraints.unmet_constraint(target.name, target.labels, target.taints)
-        requested[move.target].update(one.requests)
-        for resource, amount in one.requests.items():
+        assert not info.constraints.unmet_constraint(target.name, target.labels, target.taints)
+        requested[move.target].update(info.requests)
+        for resource, amount in info.requests.items():
             assert not amount or requested[move.target][resource] <= target.allocatable[resource]
         arriving[move.target].update(msgspec.to_builtins(move.usage))
         state = next(s for s in decision.plan.nodes if s.node == move.target)
@@ -358,10 +358,10 @@ def check_targets(world: World, decision: DescheduleDecision) -> None:
 
 
 def check_budgets(world: World, decision: DescheduleDecision) -> None:
-    for one in world.budgets:
+    for pdb in world.budgets:
         pods = [world.view.pods.by_key[move.pod] for move in decision.plan.moves]
-        gone = [p for p in pods if p.namespace == one.metadata.namespace and selects(one.spec.selector, p.labels)]
-        assert len(gone) <= one.status.disruptions_allowed
+        evicted = [p for p in pods if p.namespace == pdb.metadata.namespace and selects(pdb.spec.selector, p.labels)]
+        assert len(evicted) <= pdb.status.disruptions_allowed
 
 
 def test_random_rounds_keep_limits_budgets_and_protection_and_are_reproducible() -> None:
