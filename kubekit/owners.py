@@ -35,7 +35,7 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
 
 def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
-    """Keys of the pods that a rollout will replace, because their template is not that of their workload's newest pod.
+    """Keys of the pods with another template than their workload's newest pod, which a rollout will replace.
 
     Pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
     """

@@ -49,7 +49,7 @@ def parse_int(text: str | int) -> int:
 
 
 def parse_int_or_none(text: str | int | None) -> int | None:
-    """Parse a quantity as `parse_int` does; None for an absent or malformed one."""
+    """Parse a quantity as `parse_int` does; None if it is absent or malformed."""
     try:
         return parse_int(text) if text is not None else None
     except QuantityError:

@@ -199,7 +199,7 @@ class Reflector(Store[T]):
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
     async def _replace(self, listed: dict[str, T], malformed: dict[str, str]) -> None:
-        """Replace the store's objects by the listed ones, and call handlers for differences.
+        """Replace the store's objects by ``listed``, and call handlers for the differences.
 
         Yields to the event loop between objects. If it is cancelled then, handlers have been called for every change of the store.
         """

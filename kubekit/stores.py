@@ -1,4 +1,4 @@
-"""Stores: the objects of one kind by key, with handlers for changes. See `kubekit.reflector.Reflector` for stores that a watch fills."""
+"""Stores of the objects of one kind by key, with handlers for changes. A `kubekit.reflector.Reflector` is a store that a watch fills."""
 
 from __future__ import annotations
 

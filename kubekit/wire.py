@@ -291,7 +291,7 @@ def parse_time(text: str) -> float:
 
 
 def parse_time_or_none(text: str | None) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None for an absent or malformed one."""
+    """Seconds since the epoch of an RFC 3339 time; None if it is absent or malformed."""
     try:
         return parse_time(text) if text else None
     except ValueError:

@@ -174,7 +174,7 @@ def update_state(
 
 
 def starting_latency_us(pair: ZonePairState, reverse: ZonePairState | None) -> float | None:
-    """The latency that a new pair of nodes starts from: the last good one of either direction; None if there is none."""
+    """The last good latency of either direction, from which a new pair of nodes starts; None if there is none."""
     states = [state for state in (pair, reverse) if state is not None and not state.is_unverified]
     return next((state.last_good_us for state in states if state.last_good_us), None)
 

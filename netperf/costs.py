@@ -165,7 +165,7 @@ def _choose_latencies(
     fresh: _FreshNodePairs,
     oldest_at_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
-    """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
+    """Choose a latency for each pair: measured, else last good, else inferred, else unverified."""
     latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
         if (latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh, oldest_at_s)) is not None:
@@ -352,7 +352,7 @@ def _find_external_latency(pair: ZonePair, fresh: _FreshNodePairs) -> _ZonePairL
 def _find_last_good_latency(
     pair: ZonePair, state: CostState, fresh: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
-    """The newer one of the last good latencies of both directions, unless it has expired.
+    """The newer of both directions' last good latencies; None if it has expired.
 
     With ``unverified``, a last resort: latencies that may have been inferred, and ignored ones.
     """
@@ -362,7 +362,7 @@ def _find_last_good_latency(
             us = pair_state.last_good_us
             error_us = max(pair_state.error_us, STALE_ERROR_RATIO * us)
             candidates.append(_ZonePairLatency(us, 0.0, "stale", pair_state.last_good_at_s, error_us))
-        # After a restart, samples may be old already. Fresh samples of a pair without a measured latency are ignored ones.
+        # After a restart, samples may be old already. The consensus ignores the fresh samples of a pair without a measured latency.
         candidates += [
             _ZonePairLatency(
                 us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us

@@ -19,7 +19,7 @@ LATENCY_ANNOTATION = "netaware.io/latency-us"
 MAX_TEXT_BYTES = 200 * 1024
 """The API server accepts 256 KiB for all annotations of an object, including those of users."""
 HYSTERESIS_RATIO, HYSTERESIS_US = 0.03, 15.0
-"""A written latency stays while the new one differs from it by at most this share, or at most this time."""
+"""A written latency stays while the new latency differs by at most this share, or by at most this time."""
 
 ZonePair = tuple[str, str]
 """Origin and destination."""

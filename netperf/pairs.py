@@ -170,7 +170,7 @@ def plan_pairs(
             slots=slots,
             results=shards[zone],
             settings=options.settings,
-            probes=_drop_repeated(probes[zone]),
+            probes=_sort_and_drop_repeated(probes[zone]),
         )
         for zone in zones
     ]
@@ -183,8 +183,8 @@ def plan_pairs(
     )
 
 
-def _drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
-    """The probes in order of pair index and slot; only the first one between two nodes, because results have one key for both."""
+def _sort_and_drop_repeated(probes: Iterable[Probe]) -> tuple[Probe, ...]:
+    """Sort probes by pair index and slot, and keep the first between two nodes, because results have one key for each pair of nodes."""
     by_nodes: dict[tuple[str, str], Probe] = {}
     for probe in sorted(probes, key=lambda p: (p.pair_index, p.slot, p.destination, p.origin)):
         by_nodes.setdefault(probe.nodes, probe)

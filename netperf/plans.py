@@ -91,7 +91,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tests(self) -> tuple[Test, ...]:
-        """The usual test and the extra ones."""
+        """The usual test and the extra tests."""
         return (self.test, *self.extra_tests)
 
 

@@ -1,4 +1,4 @@
-"""The cost policy, and the conversion of latencies to costs by it."""
+"""The cost policy, and the conversion of latencies to costs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CostPolicy(Section, frozen=True):
 
 
 def parse_policy(fields: Mapping[str, Any] | None, defaults: CostPolicy | None = None) -> CostPolicy:
-    """A policy from camelCase fields; absent ones come from ``defaults``.
+    """A policy from camelCase fields; absent fields come from ``defaults``.
 
     Raises:
         ConfigError: a field is unknown, of the wrong type or out of range; the message names it as ``costPolicy.<field>``.

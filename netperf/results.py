@@ -288,7 +288,7 @@ def _add_external(
     unplanned = _unplanned_pairs(external, locations, planned)
     for (origin, destination), values in external.items():
         if (origin, destination) in unplanned:
-            detail = f"node {origin} was not asked to measure {destination}"
+            detail = f"no plan has the pair {origin}, {destination}"
             refusals += [make_refusal(key, "unplanned", detail, origin) for key, *_ in values.values()]
         elif (origin, destination) not in measured_pairs:
             key, sample = combine_values(locations[origin], locations[destination], values)
@@ -305,9 +305,7 @@ def _decode_our_key(
         return make_refusal(key, "bad-key", f"write {KEY_PREFIX}<origin>_<destination>_<test>")
     writer = result_key.origin
     if planned is not None and key not in planned:
-        return make_refusal(
-            key, "unplanned", f"node {writer} was not asked to measure {result_key.destination}", writer
-        )
+        return make_refusal(key, "unplanned", f"no plan has the pair {writer}, {result_key.destination}", writer)
     result = _decode_value(key, result_key, value)
     for location in () if isinstance(result, Refusal) else (result.origin, result.destination):
         current = locations.get(location.node)
@@ -333,7 +331,7 @@ def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failu
     except DECODE_ERRORS as error:
         return make_refusal(key, "half-written", str(error), writer)
     if canonical != value:
-        # Parsers differ in which of two members with one name they use, so the admission policy might check the other member.
+        # Parsers differ in how they read a repeated member, so the admission policy might check another value.
         return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", writer)
     if (result.origin.node, result.destination.node) != result_key[:2]:
         return make_refusal(key, "wrong-key", f"is of {result.origin.node} and {result.destination.node}", writer)

@@ -54,7 +54,7 @@ def decode_value(key: str, value: str, locations: Mapping[str, NodeLocation]) ->
         return make_refusal(key, "ambiguous-key" if existing_pairs else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
     if not _NUMBER_PATTERN.fullmatch(number) or float(number) <= 0:
-        return make_refusal(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
+        return make_refusal(key, "bad-value", f"{value[:40]!r} is not a decimal number of {match['unit']} above 0")
     value_us = float(number) * _US_BY_UNIT[match["unit"]]
     if value_us > MAX_LATENCY_US:
         return make_refusal(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")

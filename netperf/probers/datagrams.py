@@ -155,12 +155,12 @@ class DatagramStream:
         return min(MAX_RATE_PER_S, len(self._targets) * destination_rate)
 
     def current_window(self, target: DatagramTarget) -> Window | None:
-        """The open window of a destination; None if it is no current destination."""
+        """The open window of a destination; None for an unknown destination."""
         self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
     def close_window(self, target: DatagramTarget) -> Window | None:
-        """Close the window of a destination and open the next one; returns the closed window, None if it is no current destination."""
+        """Close the window of a destination and open the next one; returns the closed window, None for an unknown destination."""
         self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
