@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -14,7 +12,6 @@ from controller.cli.cluster_file import ClusterFile
 from controller.cli.plan_inputs import build_inputs
 from controller.cli.style import BAD, FAINT, GOOD, make_table
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import Pod
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
@@ -52,7 +49,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """
     started_s, reader = time.perf_counter(), PodReader()
     inputs = build_offline_inputs(cluster, reader)
-    pods_by_group = list_members(inputs.state, cluster.pods)
+    pods_by_group = inputs.state.membership.pods_by_group(cluster.pods)
     notes = [*cluster.problems, *_list_refusals(inputs.state)]
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
@@ -96,16 +93,6 @@ def build_offline_inputs(cluster: ClusterFile, reader: PodReader) -> PlanInputs:
     )
     volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.storage_classes)
     return build_inputs(snapshot, map(reader.read, cluster.pods), volumes)
-
-
-def list_members(state: State, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
-    """AppGroup (``namespace/name``) -> its pods, in the order of ``pods``."""
-    pods_by_group: dict[str, list[Pod]] = defaultdict(list)
-    for pod in pods:
-        key = state.group_key_of(pod.metadata.namespace, pod.group) if pod.group else ""
-        if key:
-            pods_by_group[key].append(pod)
-    return pods_by_group
 
 
 def render_offline(answer: OfflinePlan) -> RenderableType:

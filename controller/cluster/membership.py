@@ -13,6 +13,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.crds import AppGroup
 from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.index import Index
+from controller.cluster.pods import Pod
 from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
@@ -114,6 +115,14 @@ class Membership(Index):
             f"{group_namespace}/{name}" for group_namespace in self._admitted_by_namespace.get(namespace, ())
         )
         return next((key for key in admitted_keys if key in keys and namespace in self._namespaces_of(key)), "")
+
+    def pods_by_group(self, pods: Iterable[Pod]) -> dict[str, list[Pod]]:
+        """Key of an AppGroup -> its pods, in the order of ``pods``; pods without a group are left out."""
+        pods_by_group: dict[str, list[Pod]] = defaultdict(list)
+        for pod in pods:
+            if key := self.group_key_of(pod.metadata.namespace, pod.group):
+                pods_by_group[key].append(pod)
+        return pods_by_group
 
     def pod_namespaces(self, key: str) -> Set[str] | None:
         """Namespaces whose pods may belong to a group; None if those of all namespaces may."""

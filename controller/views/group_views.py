@@ -108,14 +108,11 @@ def build_group_views(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[
     """Views of all groups, sorted by namespace and name; ``network`` gives the latencies."""
     pairs, locations = network.pairs_by_zones, locations_of(snapshot.nodes)
     membership, cost_index = snapshot.build_membership(), snapshot.build_cost_index()
-    pods_by_group: dict[str, list[Pod]] = defaultdict(list)
-    for pod in snapshot.pods:
-        if pod.group and not pod.is_finished:
-            pods_by_group[membership.group_key_of(pod.metadata.namespace, pod.group)].append(pod)
+    pods_by_group = membership.pods_by_group(pod for pod in snapshot.pods if not pod.is_finished)
     services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
-        pods = pods_by_group[group.metadata.key]
+        pods = pods_by_group.get(group.metadata.key, [])
         costs = cost_index.for_namespace(group.metadata.namespace).table
         state = compute_group_state(group, pods, locations, costs, membership, services=services)
         views.append(_build_group_view(group, pods, state, locations, pairs))

@@ -12,7 +12,7 @@ from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController, GroupIndexes
 from controller.cli.cluster_file import ClusterFile
 from controller.cli.commands import load_command
-from controller.cli.offline import build_offline_inputs, list_members
+from controller.cli.offline import build_offline_inputs
 from controller.cli.parser import parse
 from controller.cli.plan_inputs import build_state
 from controller.cli.session import Session
@@ -238,8 +238,8 @@ class Components:
         if self.config == DEFAULT:  # files have no configuration
             file = ClusterFile(nodes=self.decode("Node", Node), pods=pods, groups=self.decode("AppGroup", AppGroup))
             file.namespaces.extend(self.decode("Namespace", Object))
-            members = list_members(build_offline_inputs(file, PodReader()).state, pods)
-            found["offline"] = sum(pod.is_bound for pod in members.get(key, ()))
+            pods_by_group = build_offline_inputs(file, PodReader()).state.membership.pods_by_group(pods)
+            found["offline"] = sum(pod.is_bound for pod in pods_by_group.get(key, ()))
         return found
 
 
