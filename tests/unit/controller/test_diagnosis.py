@@ -96,17 +96,19 @@ def test_a_terminated_container_is_a_crash() -> None:
         "spec": {"nodeName": "n1"},
         "status": {"phase": "Running", "containerStatuses": [ended]},
     }
-    programs = build_program_pods([msgspec.convert(body, ProgramPodObject)])
-    found = diagnose(facts(control_plane=status(pods=(*READY[:1], *(programs or ())))))[0]
-    assert (found.code, "Error" in found.cause[0]) == ("scheduler-down", True)
-    assert any("rollout undo" in line for line in found.fix)
+    program_pods = build_program_pods([msgspec.convert(body, ProgramPodObject)])
+    finding = diagnose(facts(control_plane=status(pods=(*READY[:1], *(program_pods or ())))))[0]
+    assert (finding.code, "Error" in finding.cause[0]) == ("scheduler-down", True)
+    assert any("rollout undo" in line for line in finding.fix)
 
 
 def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None:
     reason = unschedulable("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
-    kept = Toleration(key="spot", operator="Exists")
-    own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
-    fields: dict[str, Any] = {"scheduled": reason, "spec": PodSpec(tolerations=[own, kept])}
+    tolerations = [
+        Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute"),
+        Toleration(key="spot", operator="Exists"),
+    ]
+    fields: dict[str, Any] = {"scheduled": reason, "spec": PodSpec(tolerations=tolerations)}
     stuck = pod(owner=OWNER, **fields)
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
@@ -115,14 +117,11 @@ def test_the_fix_tolerates_a_users_taint_but_not_a_taint_of_kubernetes() -> None
         {"key": "spot", "operator": "Exists"},
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
-    assert (
-        diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0].fix[-1]
-        == "add a toleration of gpu to the pod template"
-    )
-    full = {
-        f"n{i}": NodeFact({}, (Taint("node.kubernetes.io/disk-pressure", "NoSchedule", ""),), "z") for i in range(4)
-    }
-    assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].fix[-1]
+    bare = diagnose(facts(nodes=TAINTED, pods=(pod(**fields),)))[0]
+    assert bare.fix[-1] == "add a toleration of gpu to the pod template"
+    pressure = Taint("node.kubernetes.io/disk-pressure", "NoSchedule", "")
+    nodes = {f"n{i}": NodeFact({}, (pressure,), "z") for i in range(4)}
+    assert "toler" not in diagnose(facts(nodes=nodes, pods=(stuck,)))[0].fix[-1]
 
 
 def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemonset() -> None:

@@ -43,9 +43,8 @@ def test_columns_of_the_matrix_are_in_the_order_of_the_zones_without_the_diagona
     data = page_data(snapshot)
     names = [zone["name"] for zone in data["network"]["zones"]]
     assert {len(column) for column in data["matrix"].values()} == {5 * 4}
-    by_pair = {(p.origin, p.destination): p.cost for p in overview.network.pairs}
-    expected = [by_pair[a, b] for a in names for b in names if a != b]
-    assert data["matrix"]["cost"] == expected
+    pairs = overview.network.pairs_by_zones
+    assert data["matrix"]["cost"] == [pairs[a, b].cost for a in names for b in names if a != b]
     assert "pairs" not in data["network"]
 
 
@@ -122,21 +121,19 @@ async def test_a_failed_computation_is_answered_by_503_until_the_next_one_succee
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
         broken.clear()
-        assert (await browser.get("/api/v1/overview")).status == 503, (
-            "a failed computation is not repeated at once either"
-        )
+        assert (await browser.get("/api/v1/overview")).status == 503, "a failure is not repeated at once either"
 
 
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubectl, "READY_TIMEOUT_S", 0.5)
     async with asyncio.timeout(30):
         with pytest.raises(PageError, match=r"kubectl create token: no answer within 0\.5 s"):
-            await kubectl.create_page_token([sys.executable, "-c", "import time; time.sleep(600)"], "home")
+            await kubectl.create_page_token([sys.executable, "-c", "import time; time.sleep(600)"], "netaware")
 
 
 async def test_the_end_of_kubectl_ends_the_port_forward() -> None:
     script = "print('Forwarding from 127.0.0.1:43121 -> 9851')"
-    async with port_forward([sys.executable, "-u", "-c", script], "home") as forward:
+    async with port_forward([sys.executable, "-u", "-c", script], "netaware") as forward:
         assert forward.url == "http://127.0.0.1:43121"
         async with asyncio.timeout(30):
             await forward.exit_task
