@@ -20,7 +20,6 @@ Program = Literal["controller", "extender", "scheduler"]
 # The extender is a container in the scheduler's pods.
 DEPLOYMENTS: dict[Program, str] = {"controller": CONTROLLER, "extender": SCHEDULER, "scheduler": SCHEDULER}
 """The Deployment whose pods contain a program."""
-PROGRAM_SELECTOR = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
 
 
 class ProgramPod(msgspec.Struct, frozen=True):
@@ -119,9 +118,9 @@ async def read_control_plane(
     except KubekitError as error:
         can_read_lease = isinstance(error, ApiError) and error.is_not_found
     with contextlib.suppress(KubekitError):
-        pods = build_program_pods(
-            await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=PROGRAM_SELECTOR)
-        )
+        selector = f"{NAME_LABEL} in ({CONTROLLER}, {SCHEDULER})"
+        objects = await client.list(PODS, ProgramPodObject, namespace=netaware_namespace, label_selector=selector)
+        pods = build_program_pods(objects)
     return ControlPlaneStatus(is_installed, can_list_topologies, pods, lease, can_read_lease, tuple(failed_checks))
 
 

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered and installed by Helm: it gives what the kustomizations give, and installs, upgrades and uninstalls."""
+"""The Helm chart: it renders the objects of the kustomizations, and Helm installs, upgrades and uninstalls it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents,
 
 pytestmark = pytest.mark.helm
 VERSION = "1.2.3"
-# Overlay -> values and version of Kubernetes that give the same.
-SAME = {
+VALUES_BY_OVERLAY = {
     "default": ((), "1.37.2"),
     "any-scheduler": (("placement=affinity",), "1.37.2"),
     "enforce": (("bandwidth.enforce=true",), "1.37.2"),
@@ -30,6 +29,7 @@ SAME = {
     "observe-only": (("placement=none",), "1.34.1"),
     "prometheus-operator": (("prometheusOperator.enabled=true",), "1.37.2"),
 }
+"""Overlay -> the values and the version of Kubernetes for which the chart renders the same objects."""
 
 
 class Chart:
@@ -43,12 +43,12 @@ class Chart:
         environment = {"HOME": str(self._home), "KUBECONFIG": str(kubeconfig or "")}
         return (await run_to_end([self._program, *arguments], "helm", 120, env=environment)).decode()
 
-    async def rendered(self, *values: str, version: str = "1.37.2", namespace: str = NAMESPACE) -> dict[str, Any]:
-        """The objects by kind, namespace and name."""
+    async def render(self, *values: str, version: str = "1.37.2", namespace: str = NAMESPACE) -> dict[str, Any]:
+        """The rendered objects by kind, namespace and name."""
         sets = [word for value in values for word in ("--set", value)]
         options = ("-n", namespace, f"--kube-version={version}", *sets)
         text = await self.helm("template", "netaware", str(self.folder), *options)
-        return by_name([document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document])
+        return by_key([document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document])
 
 
 @pytest.fixture(scope="module")
@@ -59,42 +59,45 @@ def chart(helm_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Chart
     return Chart(helm_program, folder)
 
 
-def by_name(documents: Documents) -> dict[str, Any]:
-    found = {}
+def by_key(documents: Documents) -> dict[str, Any]:
+    """The objects by kind, namespace and name, without namespaces."""
+    objects = {}
     for document in documents:
         if document["kind"] == "Namespace":
-            continue  # Helm needs it before the chart
+            continue  # Helm needs the namespace before the chart.
         if document["kind"] == "CustomResourceDefinition":
             assert document["metadata"].pop("annotations", {}) in ({}, {"helm.sh/resource-policy": "keep"})
         metadata = document["metadata"]
-        found[f"{document['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"] = document
-    return found
+        objects[f"{document['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"] = document
+    return objects
 
 
-def as_chart(documents: Documents) -> dict[str, Any]:
-    """An overlay's objects with the chart's version of images."""
-    return by_name(
+def with_chart_version(documents: Documents) -> dict[str, Any]:
+    """An overlay's objects with the chart's version of the images."""
+    return by_key(
         json.loads(re.sub(r"(netaware-(?:agent|controller)):0\.0\.0", rf"\1:{VERSION}", json.dumps(documents)))
     )
 
 
 async def test_the_chart_gives_the_same_objects_as_the_overlays(chart: Chart, kustomize: Kubectl) -> None:
-    for overlay, (values, version) in SAME.items():
-        expected = as_chart(await kustomize.build(MANIFESTS / "overlays" / overlay))
-        assert await chart.rendered(*values, version=version) == expected, overlay
+    for overlay, (values, version) in VALUES_BY_OVERLAY.items():
+        expected = with_chart_version(await kustomize.build(MANIFESTS / "overlays" / overlay))
+        assert await chart.render(*values, version=version) == expected, overlay
 
 
 async def test_the_chart_gives_the_same_objects_as_the_components(
     chart: Chart, kustomize: Kubectl, tmp_path: Path
 ) -> None:
     for minor in range(34, 38):
-        expected = as_chart(await kustomize.build(on_top_of("default", f"kubernetes-1.{minor}", folder=tmp_path)))
-        assert await chart.rendered(version=f"1.{minor}.1") == expected, minor
+        expected = with_chart_version(
+            await kustomize.build(on_top_of("default", f"kubernetes-1.{minor}", folder=tmp_path))
+        )
+        assert await chart.render(version=f"1.{minor}.1") == expected, minor
     components = ("kubernetes-1.35", "webhook-cert-manager")
-    expected = as_chart(await kustomize.build(on_top_of("default", *components, folder=tmp_path)))
-    assert await chart.rendered("webhook.certManager=true", version="1.35.1") == expected
-    expected = as_chart(await kustomize.build(on_top_of("default", "least-privilege", folder=tmp_path)))
-    assert await chart.rendered("agent.leastPrivilege=true") == expected
+    expected = with_chart_version(await kustomize.build(on_top_of("default", *components, folder=tmp_path)))
+    assert await chart.render("webhook.certManager=true", version="1.35.1") == expected
+    expected = with_chart_version(await kustomize.build(on_top_of("default", "least-privilege", folder=tmp_path)))
+    assert await chart.render("agent.leastPrivilege=true") == expected
 
 
 async def test_values_reach_the_objects(chart: Chart) -> None:
@@ -118,7 +121,7 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
         "rbac.create=false",
         "dashboards.enabled=true",
     )
-    documents = await chart.rendered(*values, namespace="elsewhere")
+    documents = await chart.render(*values, namespace="elsewhere")
     template = documents["DaemonSet/elsewhere/netaware-agent"]["spec"]["template"]
     pod = template["spec"]
     (container,) = pod["containers"]
@@ -147,11 +150,11 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
     assert len([d for d in documents.values() if d["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]) == 5
 
 
-async def test_mistaken_values_are_refused_by_name(chart: Chart) -> None:
+async def test_helm_names_a_mistaken_value(chart: Chart) -> None:
     mistakes = {"controler.replicas=3": "controler", "controller.replicas=x": "replicas", "placement=both": "placement"}
     for value, named in mistakes.items():
         with pytest.raises(BootError, match=named):
-            await chart.rendered(value)
+            await chart.render(value)
 
 
 Run = Callable[..., Awaitable[str]]
@@ -181,7 +184,7 @@ async def test_helm_installs_upgrades_and_uninstalls(run: Run, chart: Chart, kub
     await kubectl("apply", "-n", "default", "-f", "-", stdin=group)
     await run("upgrade", "netaware", folder, "--reset-values", "--set", "controller.replicas=3")
     assert "netaware-descheduler" not in await kubectl("get", rights, *label), "rights go with their values"
-    # The documented upgrade keeps what somebody set.
+    # The documented upgrade keeps values that were set.
     (line,) = re.findall(r"^helm upgrade (.*)", (MANIFESTS.parent / "docs" / "upgrade.md").read_text(), re.MULTILINE)
     documented = [word for word in line.split() if word not in {"--version", "NEW", "-n", NAMESPACE}]
     await run("upgrade", documented[0], folder, *documented[2:])
@@ -192,12 +195,12 @@ async def test_helm_installs_upgrades_and_uninstalls(run: Run, chart: Chart, kub
     await kubectl("get", "appgroup", "online-boutique", "-n", "default")
 
 
-async def test_the_cleanup_job_may_do_what_it_does_and_no_more(
+async def test_the_cleanup_job_has_the_rights_for_its_commands_and_no_others(
     run: Run, chart: Chart, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
-    """Its commands, run by kubectl with its token as the kubelet would run them; rollouts only begin, since no kubelet is here."""
+    """kubectl runs the job's commands with the job's token; without a kubelet, rollouts only begin."""
     await run("install", "netaware", str(chart.folder), "--create-namespace")
-    documents = await chart.rendered("cleanupBeforeUninstall.enabled=true", namespace="by-helm")
+    documents = await chart.render("cleanupBeforeUninstall.enabled=true", namespace="by-helm")
     hooks = [d for d in documents.values() if "helm.sh/hook" in d["metadata"].get("annotations", {})]
     rights = [d for d in hooks if d["kind"] != "Job"]
     await kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
