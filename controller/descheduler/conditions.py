@@ -140,7 +140,7 @@ def _check_min_replicas(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
     """It uses a resource that is exceeded on its node."""
-    exceeded = candidate.node_load.exceeded if candidate.node_load else ()
+    exceeded = candidate.node_load.exceeded_resources if candidate.node_load else ()
     if any(candidate.usage.get(resource, 0) > 0 for resource in exceeded):
         return ""
     if any(resource in candidate.usage for resource in exceeded):

@@ -58,16 +58,16 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
     Attributes:
         durations: for the next round.
         history: with the results of earlier moves, and with back-offs of pods whose moves the planner would undo.
-        pending: the plan's moves, with the data that their evaluation needs.
-        evaluated: earlier moves whose outcome is known now.
+        pending_moves: the plan's moves, with the data that their evaluation needs.
+        evaluated_moves: earlier moves whose outcome is known now.
         replacement_targets: by uid of the pod, for moves that the planner confirmed.
     """
 
     plan: DeschedulePlan
     durations: ReasonDurations
     history: History
-    pending: tuple[PendingMove, ...] = ()
-    evaluated: tuple[EvaluatedMove, ...] = ()
+    pending_moves: tuple[PendingMove, ...] = ()
+    evaluated_moves: tuple[EvaluatedMove, ...] = ()
     replacement_targets: Mapping[str, ReplacementTarget] = {}
 
 

@@ -28,7 +28,7 @@ from controller.descheduler.history import (
     short_uid,
 )
 from controller.descheduler.snapshot import DeschedulerSnapshot
-from controller.descheduler.usage import exceeded_resources, to_percents
+from controller.descheduler.usage import find_exceeded_resources, to_percents
 
 REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
@@ -69,18 +69,18 @@ def evaluate_moves(
     snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EvaluatedMove]]:
     """Evaluate pending moves; returns the history with the results, and the moves whose outcome is known now."""
-    claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
+    claimed_uids = {pending.replacement_uid for pending in history.pending_moves if pending.replacement_uid}
     still_pending: list[PendingMove] = []
     moves_with_outcome: list[tuple[PendingMove, MoveOutcome]] = []
-    for pending in sorted(history.pending, key=lambda pending: pending.planned_at_s):
+    for pending in sorted(history.pending_moves, key=lambda pending: pending.planned_at_s):
         pending = _claim_bound_replacement(pending, snapshot, claimed_uids, now)
         outcome = _find_outcome(pending, snapshot, limits, now)
         if outcome is None:
             still_pending.append(pending)
         else:
             moves_with_outcome.append((pending, outcome))
-    if tuple(still_pending) != history.pending:
-        history = msgspec.structs.replace(history, pending=tuple(still_pending))
+    if tuple(still_pending) != history.pending_moves:
+        history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
     evaluated: list[EvaluatedMove] = []
     failed_workloads: set[str] = set()
     for pending, outcome in moves_with_outcome:
@@ -198,7 +198,7 @@ def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, m
     if not _is_relieved(pending, snapshot):
         return "node-still-overutilized"
     target_percents = _usage_percents(pending.replacement_node, snapshot)
-    return "target-overutilized" if exceeded_resources(target_percents, pending.exceeded_thresholds) else "helped"
+    return "target-overutilized" if find_exceeded_resources(target_percents, pending.exceeded_thresholds) else "helped"
 
 
 def _find_outcome_without_replacement(
@@ -218,7 +218,7 @@ def _find_outcome_without_replacement(
 
 def _is_usage_missing(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
     """Whether the usage of the old or the new node is unknown, although the node exists."""
-    usage = snapshot.usage.nodes
+    usage = snapshot.usage.by_node
     existing = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
     return any(resource not in usage.get(name, {}) for name in existing for resource in pending.usage_percent_before)
 
@@ -232,7 +232,7 @@ def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bo
 def _usage_percents(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
     """A node's usage in percent of allocatable. Omits unknown resources."""
     node = snapshot.nodes.get(name)
-    return to_percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
+    return to_percents(snapshot.usage.by_node.get(name, {}), node.allocatable) if node is not None else {}
 
 
 def _is_relieved(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:

@@ -108,13 +108,13 @@ class History(HistoryRecord, frozen=True):
     """State that the next leader continues from.
 
     Attributes:
-        pending: moves whose outcome is not known yet.
+        pending_moves: moves whose outcome is not known yet.
         backoffs: by workload (``namespace/Kind/name``) or replica (its uid), see `is_workload`.
         evictions: those of the last ``limits.workloadBackoffS``.
         breaker_entries: those of the last day, at most `MAX_BREAKER_ENTRIES`.
     """
 
-    pending: tuple[PendingMove, ...] = ()
+    pending_moves: tuple[PendingMove, ...] = ()
     backoffs: dict[str, BackoffEntry] = {}
     evictions: tuple[Eviction, ...] = ()
     breaker_entries: tuple[BreakerEntry, ...] = ()
@@ -132,7 +132,9 @@ def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
     evictions = tuple(Eviction(pending.planned_at_s, pending.move.workload) for pending in moves)
-    return msgspec.structs.replace(history, pending=history.pending + moves, evictions=history.evictions + evictions)
+    return msgspec.structs.replace(
+        history, pending_moves=history.pending_moves + moves, evictions=history.evictions + evictions
+    )
 
 
 def remove_move(history: History, removed: PendingMove) -> History:
@@ -140,8 +142,8 @@ def remove_move(history: History, removed: PendingMove) -> History:
     evictions = list(history.evictions)
     if (eviction := Eviction(removed.planned_at_s, removed.move.workload)) in evictions:
         evictions.remove(eviction)
-    pending = tuple(other for other in history.pending if other.move.uid != removed.move.uid)
-    return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
+    pending = tuple(other for other in history.pending_moves if other.move.uid != removed.move.uid)
+    return msgspec.structs.replace(history, pending_moves=pending, evictions=tuple(evictions))
 
 
 def extend_backoff(

@@ -36,7 +36,7 @@ from controller.descheduler.node_load import (
 )
 from controller.descheduler.plan import NodeState
 from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
-from controller.descheduler.usage import RESOURCES, Amounts, exceeded_resources, to_percents, weighted_mean
+from controller.descheduler.usage import RESOURCES, Amounts, find_exceeded_resources, to_percents, weighted_mean
 
 MIN_DETECTOR_ROUNDS = 3
 """A detector is kept for at least this many rounds of unknown usage, because the interval may exceed the timeout."""
@@ -49,9 +49,9 @@ class LowNodeLoadStrategy(TargetRules):
 
     def __init__(self, builder: PlanBuilder, config: LowNodeLoadConfig) -> None:
         self._builder, self._config = builder, config
-        loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.nodes)
+        loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.by_node)
         self.loads_by_node = {load.name: load for load in loads}
-        expired = builder.snapshot.usage.expired
+        expired = builder.snapshot.usage.expired_nodes
         self._why_by_node = {load.name: _unknown_load_reason(load, expired) for load in loads if load.kind == "unknown"}
         self._stuck_nodes: set[str] = set()
         # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
@@ -175,7 +175,7 @@ class LowNodeLoadStrategy(TargetRules):
         ``failure_counts`` has the number of the node's pods by failed condition; candidates that fail are added.
         """
         usage: Amounts = dict(load.usage)
-        while exceeded := exceeded_resources(to_percents(usage, load.node.allocatable), load.high_thresholds):
+        while exceeded := find_exceeded_resources(to_percents(usage, load.node.allocatable), load.high_thresholds):
             candidate = choose_candidate(candidates, load, usage, exceeded)
             if candidate is None:
                 failure_counts["too-small"] += len(candidates)
@@ -236,9 +236,9 @@ class LowNodeLoadStrategy(TargetRules):
         pending = PendingMove(
             msgspec.structs.replace(move, node_before=node_before, node_after=to_percents(after, allocatable)),
             builder.now,
-            usage_percent_before={r: load.usage_percent[r] for r in load.exceeded},
-            expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded},
-            exceeded_thresholds={r: load.high_thresholds[r] for r in load.exceeded},
+            usage_percent_before={r: load.usage_percent[r] for r in load.exceeded_resources},
+            expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded_resources},
+            exceeded_thresholds={r: load.high_thresholds[r] for r in load.exceeded_resources},
         )
         builder.add_move(candidate, pending)
         self._deduct_free_capacity(candidate, self._free_capacity_by_pool[load.pool.name])

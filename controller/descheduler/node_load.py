@@ -10,7 +10,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import LowNodeLoadConfig, Pool
 from controller.descheduler.snapshot import DeschedulerSnapshot
-from controller.descheduler.usage import Amounts, Percents, exceeded_resources, to_percents, weighted_mean
+from controller.descheduler.usage import Amounts, Percents, find_exceeded_resources, to_percents, weighted_mean
 
 LoadClass = Literal["overutilized", "underutilized", "normal", "unknown"]
 """koordinator's names; ``normal`` is a load between the thresholds, ``unknown`` one without usage."""
@@ -24,7 +24,7 @@ class NodeLoad:
         low_thresholds, high_thresholds: those of this round, percent by resource.
         usage: of resources with a threshold, where known.
         usage_percent: the same in percent of allocatable.
-        exceeded: resources above the high threshold.
+        exceeded_resources: those above the high threshold.
         mean_percent: weighted mean of ``usage_percent``.
     """
 
@@ -35,7 +35,7 @@ class NodeLoad:
     kind: LoadClass
     usage: Amounts
     usage_percent: Percents
-    exceeded: tuple[str, ...]
+    exceeded_resources: tuple[str, ...]
     mean_percent: float
 
     @property
@@ -105,7 +105,7 @@ def _known_usage(node: Host, pool: Pool, usage: Amounts) -> dict[str, float]:
 
 def _make_load(node: Host, pool: Pool, thresholds: tuple[Percents, Percents], usage: Amounts) -> NodeLoad:
     (low, high), percents = thresholds, to_percents(usage, node.allocatable)
-    exceeded = exceeded_resources(percents, high)
+    exceeded = find_exceeded_resources(percents, high)
     kind: LoadClass = "normal"
     if not percents or any(r not in percents for r in high if node.allocatable.get(r, 0) > 0):
         kind, exceeded = "unknown", ()
@@ -124,7 +124,7 @@ def describe_overload(percents: Percents, high_thresholds: Percents, exceeded: I
 
 def usage_of(pod: PodInfo, snapshot: DeschedulerSnapshot, resources: Iterable[str]) -> dict[str, float]:
     """The pod's measured usage of some resources. Omits unknown ones."""
-    measured = snapshot.usage.pods.get(pod.key, {})
+    measured = snapshot.usage.by_pod.get(pod.key, {})
     return {resource: measured[resource] for resource in resources if resource in measured}
 
 

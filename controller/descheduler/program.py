@@ -128,7 +128,7 @@ class Descheduler:
         unconfirmed = await self._decide(batch, now)
         decision = unconfirmed.decision
         self._history, self._durations = decision.history, decision.durations
-        for evaluated in decision.evaluated:
+        for evaluated in decision.evaluated_moves:
             self._metrics.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
             self._reporter.report_outcome(evaluated)
         avoided = frozenset(name for name, detector in self._durations.detectors.items() if detector.is_avoided)
@@ -210,10 +210,10 @@ class Descheduler:
         """Record the moves, then evict their pods, and record the results."""
         dry_run = self._config.dry_run
         if not dry_run:
-            self._history = add_moves(self._history, decision.pending)
+            self._history = add_moves(self._history, decision.pending_moves)
         await self._history_store.save(self._history)
         is_stopped = False
-        for pending in decision.pending:
+        for pending in decision.pending_moves:
             if is_stopped:
                 self._history = remove_move(self._history, pending)
                 continue

@@ -59,8 +59,8 @@ class UsageReader:
             )
         batches = await asyncio.gather(*reads)
         return UsageBatch(
-            tuple(r for b in batches for r in b.nodes),
-            tuple(r for b in batches for r in b.pods),
+            tuple(r for b in batches for r in b.node_readings),
+            tuple(r for b in batches for r in b.pod_readings),
             tuple(f for b in batches for f in b.faults),
         )
 

@@ -40,8 +40,8 @@ def weighted_mean(percents: Percents, weights: Mapping[str, float]) -> float:
     return sum(percents[resource] * weight for resource, weight in known_weights.items()) / total if total else 0.0
 
 
-def exceeded_resources(percents: Percents, high_thresholds: Percents) -> tuple[str, ...]:
-    """Resources above their high threshold."""
+def find_exceeded_resources(percents: Percents, high_thresholds: Percents) -> tuple[str, ...]:
+    """Find resources above their high threshold."""
     return tuple(resource for resource, high in high_thresholds.items() if percents.get(resource, 0.0) > high)
 
 
@@ -70,12 +70,11 @@ class UsageBatch(msgspec.Struct, frozen=True):
     """Usage readings of one round.
 
     Attributes:
-        nodes, pods: readings in any order.
         faults: error messages of sources.
     """
 
-    nodes: tuple[UsageReading, ...] = ()
-    pods: tuple[UsageReading, ...] = ()
+    node_readings: tuple[UsageReading, ...] = ()
+    pod_readings: tuple[UsageReading, ...] = ()
     faults: tuple[str, ...] = ()
 
 
@@ -83,14 +82,14 @@ class UsageView(NamedTuple):
     """Unexpired usage.
 
     Attributes:
-        nodes: by name of the node.
-        pods: by ``namespace/name`` of the pod.
-        expired: names of nodes whose newest usage has expired.
+        by_node: by name of the node.
+        by_pod: by ``namespace/name`` of the pod.
+        expired_nodes: names of nodes whose newest usage has expired.
     """
 
-    nodes: Mapping[str, Amounts]
-    pods: Mapping[str, Amounts]
-    expired: frozenset[str] = frozenset()
+    by_node: Mapping[str, Amounts]
+    by_pod: Mapping[str, Amounts]
+    expired_nodes: frozenset[str] = frozenset()
 
 
 NO_USAGE = UsageView({}, {})
@@ -128,7 +127,10 @@ class UsageStore:
             The number of dropped readings by reason.
         """
         dropped: Counter[DropReason] = Counter()
-        for stored, readings, existing in ((self._nodes, batch.nodes, nodes), (self._pods, batch.pods, pods)):
+        for stored, readings, existing in (
+            (self._nodes, batch.node_readings, nodes),
+            (self._pods, batch.pod_readings, pods),
+        ):
             for reading in readings:
                 reason = find_drop_reason(reading, now, self._expiry_s)
                 if reading.name not in existing:

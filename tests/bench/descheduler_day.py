@@ -301,11 +301,11 @@ def overutilization_of(day: Day, at_s: float) -> tuple[Overutilization, UsageVie
     fixed = Counter[str]()
     for name, workload, _, node in day.placed():
         if not workload.helpable:
-            fixed[node] += int(view.pods[f"{day.namespace}/{name}"]["cpu"])
-    overutilized = [name for name, used in view.nodes.items() if any(used[r] > limit for r, limit in LIMITS.items())]
+            fixed[node] += int(view.by_pod[f"{day.namespace}/{name}"]["cpu"])
+    overutilized = [name for name, used in view.by_node.items() if any(used[r] > limit for r, limit in LIMITS.items())]
     movable = {node for _, workload, _, node in day.placed() if workload.helpable}
     nodes = sum(name in movable for name in overutilized)
-    over = sum(max(used["cpu"] - max(LIMITS["cpu"], fixed[name]), 0.0) for name, used in view.nodes.items())
+    over = sum(max(used["cpu"] - max(LIMITS["cpu"], fixed[name]), 0.0) for name, used in view.by_node.items())
     return Overutilization(nodes, over / 1000), view
 
 
@@ -329,8 +329,8 @@ async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figu
             began = time.perf_counter()
             decision = decide(snapshot, history, state, settings, now).decision
             took.append(time.perf_counter() - began)
-            ends += decision.evaluated
-            state, history = decision.durations, add_moves(decision.history, decision.pending)
+            ends += decision.evaluated_moves
+            state, history = decision.durations, add_moves(decision.history, decision.pending_moves)
             await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:
                 name = move.pod.partition("/")[2]

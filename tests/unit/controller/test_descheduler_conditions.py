@@ -77,7 +77,7 @@ CASES = [
     Case(
         "usage-lag",
         {},
-        {"history": History(pending=(pending_move(planned_at_s=NOW_S - 60),))},
+        {"history": History(pending_moves=(pending_move(planned_at_s=NOW_S - 60),))},
         "1 recent moves show in its usage",
     ),
     *(
@@ -129,7 +129,7 @@ CASES = [
     Case(
         "group-limit",
         {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
-        {"history": History(pending=(pending_move(node="far", group="default/g"),))},
+        {"history": History(pending_moves=(pending_move(node="far", group="default/g"),))},
         "another pod of AppGroup default/g is being moved",
     ),
     Case(
@@ -320,7 +320,7 @@ def test_earlier_moves_take_capacity_before_usage_shows_them() -> None:
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_at_s": NOW_S - 10}
     for cores, replacement in ((1.5, bound), (1.9, {})):
         move = pending_move(node="left", usage=amounts(cores, 0.1), **replacement)
-        assert moved_pods(decide_once(view, make_config(), history=History(pending=(move,)))) == []
+        assert moved_pods(decide_once(view, make_config(), history=History(pending_moves=(move,)))) == []
 
 
 WEB_PODS = {"labelSelector": {"matchLabels": {"app": "web"}}}

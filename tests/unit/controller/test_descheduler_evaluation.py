@@ -63,7 +63,7 @@ def replica_backoffs(history: History) -> dict[str, float]:
 def evaluate_after(
     view: DeschedulerSnapshot, after_s: float, *moves: PendingMove, history: History | None = None
 ) -> tuple[History, list[str]]:
-    history = msgspec.structs.replace(history or History(), pending=moves or (make_move(),))
+    history = msgspec.structs.replace(history or History(), pending_moves=moves or (make_move(),))
     history, ended = evaluate_moves(view, history, LIMITS, NOW_S + after_s)
     return history, [end.outcome for end in ended]
 
@@ -71,7 +71,7 @@ def evaluate_after(
 def test_a_move_that_helped_does_not_end_a_running_back_off() -> None:
     before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 5000, 3)})
     history, outcomes = evaluate_after(world(replica("new", "idle")), 306, history=before)
-    assert (outcomes, history.pending, history.backoffs[WORKLOAD]) == (["helped"], (), before.backoffs[WORKLOAD])
+    assert (outcomes, history.pending_moves, history.backoffs[WORKLOAD]) == (["helped"], (), before.backoffs[WORKLOAD])
 
 
 def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
@@ -82,7 +82,7 @@ def test_a_move_is_not_evaluated_while_usage_is_unknown() -> None:
         before = History(backoffs={WORKLOAD: BackoffEntry(NOW_S + 100, 3)})
         history, outcomes = evaluate_after(without_usage, 306, history=before)
         assert outcomes == []
-        assert evaluate_after(with_usage, 400, *history.pending)[1] == ["helped"], "once usage is known"
+        assert evaluate_after(with_usage, 400, *history.pending_moves)[1] == ["helped"], "once usage is known"
         history, outcomes = evaluate_after(without_usage, 306 + LIMITS.start_timeout_s, history=before)
         assert outcomes == ["unknown"]
         assert (history.backoffs[WORKLOAD], history.breaker_entries) == (before.backoffs[WORKLOAD], ())
@@ -101,7 +101,7 @@ def test_the_back_off_of_a_workload_doubles_with_each_failure_up_to_a_week() -> 
 def test_a_new_pod_on_another_node_is_preferred_as_replacement_to_one_on_the_old_node() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
     history, outcomes = evaluate_after(view, 10)
-    assert (outcomes, history.pending[0].replacement_pod) == ([], "default/new")
+    assert (outcomes, history.pending_moves[0].replacement_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
@@ -138,7 +138,7 @@ def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once
     )
     history, outcomes = evaluate_after(view, 10, *moves)
     assert outcomes == []
-    assert [m.replacement_pod for m in history.pending] == ["default/new", "default/newer"]
+    assert [m.replacement_pod for m in history.pending_moves] == ["default/new", "default/newer"]
 
 
 def test_a_move_of_a_bare_pod_helped_at_once() -> None:
@@ -209,8 +209,10 @@ def test_the_outcome_decides_the_back_offs_of_the_workload_and_the_replacement(
 def test_the_successor_of_a_deleted_replacement_is_evaluated() -> None:
     """The kubelet may have evicted the replacement before its evaluation."""
     with_replacement, _ = evaluate_after(world(replica("new", "idle")), 60)
-    assert evaluate_after(world(), 120, *with_replacement.pending)[0].pending == with_replacement.pending
-    history, outcomes = evaluate_after(world(replica("next", "hot", age_s=130)), 140, *with_replacement.pending)
+    assert (
+        evaluate_after(world(), 120, *with_replacement.pending_moves)[0].pending_moves == with_replacement.pending_moves
+    )
+    history, outcomes = evaluate_after(world(replica("next", "hot", age_s=130)), 140, *with_replacement.pending_moves)
     assert outcomes == ["returned"]
     assert replica_backoffs(history) == {replica("next", "hot").uid: NOW_S + 140 + 2 * HALF_A_DAY_S}
 
@@ -264,12 +266,12 @@ def test_the_breaker_stops_a_strategy_if_too_few_moves_helped(
 def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     """Before and after the evaluation of its move."""
     config = make_config(protection={"minPodAgeS": 0})
-    (pending,) = decide_once(snapshot(*HOT), config).pending
+    (pending,) = decide_once(snapshot(*HOT), config).pending_moves
     replacement = pod("q", "idle", uid="q", created_s=NOW_S)
     nodes = [node("hot"), node("idle")]
     view = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
     cooled = snapshot(nodes, [replacement], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
-    history = History(pending=(pending,))
+    history = History(pending_moves=(pending,))
     for at_s in (30.0, 900.0, 40_000.0):
         history, _ = evaluate_moves(cooled, history, config.limits, NOW_S + at_s)
         history = msgspec.structs.replace(history, backoffs={k: v for k, v in history.backoffs.items() if "/" not in k})
@@ -291,9 +293,9 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
         view = snapshot([node("hot"), node("idle")], [one], usage, {name: amounts(1.6, 0.5)})
         decision = decide_unconfirmed(view, history, state, config, now)
-        outcomes |= {end.outcome for end in decision.evaluated}
-        history, state = add_moves(decision.history, decision.pending), decision.durations
-        for _ in decision.pending:
+        outcomes |= {end.outcome for end in decision.evaluated_moves}
+        history, state = add_moves(decision.history, decision.pending_moves), decision.durations
+        for _ in decision.pending_moves:
             moves.append(now)
             born_s = now + 3
     assert 1 <= len(moves) <= 4

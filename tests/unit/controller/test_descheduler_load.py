@@ -345,7 +345,7 @@ def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> No
             for i in range(2)
         )
         for limit in ("perNode", "perNamespace", "perRound"):
-            decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending=pending))
+            decision = decide_once(view, make_config(limits={limit: 3}), history=History(pending_moves=pending))
             assert len(moved_pods(decision)) == moves
 
 

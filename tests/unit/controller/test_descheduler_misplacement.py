@@ -163,7 +163,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         group="default/shop",
         sibling_short_uids=tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2"))),
     )
-    assert moved_pods(plan(cluster(placed), history=History(pending=(underway,)))) == []
+    assert moved_pods(plan(cluster(placed), history=History(pending_moves=(underway,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
@@ -214,7 +214,7 @@ def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
     move = pending_move("default/web-1", "uid-web-1", workload, "z3-n1", NOW_S - 400, strategy, cost_before=40)
     world = cluster({"db-1": "z1-n1"})
     world.on_pod_change("default/web-2", replica("web-2", on, created_s=NOW_S - 390))
-    history, evaluated = evaluate_moves(world.snapshot(), History(pending=(move,)), make_config().limits, NOW_S)
+    history, evaluated = evaluate_moves(world.snapshot(), History(pending_moves=(move,)), make_config().limits, NOW_S)
     assert [end.outcome for end in evaluated] == [outcome]
     assert (workload in history.backoffs) is (outcome != "helped")
 
@@ -268,7 +268,7 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
 
     found = await unconfirmed.confirm(simulate_replacement)
     assert [move.target for move in found.plan.moves] == ([target] if target else [])
-    assert [p.move.target for p in found.pending] == ([target] if target else [])
+    assert [p.move.target for p in found.pending_moves] == ([target] if target else [])
     assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
     assert [expected.target.node for expected in found.replacement_targets.values()] == ([target] if target else [])
     assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)
@@ -325,7 +325,7 @@ def test_network_misplacement_does_not_undo_zone_survival() -> None:
         now = NOW_S + 60 * minute
         view = world.snapshot()
         decision = decide_unconfirmed(view, history, durations, config, now)
-        durations, history = decision.durations, add_moves(decision.history, decision.pending)
+        durations, history = decision.durations, add_moves(decision.history, decision.pending_moves)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
             world.on_pod_change(move.pod, None)

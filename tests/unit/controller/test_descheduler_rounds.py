@@ -209,7 +209,7 @@ def make_history(rng: random.Random, pods: list[PodInfo]) -> History:
     return History(
         backoffs={name: BackoffEntry(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
         evictions=tuple(Eviction(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
-        pending=tuple(
+        pending_moves=tuple(
             pending_move(
                 f"{name.partition('/')[0]}/gone", f"gone-{i}", name, rng.choice(("gone", "Node-0.example")), NOW_S - 20
             )
@@ -248,7 +248,13 @@ def make_world(seed: int) -> World:
     ]
     usage = make_usage(rng, nodes, pods)
     view = snapshot(
-        nodes, pods, usage.nodes, usage.pods, budgets=budgets, expired=usage.expired, volumes=make_volumes(rng, nodes)
+        nodes,
+        pods,
+        usage.by_node,
+        usage.by_pod,
+        budgets=budgets,
+        expired=usage.expired_nodes,
+        volumes=make_volumes(rng, nodes),
     )
     return World(view, make_history(rng, pods), make_config(rng), budgets)
 
@@ -270,7 +276,7 @@ def check_round(seed: int) -> int:
         check_pod(world, world.view.pods.by_key[move.pod])
     check_targets(world, decision)
     check_budgets(world, decision)
-    assert len(decision.history.pending) <= len(world.history.pending)
+    assert len(decision.history.pending_moves) <= len(world.history.pending_moves)
     return len(decision.plan.moves)
 
 
@@ -295,7 +301,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     pods = [p for p in world.view.pods.by_key.values() if p.workload == workload]
     if not pods:
         return  # a bare pod
-    awaited = sum(f.move.workload == workload and not f.replacement_node for f in history.pending)
+    awaited = sum(f.move.workload == workload and not f.replacement_node for f in history.pending_moves)
     active = [p for p in pods if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
     size = len(active) + awaited
     assert size >= world.config["protection"]["minReplicas"]

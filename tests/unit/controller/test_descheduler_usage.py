@@ -30,7 +30,7 @@ def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = 
 
 
 def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
-    return {str(k): v for k, v in store.update(UsageBatch(nodes=readings), {"n", "m"}, (), now).items()}
+    return {str(k): v for k, v in store.update(UsageBatch(node_readings=readings), {"n", "m"}, (), now).items()}
 
 
 @pytest.mark.parametrize(
@@ -48,33 +48,33 @@ def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> di
 def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, why: str) -> None:
     store = UsageStore(180)
     assert update(store, reading(100), bad) == {why: 1}
-    assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
+    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
 
 
 def test_usage_of_unknown_pods_is_dropped_and_counted() -> None:
     store = UsageStore(180)
     pods = [reading(1.0, name=name) for name in ("default/a", "default/gone")]
-    assert store.update(UsageBatch(pods=tuple(pods)), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
-    assert store.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
+    assert store.update(UsageBatch(pod_readings=tuple(pods)), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
+    assert store.view(NOW_S).by_pod == {"default/a": {"cpu": 1.0}}
 
 
 def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     store = UsageStore(180)
     update(store, reading(100, NOW_S), reading(50, NOW_S - 30))
-    assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
+    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
 
 
 def test_usage_expires_and_is_removed_with_its_node() -> None:
     for expiry_s in (90, 180):
         store = UsageStore(expiry_s)
         update(store, reading(100), reading(50, name="m"))
-        assert store.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}, "m": {"cpu": 50}}
+        assert store.view(NOW_S + expiry_s).by_node == {"n": {"cpu": 100}, "m": {"cpu": 50}}
         late = store.view(NOW_S + expiry_s + 1)
-        assert not late.nodes
-        assert late.expired == {"n", "m"}
+        assert not late.by_node
+        assert late.expired_nodes == {"n", "m"}
         store.update(UsageBatch(), {"m"}, (), NOW_S)
-        assert store.view(NOW_S).nodes.keys() == {"m"}
-        assert store.view(NOW_S + 999).expired == {"m"}
+        assert store.view(NOW_S).by_node.keys() == {"m"}
+        assert store.view(NOW_S + 999).expired_nodes == {"m"}
 
 
 # Simulated servers
@@ -110,8 +110,14 @@ def metrics_api(request: web.Request) -> tuple[int, Any]:
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
     async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
         batch = await UsageReader(UsageConfig(), client).read()
-    assert batch.nodes == (UsageReading("n", "cpu", 182250, NOW_S), UsageReading("n", "memory", 1367 * 2**20, NOW_S))
-    assert batch.pods == (UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", "memory", 2 * GI, NOW_S))
+    assert batch.node_readings == (
+        UsageReading("n", "cpu", 182250, NOW_S),
+        UsageReading("n", "memory", 1367 * 2**20, NOW_S),
+    )
+    assert batch.pod_readings == (
+        UsageReading("shop/p", "cpu", 500, NOW_S),
+        UsageReading("shop/p", "memory", 2 * GI, NOW_S),
+    )
     assert len(batch.faults) == 1
     assert "m: 'lots'" in batch.faults[0], "an invalid value drops the whole object"
 
@@ -122,7 +128,7 @@ async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
 
     async with serving(missing) as url, Client(ClusterConfig(url)) as client:
         batch = await UsageReader(UsageConfig(), client).read()
-    assert (batch.nodes, batch.pods) == ((), ())
+    assert (batch.node_readings, batch.pod_readings) == ((), ())
     assert batch.faults == ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",)
 
 
@@ -169,9 +175,15 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
     async with serving(simulated) as url:
         batch = await read_prometheus(url, str(token))
     assert batch.faults == ()
-    assert batch.nodes[:2] == (UsageReading("n", "cpu", 3825, NOW_S), UsageReading("n", "memory", 4247781376, NOW_S))
-    assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be dropped and counted"
-    assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
+    assert batch.node_readings[:2] == (
+        UsageReading("n", "cpu", 3825, NOW_S),
+        UsageReading("n", "memory", 4247781376, NOW_S),
+    )
+    assert batch.node_readings[2].value != batch.node_readings[2].value, "NaN is passed on, to be dropped and counted"
+    assert set(batch.pod_readings) == {
+        UsageReading("shop/p", "cpu", 500, NOW_S),
+        UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S),
+    }
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.times.values())) == 1, "all queries are evaluated at one moment"
     store = UsageStore(180)
@@ -182,7 +194,7 @@ async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
     simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
         batch = await read_prometheus(url)
-    assert batch.nodes == (UsageReading("n", "cpu", 1000, NOW_S),)
+    assert batch.node_readings == (UsageReading("n", "cpu", 1000, NOW_S),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
 
@@ -197,7 +209,7 @@ async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> 
         queries = msgspec.to_builtins(QUERIES)
         config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
         batch = await UsageReader(config, client).read()
-    assert {(r.name, r.resource) for r in batch.nodes} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
+    assert {(r.name, r.resource) for r in batch.node_readings} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
     assert set(simulated.times) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
 
 
@@ -205,7 +217,7 @@ async def test_a_prometheus_that_is_down_or_a_binary_token_is_a_fault_and_raises
     async with serving(lambda _: (200, {})) as url:
         pass
     batch = await read_prometheus(url)
-    assert batch.nodes == ()
+    assert batch.node_readings == ()
     assert len(batch.faults) == 5
     (tmp_path / "token").write_bytes(b"\xff")
     (fault,) = (await read_prometheus(url, str(tmp_path / "token"))).faults
