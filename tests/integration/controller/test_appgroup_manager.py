@@ -24,7 +24,7 @@ from lab.programs import Program
 from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce
 from tests.support.bodies import appgroup_spec, weight_body
-from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_NEEDS, ROWS
+from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
 
@@ -36,7 +36,7 @@ def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort
     return {**APPGROUPS.type_meta, "metadata": {"name": "g"}, "spec": spec}
 
 
-BOUTIQUE_GROUP = {name: BOUTIQUE_NEEDS.get(name, "") for name in BOUTIQUE}
+BOUTIQUE_GROUP = {name: BOUTIQUE_CALLS.get(name, "") for name in BOUTIQUE}
 
 
 @pytest.fixture

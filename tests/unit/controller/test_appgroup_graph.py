@@ -1,4 +1,4 @@
-"""Specs become graphs: selectors and names are both honoured, and whatever is wrong is told and stops nothing else."""
+"""Dependency graphs of AppGroups: dependencies by selector or name, and faults, which do not stop the rest."""
 
 from __future__ import annotations
 
@@ -13,43 +13,49 @@ from tests.unit.controller.objects import AppGroup
 Workload = tuple[str, list[dict[str, Any]]]
 
 
-def ref(text: str, kind: str = "") -> dict[str, str]:
-    """``selector/name/kind``, of which the last may be left out."""
-    selector, name, said = (text + "//").split("/")[:3]
-    return {"selector": selector, "name": name, "kind": said or kind}
+def reference(text: str, kind: str = "") -> dict[str, str]:
+    """A reference from ``selector/name/kind``; name and kind may be left out."""
+    selector, name, own_kind = (text + "//").split("/")[:3]
+    return {"selector": selector, "name": name, "kind": own_kind or kind}
 
 
-def needs(text: str, **more: Any) -> dict[str, Any]:
-    return {"workload": ref(text), **more}
+def dependency(text: str, **limits: Any) -> dict[str, Any]:
+    return {"workload": reference(text), **limits}
 
 
-def graph(*workloads: Workload) -> DependencyGraph:
-    items = [{"workload": ref(one, "Deployment"), "dependencies": below} for one, below in workloads]
+def build(*workloads: Workload) -> DependencyGraph:
+    items = [
+        {"workload": reference(text, "Deployment"), "dependencies": dependencies} for text, dependencies in workloads
+    ]
     return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
 
 @pytest.mark.parametrize(
-    ("workloads", "edges", "problems"),
+    ("workloads", "edges", "reasons"),
     [
-        # By its selector, whatever its name; else by its name, and kind tells which is meant.
+        # A dependency is found by its selector, else by its name and kind.
         (
-            [("a/x", [needs("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
+            [("a/x", [dependency("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
             [DependencyEdge(0, 1, 1_000_000, 5)],
             [],
         ),
-        ([("a/web", [needs("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
-        ([("a/web", [needs("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], []),
-        ([("a/web", [needs("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
-        ([("a", [needs("nowhere"), needs("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
-        ([("a/x", [needs("/x")])], [], ["SelfDependency"]),
-        # Of a repeated dependency the strictest demands count; bad numbers become what bounds them.
+        ([("a/web", [dependency("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
+        (
+            [("a/web", [dependency("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])],
+            [DependencyEdge(0, 2)],
+            [],
+        ),
+        ([("a/web", [dependency("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
+        ([("a", [dependency("nowhere"), dependency("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
+        ([("a/x", [dependency("/x")])], [], ["SelfDependency"]),
+        # Of a repeated dependency the strictest limits count; invalid numbers become the nearest valid ones.
         (
             [
                 (
                     "a",
                     [
-                        needs("b", maxNetworkCost=9, minBandwidth="1k"),
-                        needs("b", maxNetworkCost=4, minBandwidth="500"),
+                        dependency("b", maxNetworkCost=9, minBandwidth="1k"),
+                        dependency("b", maxNetworkCost=4, minBandwidth="500"),
                     ],
                 ),
                 ("b", []),
@@ -59,7 +65,10 @@ def graph(*workloads: Workload) -> DependencyGraph:
         ),
         (
             [
-                ("a", [needs("b", maxNetworkCost=20_000, minBandwidth="much"), needs("c", minBandwidth="-5")]),
+                (
+                    "a",
+                    [dependency("b", maxNetworkCost=20_000, minBandwidth="much"), dependency("c", minBandwidth="-5")],
+                ),
                 ("b", []),
                 ("c", []),
             ],
@@ -70,18 +79,18 @@ def graph(*workloads: Workload) -> DependencyGraph:
     ],
 )
 def test_dependencies_become_edges_and_faults_are_reported(
-    workloads: list[Workload], edges: list[DependencyEdge], problems: list[str]
+    workloads: list[Workload], edges: list[DependencyEdge], reasons: list[str]
 ) -> None:
-    found = graph(*workloads)
-    assert (list(found.edges), [fault.reason for fault in found.faults]) == (edges, problems)
-    assert found.callees_by_caller() == [
-        [e.callee for e in found.edges if e.caller == i] for i in range(len(workloads))
+    graph = build(*workloads)
+    assert (list(graph.edges), [fault.reason for fault in graph.faults]) == (edges, reasons)
+    assert graph.callees_by_caller() == [
+        [e.callee for e in graph.edges if e.caller == i] for i in range(len(workloads))
     ]
-    assert all(fault.message for fault in found.faults)
+    assert all(fault.message for fault in graph.faults)
 
 
 def test_a_workload_without_a_unique_selector_is_a_fault() -> None:
-    found = graph(("a/one", []), ("a/two", [needs("a")]), ("/x", []), ("b", []))
-    assert [one.name for one in found.workloads] == ["one", ""]
-    assert found.selectors == ("a", "b")
-    assert [fault.reason for fault in found.faults] == ["DuplicateSelector", "NoSelector"]
+    graph = build(("a/one", []), ("a/two", [dependency("a")]), ("/x", []), ("b", []))
+    assert [workload.name for workload in graph.workloads] == ["one", ""]
+    assert graph.selectors == ("a", "b")
+    assert [fault.reason for fault in graph.faults] == ["DuplicateSelector", "NoSelector"]

@@ -1,4 +1,4 @@
-"""The six orders: the rows of the contract, validity on any graph, and independence of hashes."""
+"""The six orders: the rows of docs/contracts.md, validity on random graphs, and independence of the hash seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller.appgroups.order import ALGORITHMS, sort_workloads
 
-BOUTIQUE_NEEDS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
+BOUTIQUE_CALLS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
 BOUTIQUE = [f"P{i}" for i in range(1, 12)]
 ROWS = {
     "KahnSort": "P1 P10 P9 P8 P7 P6 P5 P4 P3 P2 P11",
@@ -22,52 +22,52 @@ ROWS = {
 }
 
 
-def adjacency(names: list[str], needs: dict[str, str]) -> list[list[int]]:
-    return [[names.index(child) for child in needs.get(name, "").split()] for name in names]
+def adjacency(names: list[str], calls: dict[str, str]) -> list[list[int]]:
+    return [[names.index(callee) for callee in calls.get(name, "").split()] for name in names]
 
 
 @pytest.mark.parametrize("algorithm", sorted(ROWS))
-def test_online_boutique_has_the_contracts_order(algorithm: str) -> None:
-    found = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_NEEDS), algorithm)
+def test_online_boutique_has_the_order_of_the_contract(algorithm: str) -> None:
+    found = sort_workloads(adjacency(BOUTIQUE, BOUTIQUE_CALLS), algorithm)
     assert " ".join(BOUTIQUE[i] for i in found.sequence) == ROWS[algorithm]
 
 
 @pytest.mark.parametrize("base", ["Kahn", "Tarjan"])
-def test_reverse_and_alternate_are_made_of_the_plain_order(base: str) -> None:
-    children = adjacency(BOUTIQUE, BOUTIQUE_NEEDS)
-    plain = sort_workloads(children, f"{base}Sort").sequence
-    assert sort_workloads(children, f"Reverse{base}").sequence == plain[::-1]
-    alternate = sort_workloads(children, f"Alternate{base}").sequence
+def test_reverse_and_alternate_rearrange_the_plain_order(base: str) -> None:
+    callees = adjacency(BOUTIQUE, BOUTIQUE_CALLS)
+    plain = sort_workloads(callees, f"{base}Sort").sequence
+    assert sort_workloads(callees, f"Reverse{base}").sequence == plain[::-1]
+    alternate = sort_workloads(callees, f"Alternate{base}").sequence
     assert alternate[::2] == plain[: len(alternate[::2])]
     assert alternate[1::2] == plain[::-1][: len(alternate[1::2])]
 
 
 @given(st.integers(0, 25), st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), max_size=80))
-def test_dependents_come_first_unless_a_cycle_is_reported(count: int, edges: list[tuple[int, int]]) -> None:
-    children: list[list[int]] = [[] for _ in range(count)]
+def test_callers_come_first_unless_a_cycle_is_reported(count: int, edges: list[tuple[int, int]]) -> None:
+    callees: list[list[int]] = [[] for _ in range(count)]
     for a, b in dict.fromkeys(edges):
         if a < count and b < count and a != b:
-            children[a].append(b)
+            callees[a].append(b)
     for algorithm in ALGORITHMS:
-        found = sort_workloads(children, algorithm)
+        found = sort_workloads(callees, algorithm)
         assert sorted(found.sequence) == list(range(count))
-        assert all(after in children[before] for before, after in itertools.pairwise(found.cycle))
+        assert all(after in callees[before] for before, after in itertools.pairwise(found.cycle))
         assert found.cycle[:1] == found.cycle[-1:]
-        place = {node: i for i, node in enumerate(found.sequence)}
-        turned = [
-            (a, b) for a in range(count) for b in children[a] if (place[a] > place[b]) != ("Reverse" in algorithm)
+        rank = {workload: i for i, workload in enumerate(found.sequence)}
+        misplaced = [
+            (a, b) for a in range(count) for b in callees[a] if (rank[a] > rank[b]) != ("Reverse" in algorithm)
         ]
-        assert "Alternate" in algorithm or bool(turned) == bool(found.cycle)
+        assert "Alternate" in algorithm or bool(misplaced) == bool(found.cycle)
 
 
 def test_a_chain_of_5000_needs_no_recursion() -> None:
-    children = [[i + 1] for i in range(4999)] + [[]]
-    assert sort_workloads(children, "TarjanSort").sequence == tuple(range(5000))
+    callees = [[i + 1] for i in range(4999)] + [[]]
+    assert sort_workloads(callees, "TarjanSort").sequence == tuple(range(5000))
 
 
 def test_an_unknown_algorithm_counts_as_kahn_sort() -> None:
-    children = adjacency(BOUTIQUE, BOUTIQUE_NEEDS)
-    assert sort_workloads(children, "Bogus").sequence == sort_workloads(children, "KahnSort").sequence
+    callees = adjacency(BOUTIQUE, BOUTIQUE_CALLS)
+    assert sort_workloads(callees, "Bogus").sequence == sort_workloads(callees, "KahnSort").sequence
 
 
 def test_orders_do_not_depend_on_the_hash_seed() -> None:

@@ -1,4 +1,4 @@
-"""An AppGroup's status: its order, running pods and dependencies beyond their limit; it is stable if nothing changes."""
+"""The status of an AppGroup: order, running pods and conditions. It does not change if nothing else does."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
 group = partial(appgroup, members=2, algorithm="ReverseKahn")
 
 
-def look(found: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupState:
-    membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
-    return compute_group_state(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
+def state_of(app_group: AppGroup, *pods: Pod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupState:
+    membership = Membership.from_objects([app_group], (), rules or NetworkOverheadArgs())
+    return compute_group_state(app_group, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
-def condition(found: AppGroup, type_: str, *pods: Pod) -> Condition:
-    status = plan_status(found, look(found, *pods), 1000.0)
-    held = find_condition(status.conditions, type_)
-    assert held is not None
-    return held
+def condition(app_group: AppGroup, type_: str, *pods: Pod) -> Condition:
+    status = plan_status(app_group, state_of(app_group, *pods), 1000.0)
+    found = find_condition(status.conditions, type_)
+    assert found is not None
+    return found
 
 
 CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
 
 
-def test_the_order_counts_from_one_and_its_list_is_sorted_by_selector() -> None:
-    found = group({"b": {"a": 1}, "a": {}, "C": {}})
-    status = plan_status(found, look(found), 1000.0)
+def test_indexes_count_from_one_and_the_list_is_sorted_by_selector() -> None:
+    app_group = group({"b": {"a": 1}, "a": {}, "C": {}})
+    status = plan_status(app_group, state_of(app_group), 1000.0)
     assert status.topology_order is not None
     assert [entry.workload.selector for entry in status.topology_order] == ["C", "a", "b"], (
         "bytewise, as upstream searches"
@@ -70,18 +70,18 @@ def test_the_order_counts_from_one_and_its_list_is_sorted_by_selector() -> None:
     assert index["a"] < index["b"]
 
 
-def test_a_cycle_is_reported_with_its_path_and_everything_has_an_index() -> None:
-    found = group({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})
-    held = condition(found, "SpecValid")
-    assert (held.status, held.reason) == ("False", "Cycle")
-    assert "a -> b -> c -> a" in held.message
-    assert len(plan_status(found, look(found), 1.0).topology_order or ()) == 4
+def test_a_cycle_is_reported_with_its_path_and_every_workload_has_an_index() -> None:
+    app_group = group({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})
+    found_condition = condition(app_group, "SpecValid")
+    assert (found_condition.status, found_condition.reason) == ("False", "Cycle")
+    assert "a -> b -> c -> a" in found_condition.message
+    assert len(plan_status(app_group, state_of(app_group), 1.0).topology_order or ()) == 4
 
 
 def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
-    held = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
-    assert (held.status, held.reason) == ("False", "UnknownAlgorithm")
-    assert "unknown algorithm 'Bogus', so KahnSort is used" in held.message
+    found_condition = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
+    assert (found_condition.status, found_condition.reason) == ("False", "UnknownAlgorithm")
+    assert "unknown algorithm 'Bogus', so KahnSort is used" in found_condition.message
 
 
 @pytest.mark.parametrize(
@@ -96,69 +96,77 @@ def test_an_unknown_algorithm_is_reported_with_its_fallback() -> None:
     ],
 )
 def test_dependencies_are_checked_by_network_overheads_rule(caller: str, called: str, verdict: str, cost: int) -> None:
-    facts = look(group(CHAIN), pod("P1", caller), pod("P2", called))
-    assert (facts.checks[0].verdict, facts.checks[0].cost) == (verdict, cost)
+    state = state_of(group(CHAIN), pod("P1", caller), pod("P2", called))
+    assert (state.checks[0].verdict, state.checks[0].cost) == (verdict, cost)
 
 
 def test_an_unknown_cost_is_neither_met_nor_violated() -> None:
-    found = group(CHAIN)
-    facts = look(found, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
-    assert facts.checks[0].verdict == "unknown"
-    held = find_condition(plan_status(found, facts, 1.0).conditions, "CostsMet")
-    assert held is not None
-    assert (held.status, held.reason) == ("Unknown", "CostsUnknown")
+    app_group = group(CHAIN)
+    state = state_of(app_group, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
+    assert state.checks[0].verdict == "unknown"
+    found_condition = find_condition(plan_status(app_group, state, 1.0).conditions, "CostsMet")
+    assert found_condition is not None
+    assert (found_condition.status, found_condition.reason) == ("Unknown", "CostsUnknown")
 
 
 def test_the_worst_pair_of_pods_decides_and_the_message_names_the_worst_dependencies_first() -> None:
-    found = group({"P1": {"P2": 15, "P3": 4}, "P2": {}, "P3": {}})
+    app_group = group({"P1": {"P2": 15, "P3": 4}, "P2": {}, "P3": {}})
     pods = [pod("P1", "n1"), pod("P2", "n1", name="x"), pod("P2", "n5", name="y"), pod("P3", "n3")]
-    held = condition(found, "CostsMet", *pods)
-    assert (held.status, held.reason) == ("False", "CostsExceeded")
-    assert held.message == (
+    found_condition = condition(app_group, "CostsMet", *pods)
+    assert (found_condition.status, found_condition.reason) == ("False", "CostsExceeded")
+    assert found_condition.message == (
         "0 of 2 placed dependencies within their maxNetworkCost; worst: "
         "P1 to P2 costs 20, at most 15 (z1 to z3); P1 to P3 costs 5, at most 4 (z1 to z2)"
     )
 
 
 def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
-    found = group({"P1": {"P2": 15}, "P2": {"P3": 0}, "P3": {}})
-    held = condition(found, "CostsMet", pod("P1", "n1"), pod("P2", "n3"))
-    assert (held.status, held.message) == ("True", "1 of 1 placed dependencies within their maxNetworkCost")
-    assert condition(found, "CostsMet").reason == "NothingPlaced"
+    app_group = group({"P1": {"P2": 15}, "P2": {"P3": 0}, "P3": {}})
+    found_condition = condition(app_group, "CostsMet", pod("P1", "n1"), pod("P2", "n3"))
+    assert (found_condition.status, found_condition.message) == (
+        "True",
+        "1 of 1 placed dependencies within their maxNetworkCost",
+    )
+    assert condition(app_group, "CostsMet").reason == "NothingPlaced"
 
 
-def test_finished_terminating_and_lost_pods_do_not_count() -> None:
-    for away in (pod("P2", "n5", phase="Succeeded"), pod("P2", "n5", leaving=True), pod("P2", "gone"), pod("P2", "")):
-        facts = look(group(CHAIN), pod("P1", "n1"), away)
-        assert facts.checks[0].verdict == "idle"
+def test_finished_and_terminating_pods_and_pods_on_no_known_node_do_not_count() -> None:
+    for uncounted in (
+        pod("P2", "n5", phase="Succeeded"),
+        pod("P2", "n5", leaving=True),
+        pod("P2", "gone"),
+        pod("P2", ""),
+    ):
+        state = state_of(group(CHAIN), pod("P1", "n1"), uncounted)
+        assert state.checks[0].verdict == "idle"
 
 
 def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
-    found = group(CHAIN, members=2)
+    app_group = group(CHAIN, members=2)
     pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", of="h")]
-    assert look(found, *pods).running_count == 2
-    held = condition(found, "Complete", *pods)
-    assert (held.status, held.message) == ("True", "2 of 2 pods run")
-    assert condition(found, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
+    assert state_of(app_group, *pods).running_count == 2
+    found_condition = condition(app_group, "Complete", *pods)
+    assert (found_condition.status, found_condition.message) == ("True", "2 of 2 pods run")
+    assert condition(app_group, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
 
 
-def test_schedule_start_is_the_first_pods_and_stays_when_it_is_gone() -> None:
-    found = group(CHAIN)
+def test_the_start_time_is_the_first_pods_creation_and_stays_after_its_deletion() -> None:
+    app_group = group(CHAIN)
     pods = [pod("P1", "", created="2026-01-01T10:00:00Z"), pod("P2", "", created="2026-01-01T09:00:00Z")]
-    status = plan_status(found, look(found, *pods), 1000.0)
+    status = plan_status(app_group, state_of(app_group, *pods), 1000.0)
     assert status.schedule_start_time == "2026-01-01T09:00:00Z"
-    later = msgspec.structs.replace(found, status=status)
-    assert plan_status(later, look(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
+    later = msgspec.structs.replace(app_group, status=status)
+    assert plan_status(later, state_of(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
 
 
 def test_the_calculation_time_changes_with_the_spec_only() -> None:
-    found = group(CHAIN)
-    first = plan_status(found, look(found), 1000.0)
-    same = msgspec.structs.replace(found, status=first)
-    with_pods = plan_status(same, look(same, pod("P1", "n1")), 2000.0)
+    app_group = group(CHAIN)
+    first = plan_status(app_group, state_of(app_group), 1000.0)
+    same = msgspec.structs.replace(app_group, status=first)
+    with_pods = plan_status(same, state_of(same, pod("P1", "n1")), 2000.0)
     assert with_pods.topology_calculation_time == first.topology_calculation_time
     changed = group({"P1": {}, "P2": {"P1": 1}}, status=first, generation=2)
-    assert plan_status(changed, look(changed), 3000.0).topology_calculation_time == "1970-01-01T00:50:00Z"
+    assert plan_status(changed, state_of(changed), 3000.0).topology_calculation_time == "1970-01-01T00:50:00Z"
 
 
 @given(
@@ -169,25 +177,25 @@ def test_the_calculation_time_changes_with_the_spec_only() -> None:
     st.sampled_from(["KahnSort", "ReverseTarjan", "AlternateKahn", "x"]),
 )
 def test_an_unchanged_status_is_not_written_again(
-    needs: dict[str, dict[str, int]], placed: list[tuple[str, str]], algorithm: str
+    calls: dict[str, dict[str, int]], placed: list[tuple[str, str]], algorithm: str
 ) -> None:
-    found = group(needs, algorithm=algorithm)
+    app_group = group(calls, algorithm=algorithm)
     pods = [pod(workload, node, name=str(i)) for i, (workload, node) in enumerate(placed)]
-    first = plan_status(found, look(found, *pods), 1000.0)
+    first = plan_status(app_group, state_of(app_group, *pods), 1000.0)
     stored = msgspec.json.decode(msgspec.json.encode(first), type=AppGroupStatus)
-    again = msgspec.structs.replace(found, status=stored)
-    assert plan_status(again, look(again, *reversed(pods)), 9000.0) == stored
+    again = msgspec.structs.replace(app_group, status=stored)
+    assert plan_status(again, state_of(again, *reversed(pods)), 9000.0) == stored
 
 
 def test_costs_are_met_if_the_answering_replica_is_near() -> None:
-    """One replica a zone: with PreferSameZone each caller has its own, and the other zone's does not matter."""
-    found = group({"P1": {"P2": 3}, "P2": {}})
+    """There is one replica per zone; with PreferSameZone each caller calls its own."""
+    app_group = group({"P1": {"P2": 3}, "P2": {}})
     pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
 
     def verdict(distribution: str, *which: Pod) -> tuple[str, int]:
         services = ServiceIndex.from_objects([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
-        facts = look(found, *which, services=services)
-        return facts.checks[0].verdict, facts.checks[0].cost
+        state = state_of(app_group, *which, services=services)
+        return state.checks[0].verdict, state.checks[0].cost
 
     assert verdict("", *pods) == ("violated", 5)
     assert verdict("PreferSameZone", *pods) == ("met", 1)
@@ -199,19 +207,19 @@ def test_costs_are_met_if_the_answering_replica_is_near() -> None:
     assert verdict("PreferSameZone", *unhinted) == verdict("", *unhinted), "one replica has no zone, so any answers"
 
 
-def test_the_least_near_service_of_several_namespaces_counts() -> None:
-    found = group({"P1": {"P2": 3}, "P2": {}})
+def test_the_least_local_service_of_several_namespaces_counts() -> None:
+    app_group = group({"P1": {"P2": 3}, "P2": {}})
     rules, selector = NetworkOverheadArgs(namespaces=("shop",)), {WORKLOAD_LABEL: "P2"}
     services = ServiceIndex.from_objects(
         [service("p2", selector, "PreferSameZone"), service("p2", selector, namespace="more")]
     )
     pods = [pod("P1", "n1"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s", namespace="more")]
     for order in (pods, pods[::-1]):
-        facts = look(found, *order, rules=rules, services=services)
-        assert (facts.checks[0].verdict, facts.checks[0].cost) == ("violated", 5)
+        state = state_of(app_group, *order, rules=rules, services=services)
+        assert (state.checks[0].verdict, state.checks[0].cost) == ("violated", 5)
 
 
 def test_namespaces_without_consent_are_named_or_counted() -> None:
-    found = admission_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
-    assert found is not None
-    assert found.message.startswith("pods of a, b, c, and 2 more are not the group's")
+    admitted = admission_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
+    assert admitted is not None
+    assert admitted.message.startswith("pods of a, b, c, and 2 more are not the group's")

@@ -1,4 +1,4 @@
-"""What is free on hosts, whatever pods ask for: a tenant may bind one to a node himself, and ask for eight exabytes per container."""
+"""Requests on nodes stay valid for any pod: a user may bind a pod to a node, and request eight exabytes for each container."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def node(name: str = "n") -> Node:
     return msgspec.convert(body, Node)
 
 
-def bound(name: str, *memory: str, to: str = "n") -> PodInfo:
+def bound_pod(name: str, *memory: str, node_name: str = "n") -> PodInfo:
     containers = [{"resources": {"requests": {"memory": text}}} for text in memory]
-    body = {"metadata": {"name": name, "namespace": "d"}, "spec": {"nodeName": to, "containers": containers}}
+    body = {"metadata": {"name": name, "namespace": "d"}, "spec": {"nodeName": node_name, "containers": containers}}
     return PodReader().read(msgspec.convert(body, Pod))
 
 
-def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
+def test_requests_beyond_64_bits_fill_a_host_and_are_subtracted_again() -> None:
     node_cache = NodeCache()
     node_cache.on_node_change("n", None, node())
-    node_cache.on_pod_change("d/small", None, bound("small", "1Gi"))
-    node_cache.on_pod_change("d/small", bound("small", "1Gi"), bound("small", "2Gi"))
-    before, greedy = dict(node_cache.requested["n"]), bound("greedy", "9E", "9E")
-    assert before == {"memory": 2 * GIB, "pods": 1}, "a pod counts once, however often it changes"
+    node_cache.on_pod_change("d/small", None, bound_pod("small", "1Gi"))
+    node_cache.on_pod_change("d/small", bound_pod("small", "1Gi"), bound_pod("small", "2Gi"))
+    before, greedy = dict(node_cache.requested["n"]), bound_pod("greedy", "9E", "9E")
+    assert before == {"memory": 2 * GIB, "pods": 1}, "an updated pod counts once"
     version = node_cache.version
     node_cache.on_node_change("n", None, node())
     assert node_cache.version == version
@@ -56,20 +56,20 @@ def test_pods_with_impossible_requests_do_not_prevent_a_plan() -> None:
     container = {"resources": {"requests": {"memory": "9E"}}}
     greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
     pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]
-    promised = {next(iter(start.hosts)): {"memory": 3 * MAX_AMOUNT}}
-    plan = plan_group(msgspec.structs.replace(start, pods=pods, reserved=promised))
+    reserved = {next(iter(start.hosts)): {"memory": 3 * MAX_AMOUNT}}
+    plan = plan_group(msgspec.structs.replace(start, pods=pods, reserved=reserved))
     assert plan.unplaced == (pods[0].metadata.key,)
     assert len(plan.targets) == len(pods) - 1
 
 
 def test_the_model_of_the_default_scheduler_accepts_impossible_requests() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
-    greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
-    stock, both = DefaultSchedulerModel(hosts), np.ones(2, np.bool_)
+    greedy, small = bound_pod("g", "9E", "9E", node_name="a"), bound_pod("s", "1Gi", node_name="b")
+    model, both = DefaultSchedulerModel(hosts), np.ones(2, np.bool_)
     for _ in range(21):
-        stock.add_pod(greedy, "a")
-    assert np.argmax(stock.scores(small, [], [], both)) == 1
-    assert stock.scores(greedy, [], [], both).min() >= 0
+        model.add_pod(greedy, "a")
+    assert np.argmax(model.scores(small, [], [], both)) == 1
+    assert model.scores(greedy, [], [], both).min() >= 0
 
 
 def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
@@ -77,5 +77,5 @@ def test_the_model_gives_a_host_port_to_at_most_one_pod() -> None:
     pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, Pod) for name in "abc"]
     waiting = [("web", PodReader().read(pod)) for pod in pods]
     hosts = {name: host_of(node(name)) for name in ("m", "n", "o")}
-    found = simulate_scheduling(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))
-    assert sorted(found) == ["", "m", "n"]
+    nodes = simulate_scheduling(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))
+    assert sorted(nodes) == ["", "m", "n"]

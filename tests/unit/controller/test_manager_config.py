@@ -1,4 +1,4 @@
-"""The configuration file is strict: what is wrong is told by field, before anything starts, with exit code 2."""
+"""The configuration file is strict: an error names the field and ends the program with exit code 2 before anything starts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kubekit.errors import ConfigError
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 
 
-def write(tmp_path: Path, text: str) -> str:
+def write_config(tmp_path: Path, text: str) -> str:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     return str(path)
 
 
-def test_without_a_file_the_defaults_hold_and_are_valid() -> None:
+def test_without_a_file_the_defaults_are_used() -> None:
     assert load_config(None) == ControllerConfiguration()
 
 
@@ -37,7 +37,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         "appGroup: {namespaces: [shop]}\n"
         "scheduler: {networkOverhead: {weightsName: NetperfCosts}}\n"
     )
-    config = load_config(write(tmp_path, text))
+    config = load_config(write_config(tmp_path, text))
     assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
     assert config.leader_election.resolve().duration_s == 5
     assert config.topology.probing.interval_s == 10
@@ -72,7 +72,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_file_and_field(tmp_path: Path, text: str, field: str) -> None:
-    path = write(tmp_path, text)
+    path = write_config(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert field in caught.value.field
@@ -85,10 +85,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> None:
-    path = write(tmp_path, HEAD)
+    path = write_config(tmp_path, HEAD)
     valid = run("check-config", path)
     assert (valid.returncode, valid.stdout, valid.stderr) == (0, f"{path}: valid\n", "")
-    invalid = run("check-config", write(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
+    invalid = run("check-config", write_config(tmp_path, HEAD + "topology: {probing: {intervalS: 0}}"))
     assert invalid.returncode == 2
     assert "topology.probing.intervalS: 0.0 is out of range (1 to 86400)" in invalid.stderr
     assert "Traceback" not in invalid.stderr
@@ -98,14 +98,14 @@ def test_check_config_says_valid_or_exits_2_with_the_field(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "9999999", "x"])
-def test_days_of_a_certificate_are_checked(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_validity_of_a_certificate_is_checked(days: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["webhook-certificate", f"--days={days}"])
     assert "from 1 to 36500" in capsys.readouterr().err
 
 
 def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
-    path = write(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
+    path = write_config(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
     bad = run("manager", "--config", path, "--listen", "nowhere", "--credentials", "/nonexistent/credentials")
     assert bad.returncode == 2
     assert "listen" in bad.stderr
@@ -116,7 +116,7 @@ def test_flags_override_the_file_and_are_checked_like_it(tmp_path: Path) -> None
     assert "--credentials" in no_cluster.stderr
 
 
-async def test_events_and_costs_are_written_with_the_leaders_permission() -> None:
+async def test_events_and_costs_are_written_through_the_leaders_fence() -> None:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     manager = Manager(client, ControllerConfiguration(), CollectorRegistry())
     fence = manager.elector.fence

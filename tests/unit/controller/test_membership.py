@@ -1,4 +1,4 @@
-"""Which group a pod belongs to, and where its pods can be at all."""
+"""Which AppGroup a pod belongs to, and in which namespaces a group may have pods."""
 
 from __future__ import annotations
 
@@ -28,60 +28,55 @@ NOWHERE_FIRST = NetworkOverheadArgs(namespaces=())
 
 def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
     """A group of one workload in each of these namespaces."""
-    homes = {f"w{i}": name for i, name in enumerate(names)}
-    spec = appgroup_spec({selector: {} for selector in homes}, namespaces=homes)
+    namespaces = {f"w{i}": name for i, name in enumerate(names)}
+    spec = appgroup_spec({selector: {} for selector in namespaces}, namespaces=namespaces)
     body = {"metadata": {"name": "shop", "namespace": namespace}, "spec": spec}
     return msgspec.convert(body, AppGroup)
 
 
-def test_pods_belong_to_a_group_only_in_its_pod_namespaces() -> None:
-    chance = random.Random(1)
+def test_a_group_has_pods_only_in_its_pod_namespaces() -> None:
+    rng = random.Random(1)
     limited = 0
     for everywhere, consent in itertools.product((True, False), repeat=2):
         for _ in range(100):
-            searched = tuple(chance.sample(NAMESPACES, chance.randrange(3)))
+            searched = tuple(rng.sample(NAMESPACES, rng.randrange(3)))
             rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=everywhere)
             membership = Membership.from_objects((), CONSENTING if consent else (), rules)
-            for group_namespace in chance.sample(NAMESPACES, 3):
-                made = group(group_namespace, tuple(chance.choices(("", *NAMESPACES), k=2)))
-                membership.on_change(made.metadata.key, None, made)
+            for group_namespace in rng.sample(NAMESPACES, 3):
+                new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2)))
+                membership.on_change(new.metadata.key, None, new)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
-                held = membership.pod_namespaces(key)
-                limited += held is not None and namespace not in held
+                namespaces = membership.pod_namespaces(key)
+                limited += namespaces is not None and namespace not in namespaces
                 if membership.group_key_of(namespace, "shop") == key:
-                    assert held is None or namespace in held
+                    assert namespaces is None or namespace in namespaces
     assert limited > 100
 
 
 def test_membership_depends_only_on_the_last_state() -> None:
-    chance = random.Random(2)
-    named = 0
+    rng = random.Random(2)
+    foreign = 0
     for _ in range(60):
         membership, alive = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
         for _ in range(25):
-            group_namespace = chance.choice(NAMESPACES)
+            group_namespace = rng.choice(NAMESPACES)
             key, old = f"{group_namespace}/shop", alive.get(f"{group_namespace}/shop")
-            new = (
-                group(group_namespace, tuple(chance.choices(("", *NAMESPACES), k=2))) if chance.random() < 0.7 else None
-            )
+            new = group(group_namespace, tuple(rng.choices(("", *NAMESPACES), k=2))) if rng.random() < 0.7 else None
             if old is None and new is None:
                 continue
             membership.on_change(key, old, new)
             alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
-            fresh = Membership.from_objects(chance.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
+            fresh = Membership.from_objects(rng.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:
                 expected = fresh.group_key_of(namespace, "shop")
-                assert (
-                    membership.group_key_of(namespace, "shop")
-                    == membership.copy().group_key_of(namespace, "shop")
-                    == expected
-                )
-                named += bool(expected) and not expected.startswith(f"{namespace}/")
-    assert named > 100
+                for each in (membership, membership.copy()):
+                    assert each.group_key_of(namespace, "shop") == expected
+                foreign += bool(expected) and not expected.startswith(f"{namespace}/")
+    assert foreign > 100
 
 
 class OnePodStore:
-    """In the place of a store that shows the group's one pod as the test says."""
+    """Stands in for a store with at most one pod."""
 
     pod: Pod | None = None
 
@@ -105,7 +100,7 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
     assert pods.pods_of("d/bank") == []
 
 
-def test_our_write_of_a_pod_counts_until_the_store_has_it_or_a_later_one() -> None:
+def test_a_written_pod_counts_until_the_store_has_it_or_a_later_version() -> None:
     store, now = OnePodStore(), [0.0]
     pods = GroupPods(cast("Store[Pod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
     first, second, third, fourth = (pod(version=version) for version in "1234")

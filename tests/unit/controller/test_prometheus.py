@@ -1,4 +1,4 @@
-"""Errors of a Prometheus that gives no answer or refuses the query."""
+"""Errors of queries that Prometheus rejects or does not answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.prometheus import PrometheusClient, PrometheusError
 from lab.controlplane import LOOPBACK
 
 
-async def test_errors_name_the_address_and_never_the_password_that_is_sent() -> None:
+async def test_errors_name_the_address_without_the_password() -> None:
     """Viewers of the page see the address, in the readings' source and in errors."""
     sent = []
 

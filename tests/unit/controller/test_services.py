@@ -1,4 +1,4 @@
-"""Services behind pods: the index finds what a look at each of them finds, whatever comes and goes."""
+"""The Services that select a pod: the index finds the same ones as a scan, after any changes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def service(rng: random.Random, name: str, namespace: str) -> Service:
     return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, Service)
 
 
-def answers(index: ServiceIndex) -> list[Routing]:
+def routings(index: ServiceIndex) -> list[Routing]:
     labels = (dict(zip(KEYS, values, strict=True)) for values in product(VALUES, repeat=len(KEYS)))
     return [index.routing_to([ObjectMeta(namespace=n, labels=one)]) for one in labels for n in ("x", "y")]
 
 
 def test_the_index_finds_the_same_services_as_a_scan() -> None:
     rng, index = random.Random(3), ServiceIndex()
-    known: dict[str, Service] = {}
+    services: dict[str, Service] = {}
     for _ in range(400):
         namespace, name = rng.choice(("x", "y")), f"s{rng.randrange(12)}"
         key = f"{namespace}/{name}"
         new = service(rng, name, namespace) if rng.random() < 0.7 else None
-        before = answers(index)
-        changed = index.on_change(key, known.get(key), new)
-        assert changed or answers(index) == before, "whoever routes by it is told"
-        known.pop(key, None)
+        before = routings(index)
+        changed = index.on_change(key, services.get(key), new)
+        assert changed or routings(index) == before, "a change of routing is returned"
+        services.pop(key, None)
         if new is not None:
-            known[key] = new
+            services[key] = new
         labels = {key: rng.choice(VALUES) for key in KEYS}
         for where in ("x", "y"):
-            matching = [known[key] for key in sorted(known) if known[key].selects(where, labels)]
+            matching = [services[key] for key in sorted(services) if services[key].selects(where, labels)]
             assert index.services_selecting(where, labels) == ([s for s in matching if not s.is_headless] or matching)

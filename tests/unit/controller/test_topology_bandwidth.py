@@ -1,4 +1,4 @@
-"""Bandwidth between zones equals a count over all pairs of pods, and capacities are those that users wrote."""
+"""Bandwidth between zones: allocations equal a count over all pairs of pods, capacities are those that users wrote."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
     )
 
 
-def account(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
+def allocations(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
     return compute_allocations(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, LOCATIONS)
 
 
@@ -42,8 +42,11 @@ def test_sums_by_regions_cover_their_zone_pairs() -> None:
     assert sum_by_region_pair(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
 
 
-Demands = Mapping[tuple[str, str], int]
-DEMANDS: Mapping[str, Demands] = {"g": {("a", "b"): 60, ("b", "c"): 1000, ("c", "a"): 7}, "h": {("a", "b"): 2**20}}
+RatesByPair = Mapping[tuple[str, str], int]
+RATES_BY_GROUP: Mapping[str, RatesByPair] = {
+    "g": {("a", "b"): 60, ("b", "c"): 1000, ("c", "a"): 7},
+    "h": {("a", "b"): 2**20},
+}
 
 
 @given(
@@ -62,13 +65,13 @@ def test_allocations_equal_a_count_over_all_pairs_of_placed_pods(
 ) -> None:
     pods = [pod(workload, node, of=of, **fields) for workload, node, of, fields in found]
     placed = [(of, workload, ZONE_OF[node]) for workload, node, of, fields in found if ZONE_OF.get(node) and not fields]
-    assert account(pods, *(group(name, demands) for name, demands in DEMANDS.items())) == _recount(placed)
+    assert allocations(pods, *(group(name, rates) for name, rates in RATES_BY_GROUP.items())) == count_by_pairs(placed)
 
 
-def _recount(placed: list[tuple[str, str, str]]) -> dict[tuple[str, str], int]:
+def count_by_pairs(placed: list[tuple[str, str, str]]) -> dict[tuple[str, str], int]:
     total: dict[tuple[str, str], Fraction] = {}
-    for name, demands in DEMANDS.items():
-        for (caller, called), rate in demands.items():
+    for name, rates in RATES_BY_GROUP.items():
+        for (caller, called), rate in rates.items():
             replicas = [zone for of, workload, zone in placed if (of, workload) == (name, called)]
             for of, workload, origin in placed:
                 for destination in replicas:
@@ -98,14 +101,14 @@ def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightI
         *([[weight("UserDefined", bad)], None, None] for bad in ("ten", "", "-1")),
     ],
 )
-def test_capacities_are_the_users_quantities_as_written_and_never_our_own(
+def test_capacities_are_the_users_quantities_as_written_never_those_of_netperf_costs(
     weights: list[WeightInfo], zones: str | None, regions: int | None
 ) -> None:
     found = read_user_capacities(topology(*weights))
     assert found == tuple({} if value is None else {("z1", "z2"): value} for value in (zones, regions))
 
 
-def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -> None:
+def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
     pairs = [(a, b) for a in zones for b in zones if a != b]
     costs = {

@@ -1,4 +1,4 @@
-"""From samples to the weight and the status: other weights stay byte for byte, nothing is made up, and quiet stays quiet."""
+"""From samples to the weight and the status of a NetworkTopology: other weights stay, and nothing is written without a change."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
     return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
 
 
-def run(
+def decide(
     found: NetworkTopology,
     data: Mapping[str, str],
     *,
@@ -84,7 +84,7 @@ def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Con
 
 
 def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
-    """The object after the patch, applied as the API server does; None when there is nothing to patch."""
+    """The NetworkTopology after the patch, applied as by the API server; None without a patch."""
     operations = plan_topology_patch(found, build_weight(decision.costs, decision.bandwidths), decision.latencies)
     if operations is None:
         return None
@@ -109,9 +109,9 @@ OURS = {"name": NETPERF_COSTS, "topologyList": []}
 
 
 @pytest.mark.parametrize("before", [[USERS], [], None, [OURS, USERS], [USERS, {**USERS, "name": "Mine"}]])
-def test_every_other_weight_stays_as_the_user_wrote_it(before: list[dict[str, Any]] | None) -> None:
+def test_other_weights_stay_as_the_user_wrote_them(before: list[dict[str, Any]] | None) -> None:
     found = topology(weights=before)
-    after = write(found, run(found, results(ALL)))
+    after = write(found, decide(found, results(ALL)))
     assert after is not None
     names = [w["name"] for w in before or ()]
     assert [w.name for w in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
@@ -122,22 +122,22 @@ def test_every_other_weight_stays_as_the_user_wrote_it(before: list[dict[str, An
     st.dictionaries(st.sampled_from(PAIRS), st.floats(0.05, 500), max_size=3),
     st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 10**10), max_size=2),
 )
-def test_only_measurements_write_a_weight_and_the_same_ones_write_nothing_again(
+def test_measurements_write_a_weight_and_the_same_measurements_write_nothing_again(
     latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int]
 ) -> None:
     found, data = topology(USERS), results(latency_ms)
-    first = run(found, data, allocated=allocated)
+    first = decide(found, data, allocated=allocated)
     written = write(found, first)
     assert (written is not None) == bool(latency_ms)
     after = written or found
     # Going on, after a restart of all replicas, and after a restart that finds no results.
     for state, read in ((first.state, data), (None, data), (None, {})):
-        second = run(after, read, at_s=START_S + 30, state=state, allocated=allocated)
+        second = decide(after, read, at_s=START_S + 30, state=state, allocated=allocated)
         assert write(after, second) is None
         assert read != data or conditions(first) == conditions(second)
 
 
-def test_the_objects_own_policy_wins_field_by_field() -> None:
+def test_the_policy_of_the_object_overrides_the_defaults_field_by_field() -> None:
     found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
     policy, fault = resolve_policy(found, CostPolicy(hysteresis=0.7))
     assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
@@ -145,7 +145,7 @@ def test_the_objects_own_policy_wins_field_by_field() -> None:
 
 @pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
 def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None:
-    decision = run(topology(costPolicy=bad), results(ALL))
+    decision = decide(topology(costPolicy=bad), results(ALL))
     held = conditions(decision)["InputValid"]
     assert (decision.policy, held.status, held.reason) == (POLICY, "False", "BadCostPolicy")
     assert "costPolicy" in held.message
@@ -156,12 +156,12 @@ def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool
     origin, destination = (ZONE_MAP.location_by_node[f"n-{zone}"] for zone in ("z1", "z2"))
     failure = Failure(origin=origin, destination=destination, failure="timeout", sequence=1)
     told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
-    assert bool(run(topology(), results(ALL, sequence) | told).results.failures) == stands
+    assert bool(decide(topology(), results(ALL, sequence) | told).results.failures) == stands
 
 
-def test_capacity_and_allocation_are_written_in_the_order_in_which_upstream_searches() -> None:
+def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:
     allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
-    decision = run(topology(USERS), results(ALL), allocated=allocated)
+    decision = decide(topology(USERS), results(ALL), allocated=allocated)
     levels = build_weight(decision.costs, decision.bandwidths).topology_list
     assert [level.topology_key for level in levels] == [f"topology.kubernetes.io/{name}" for name in ("region", "zone")]
     for level in levels:
@@ -178,8 +178,8 @@ def test_capacity_and_allocation_are_written_in_the_order_in_which_upstream_sear
     assert allocations == {("zone", "z1", "z3"): "5", ("zone", "z2", "z3"): "7", ("region", "west", "east"): "12"}
 
 
-def test_the_calculation_time_moves_only_with_the_weights_and_a_node_count_alone_is_written_once_a_minute() -> None:
-    held = list(conditions(run(topology(), results(ALL)), 3).values())
+def test_the_calculation_time_changes_with_the_weights_and_a_node_count_is_written_once_a_minute() -> None:
+    held = list(conditions(decide(topology(), results(ALL)), 3).values())
 
     def plan(before: NetworkTopologyStatus, *, nodes: int = 3, generation: int = 3, **more: Any) -> Any:
         known = {"is_weight_new": False, "now": 5000.0, **more}
@@ -212,14 +212,14 @@ FAILS = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}' for key, tex
 def test_conditions_report_the_basis_of_costs(
     zone_map: ZoneMap, data: dict[str, str], type_: str, expected: tuple[str, str, str]
 ) -> None:
-    held = conditions(run(topology(), data, zone_map=zone_map))
+    held = conditions(decide(topology(), data, zone_map=zone_map))
     assert (held[type_].status, held[type_].reason) == expected[:2]
     assert expected[2] in held[type_].message
     bad = {name for name, condition in held.items() if status.is_bad(condition)}
     assert bad == ({type_} if expected[1] in {"PairsInferred", "NetperfFails"} else set())
 
 
-def test_a_steady_outlier_writes_no_status_again() -> None:
+def test_a_persistent_outlier_does_not_rewrite_the_status() -> None:
     def messages(offset_us: float) -> list[str]:
         table = ZoneCosts(
             by_zone_pair={}, cost_by_region_pair={}, absent_pairs=(), error_us_by_outlier={"n2": offset_us}

@@ -1,4 +1,4 @@
-"""Zones and regions as the labels say, nodes that may probe, and which results are swept away."""
+"""Zones and regions from node labels, and the nodes of the probe plan."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def node(
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
     note = json.dumps({"address": "10.0.0.1", "port": 1}) if agent is True else agent
     placed = {label: value for label, value in labels.items() if value}
-    made = node_object(name, labels=placed, ready=ready, unschedulable=cordoned)
+    plain = node_object(name, labels=placed, ready=ready, unschedulable=cordoned)
     annotations = {"netaware.io/agent": str(note)} if note else None
-    metadata = msgspec.structs.replace(made.metadata, resource_version=version, annotations=annotations)
+    metadata = msgspec.structs.replace(plain.metadata, resource_version=version, annotations=annotations)
     addresses = [NodeAddress("InternalIP", address) for address in ("10.0.0.1", "fd00::1")]
-    status = msgspec.structs.replace(made.status, addresses=addresses)
-    return msgspec.structs.replace(made, metadata=metadata, status=status)
+    status = msgspec.structs.replace(plain.status, addresses=addresses)
+    return msgspec.structs.replace(plain, metadata=metadata, status=status)
 
 
-def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reported() -> None:
+def test_zones_get_the_region_of_most_of_their_nodes_and_conflicts_are_reported() -> None:
     found = build_zone_map(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )
@@ -46,9 +46,8 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reporte
     assert found.unzoned_nodes == ("e",)
     assert found.location_by_node["b"] == NodeLocation("b", "z1", "r2")
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
-    assert build_zone_map(nodes).region_by_zone == build_zone_map(nodes[::-1]).region_by_zone == {"z": "r1"}, (
-        "in any order"
-    )
+    for in_any_order in (nodes, nodes[::-1]):
+        assert build_zone_map(in_any_order).region_by_zone == {"z": "r1"}
 
 
 @pytest.mark.parametrize(
@@ -61,26 +60,26 @@ def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reporte
         ("10.0.0.9", ("10.0.0.9", "fd00::9"), True),
     ],
 )
-def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
+def test_a_node_is_probed_at_an_announced_address_only_if_it_is_its_own(
     announced: str, pod_ips: tuple[str, ...], is_own: bool
 ) -> None:
-    """Others connect to it and hand over the passphrase: it is one of the node, or of the agent's pod."""
+    """Other agents authenticate there with the passphrase, so it must be an address of the node or of the agent's pod."""
     found = node("a", agent=json.dumps({"address": announced}))
     agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
-    facts = to_probe_node(found, agents)
-    assert facts.address == str(parse_address(announced or "10.0.0.1"))
-    usable, left_out = select_probe_nodes([facts])
+    probe_node = to_probe_node(found, agents)
+    assert probe_node.address == str(parse_address(announced or "10.0.0.1"))
+    usable, left_out = select_probe_nodes([probe_node])
     assert bool(usable) == is_own
     assert is_own or left_out[0].reason == "foreign-address"
 
 
 def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
-    facts = [
+    probe_node = [
         to_probe_node(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))
     ]
     other = to_probe_node(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
-    assert {r.reason for r in select_probe_nodes(facts)[1] if r.key in "ab"} == {"shared-address"}
-    assert {r.reason for r in select_probe_nodes([facts[0], other])[1] if r.key in "ab"} == {"shared-address"}
+    assert {r.reason for r in select_probe_nodes(probe_node)[1] if r.key in "ab"} == {"shared-address"}
+    assert {r.reason for r in select_probe_nodes([probe_node[0], other])[1] if r.key in "ab"} == {"shared-address"}
     assert to_probe_node(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
@@ -96,14 +95,14 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
         (node("a", cordoned=True), {}, (True, False, True)),
     ],
 )
-def test_conditions_of_nodes_for_probing(
+def test_what_makes_a_node_fit_for_probing(
     found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]
 ) -> None:
-    facts = to_probe_node(found, pods)
-    assert (facts.is_ready, facts.is_schedulable, facts.has_ready_agent) == expected
+    probe_node = to_probe_node(found, pods)
+    assert (probe_node.is_ready, probe_node.is_schedulable, probe_node.has_ready_agent) == expected
 
 
-def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:
+def test_heartbeats_change_neither_location_nor_probe_node_but_labels_and_readiness_do() -> None:
     old = node("a")
     assert is_location_unchanged(old, node("a", version="2"))
     assert is_probe_node_unchanged(old, node("a", version="2"))
@@ -114,11 +113,11 @@ def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() ->
     assert not is_probe_node_unchanged(old, None)
 
 
-def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:
+def agent_pod(node_name: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:
     metadata = {"name": "p", "labels": {"app.kubernetes.io/name": "netaware-agent"}}
     gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {}
     status = {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ip} for ip in ips]}
-    return read({"metadata": {**metadata, **gone}, "spec": {"nodeName": on}, "status": status})
+    return read({"metadata": {**metadata, **gone}, "spec": {"nodeName": node_name}, "status": status})
 
 
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_terminating() -> None:

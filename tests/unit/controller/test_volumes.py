@@ -1,19 +1,20 @@
-"""From which nodes a pod's volumes can be reached or made, by whichever side says so."""
+"""The nodes that reach a pod's volumes, or on which its claims can be bound."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
 from controller.cluster.eligibility import Constraints
-from controller.cluster.pods import Pod
+from controller.cluster.pods import NodeSelector, Pod, PodSpec
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass, Volumes
 from tests.unit.controller.planners import HOST, ZONE, Planners
 
 NODES = {f"n{i}": {ZONE: f"z{i}", HOST: f"n{i}"} for i in range(3)}
-WAITING: dict[str, Any] = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"]}
+OF_CLASS_LOCAL: dict[str, Any] = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"]}
 
 
 def terms(key: str, *values: str) -> dict[str, Any]:
@@ -30,8 +31,10 @@ def volume(
     return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec}, PersistentVolume)
 
 
-def free(name: str, node: str, size: str = "10Gi", *, phase: str = "Available", labels: Any = None, **spec: Any) -> Any:
-    spec = {**WAITING, "capacity": {"storage": size}, "nodeAffinity": {"required": terms(HOST, node)}, **spec}
+def available(
+    name: str, node: str, size: str = "10Gi", *, phase: str = "Available", labels: Any = None, **spec: Any
+) -> Any:
+    spec = {**OF_CLASS_LOCAL, "capacity": {"storage": size}, "nodeAffinity": {"required": terms(HOST, node)}, **spec}
     body = {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": {"phase": phase}}
     return msgspec.convert(body, PersistentVolume)
 
@@ -41,16 +44,16 @@ def claim(name: str, bound: str = "", annotations: Any = None, **spec: Any) -> P
     return msgspec.convert({"metadata": meta, "spec": {"volumeName": bound, **spec}}, PersistentVolumeClaim)
 
 
-def waiting(name: str = "data", annotations: Any = None, size: str = "5Gi", **spec: Any) -> PersistentVolumeClaim:
-    return claim(name, "", annotations, **{**WAITING, "resources": {"requests": {"storage": size}}, **spec})
+def unbound_claim(name: str = "data", annotations: Any = None, size: str = "5Gi", **spec: Any) -> PersistentVolumeClaim:
+    return claim(name, "", annotations, **{**OF_CLASS_LOCAL, "resources": {"requests": {"storage": size}}, **spec})
 
 
-def class_(*places: dict[str, Any], provisioner: str = "csi", mode: str = "WaitForFirstConsumer") -> StorageClass:
+def class_(*label_values: dict[str, Any], provisioner: str = "csi", mode: str = "WaitForFirstConsumer") -> StorageClass:
     body = {
         "metadata": {"name": "local"},
         "provisioner": provisioner,
         "volumeBindingMode": mode,
-        "allowedTopologies": [{"matchLabelExpressions": [place]} for place in places] or None,
+        "allowedTopologies": [{"matchLabelExpressions": [values]} for values in label_values] or None,
     }
     return msgspec.convert(body, StorageClass)
 
@@ -60,18 +63,22 @@ def pod(**volume_of: Any) -> Pod:
     return msgspec.convert(body, Pod)
 
 
-def nodes_for(known: Volumes, asked: Pod) -> str:
-    constraints, demands = Constraints(asked.spec), known.node_selectors_of_pod(asked)
+def matching_nodes(selectors: Iterable[NodeSelector]) -> str:
+    any_pod = Constraints(PodSpec())
     return "".join(
-        n for n, labels in NODES.items() if not constraints.unmet_constraint(n, labels, volume_selectors=demands)
+        n for n, labels in NODES.items() if not any_pod.unmet_constraint(n, labels, volume_selectors=selectors)
     )
+
+
+def nodes_for(index: Volumes, waiting_pod: Pod) -> str:
+    return matching_nodes(index.node_selectors_of_pod(waiting_pod))
 
 
 BETA_ZONE = "failure-domain.beta.kubernetes.io/zone"
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}
 EPHEMERAL: dict[str, Any] = {"ephemeral": {}}
 ANYWHERE = "n0n1n2"
-OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "uid": "old"}}
+BOUND_TO_DELETED_CLAIM: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "uid": "old"}}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,7 @@ OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "
         ([volume()], [claim("p-v", "pv")], EPHEMERAL, "n1"),
         ([volume(claim="data")], [], WITH_CLAIM, "n1"),  # a file without claims
         ([volume(claim="data")], [claim("data")], WITH_CLAIM, "n1"),  # the claim's side lags behind
-        ([volume(**OF_A_DELETED)], [claim("data")], WITH_CLAIM, ANYWHERE),
+        ([volume(**BOUND_TO_DELETED_CLAIM)], [claim("data")], WITH_CLAIM, ANYWHERE),
         ([volume(zones=(), labels={ZONE: "z1__z2"})], [claim("data", "pv")], WITH_CLAIM, "n1n2"),
         ([volume(zones=(), labels={BETA_ZONE: "z1"})], [claim("data", "pv")], WITH_CLAIM, "n1"),
         ([volume(zones=("z1", "z2"), labels={ZONE: "z2"})], [claim("data", "pv")], WITH_CLAIM, "n2"),
@@ -96,70 +103,71 @@ def test_nodes_for_a_pod_with_a_bound_claim(volumes: Any, claims: Any, of_pod: A
 
 
 LOCAL = class_(provisioner="kubernetes.io/no-provisioner")
-OFFERED = [free("a", "n0"), free("b", "n2")]
+OFFERED = [available("a", "n0"), available("b", "n2")]
 SELECTED = {"volume.kubernetes.io/selected-node": "n1"}
 
 
 @pytest.mark.parametrize(
-    ("known", "volumes", "asked", "nodes"),
+    ("storage_class", "volumes", "unbound", "nodes"),
     [
-        (LOCAL, OFFERED, waiting(), "n0n2"),
-        (LOCAL, OFFERED, waiting(size="20Gi"), ""),
-        (LOCAL, [], waiting(), ""),
-        (LOCAL, [free("a", "n0", phase="Released"), free("b", "n2", "5Gi")], waiting(), "n2"),
-        (LOCAL, [free("a", "n0", volumeMode="Block"), free("b", "n2", accessModes=["ReadWriteMany"])], waiting(), ""),
-        (LOCAL, [free("a", "n0", storageClassName="other"), volume(claim="other")], waiting(), ""),
-        (LOCAL, [free("a", "n0", labels={"disk": "ssd"}), free("b", "n1")], waiting(selector={"matchLabels": {"disk": "ssd"}}), "n0"),
-        (LOCAL, [free("a", "n0", nodeAffinity=None)], waiting(), ANYWHERE),
-        (class_(), [], waiting(), ANYWHERE),
-        (class_({"key": ZONE, "values": ["z1"]}), [], waiting(), "n1"),
-        (class_({"key": ZONE, "values": ["z1"]}), OFFERED[:1], waiting(), "n0n1"),
-        (class_({"key": ZONE, "values": ["z0"]}, {"key": HOST, "values": ["n2"]}), [], waiting(), "n0n2"),
-        (class_(), [], waiting(annotations=SELECTED), "n1"),
-        (class_(provisioner="kubernetes.io/no-provisioner", mode="Immediate"), [], waiting(), ANYWHERE),
-        (LOCAL, [], waiting(storageClassName="unknown"), ANYWHERE),
+        (LOCAL, OFFERED, unbound_claim(), "n0n2"),
+        (LOCAL, OFFERED, unbound_claim(size="20Gi"), ""),
+        (LOCAL, [], unbound_claim(), ""),
+        (LOCAL, [available("a", "n0", phase="Released"), available("b", "n2", "5Gi")], unbound_claim(), "n2"),
+        (LOCAL, [available("a", "n0", volumeMode="Block"), available("b", "n2", accessModes=["ReadWriteMany"])], unbound_claim(), ""),
+        (LOCAL, [available("a", "n0", storageClassName="other"), volume(claim="other")], unbound_claim(), ""),
+        (LOCAL, [available("a", "n0", labels={"disk": "ssd"}), available("b", "n1")], unbound_claim(selector={"matchLabels": {"disk": "ssd"}}), "n0"),
+        (LOCAL, [available("a", "n0", nodeAffinity=None)], unbound_claim(), ANYWHERE),
+        (class_(), [], unbound_claim(), ANYWHERE),
+        (class_({"key": ZONE, "values": ["z1"]}), [], unbound_claim(), "n1"),
+        (class_({"key": ZONE, "values": ["z1"]}), OFFERED[:1], unbound_claim(), "n0n1"),
+        (class_({"key": ZONE, "values": ["z0"]}, {"key": HOST, "values": ["n2"]}), [], unbound_claim(), "n0n2"),
+        (class_(), [], unbound_claim(annotations=SELECTED), "n1"),
+        (class_(provisioner="kubernetes.io/no-provisioner", mode="Immediate"), [], unbound_claim(), ANYWHERE),
+        (LOCAL, [], unbound_claim(storageClassName="unknown"), ANYWHERE),
     ],
 )  # fmt: skip
 def test_nodes_for_a_claim_with_wait_for_first_consumer(
-    known: StorageClass, volumes: Any, asked: PersistentVolumeClaim, nodes: str
+    storage_class: StorageClass, volumes: Any, unbound: PersistentVolumeClaim, nodes: str
 ) -> None:
-    assert nodes_for(Volumes.from_objects(volumes, [asked], [known]), pod(**WITH_CLAIM)) == nodes
+    assert nodes_for(Volumes.from_objects(volumes, [unbound], [storage_class]), pod(**WITH_CLAIM)) == nodes
 
 
-def test_the_version_counts_only_changes_of_node_selectors() -> None:
-    known, asked = Volumes(), pod(**WITH_CLAIM)
+def test_the_version_counts_changes_of_node_selectors_only() -> None:
+    index, waiting_pod = Volumes(), pod(**WITH_CLAIM)
     one, other = volume(claim="data"), volume(claim="data", zones=("z2",))
-    known.on_volume_change("pv", None, one)
-    seen = known.version
+    index.on_volume_change("pv", None, one)
+    seen = index.version
     again = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, resource_version="2"))
-    known.on_volume_change("pv", one, again)
-    assert (known.version, nodes_for(known, asked)) == (seen, "n1")
-    known.on_volume_change("pv", again, other)
-    assert known.version > seen
-    assert nodes_for(known, asked) == "n2"
-    known.on_volume_change("pv", other, None)
-    assert nodes_for(known, asked) == ANYWHERE
-    known.on_claim_change("d/data", None, claim("data", "pv2"))
-    known.on_volume_change("pv2", None, volume("pv2"))
-    assert nodes_for(known, asked) == "n1"
-    known.on_claim_change("d/data", claim("data", "pv2"), waiting())
-    known.on_class_change("local", None, LOCAL)
-    assert nodes_for(known, asked) == ""
+    index.on_volume_change("pv", one, again)
+    assert (index.version, nodes_for(index, waiting_pod)) == (seen, "n1")
+    index.on_volume_change("pv", again, other)
+    assert index.version > seen
+    assert nodes_for(index, waiting_pod) == "n2"
+    index.on_volume_change("pv", other, None)
+    assert nodes_for(index, waiting_pod) == ANYWHERE
+    index.on_claim_change("d/data", None, claim("data", "pv2"))
+    index.on_volume_change("pv2", None, volume("pv2"))
+    assert nodes_for(index, waiting_pod) == "n1"
+    index.on_claim_change("d/data", claim("data", "pv2"), unbound_claim())
+    index.on_class_change("local", None, LOCAL)
+    assert nodes_for(index, waiting_pod) == ""
     for offer in OFFERED:
-        known.on_volume_change(offer.metadata.name, None, offer)
-    assert nodes_for(known.copy(), asked) == nodes_for(known, asked) == "n0n2"
-    known.on_volume_change("b", OFFERED[1], volume("b", claim="other"))
-    assert nodes_for(known, asked) == "n0"
-    known.on_claim_change("d/data", waiting(), None)
-    assert nodes_for(known, asked) == ANYWHERE
+        index.on_volume_change(offer.metadata.name, None, offer)
+    assert nodes_for(index.copy(), waiting_pod) == nodes_for(index, waiting_pod) == "n0n2"
+    index.on_volume_change("b", OFFERED[1], volume("b", claim="other"))
+    assert nodes_for(index, waiting_pod) == "n0"
+    index.on_claim_change("d/data", unbound_claim(), None)
+    assert nodes_for(index, waiting_pod) == ANYWHERE
 
 
 @pytest.mark.parametrize(
-    ("volumes", "zones"), [([free("a", "n02"), free("b", "n05")], {"z2"}), ([free("a", "n02", "1Gi")], set())]
+    ("volumes", "zones"),
+    [([available("a", "n02"), available("b", "n05")], {"z2"}), ([available("a", "n02", "1Gi")], set())],
 )
 async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes: Any, zones: set[str]) -> None:
     cluster = Planners()
-    cluster.add_volumes(LOCAL, [waiting()], volumes)
+    cluster.add_volumes(LOCAL, [unbound_claim()], volumes)
     assert await cluster.zones({"volumes": [{"name": "v", **WITH_CLAIM}]}) == zones
 
 
@@ -174,21 +182,15 @@ async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes:
 def test_another_replica_has_its_own_claims_and_shares_those_of_the_template(
     name: str, volume_of: Any, nodes: str
 ) -> None:
-    known = Volumes.from_objects([volume(claim=name), *OFFERED], [claim(name, "pv", **WAITING)], [LOCAL])
-    demands = known.node_selectors_of_next_replica(pod(**volume_of))
-    assert (
-        "".join(
-            n
-            for n, labels in NODES.items()
-            if not Constraints(pod().spec).unmet_constraint(n, labels, volume_selectors=demands)
-        )
-        == nodes
-    )
+    index = Volumes.from_objects([volume(claim=name), *OFFERED], [claim(name, "pv", **OF_CLASS_LOCAL)], [LOCAL])
+    assert matching_nodes(index.node_selectors_of_next_replica(pod(**volume_of))) == nodes
 
 
 async def test_future_replicas_are_planned_where_their_claims_can_be_bound() -> None:
     cluster = Planners()
-    cluster.add_volumes(LOCAL, [claim("data-p1-0", "pv", **WAITING)], [volume(claim="data-p1-0"), free("a", "n02")])
+    cluster.add_volumes(
+        LOCAL, [claim("data-p1-0", "pv", **OF_CLASS_LOCAL)], [volume(claim="data-p1-0"), available("a", "n02")]
+    )
     cluster.declared.by_workload = {"P1": 5}
     cluster.add_group("d/g", 6)
     cluster.add_pod("d/g", "p1-0", "P1", 1)

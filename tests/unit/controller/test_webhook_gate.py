@@ -1,4 +1,4 @@
-"""The webhook gates pods of AppGroups, never refuses a pod, and serves a certificate with its key."""
+"""The webhook gates pods of AppGroups, allows every pod, and serves a certificate that has its key."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LABELS = {"appgroup.diktyo.x-k8s.io": "shop"}
 OURS, THEIRS = {"name": "netaware.io/topological-order"}, {"name": "a/b"}
 
 
-def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
+def patch_for(labels: dict[str, str] | None, **spec: Any) -> Any:
     pod = {"metadata": {"labels": labels, "name": "x"}, "spec": {"containers": [], **spec}}
     request = {"uid": "u-1", "operation": "CREATE", "object": pod}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    given = json.loads(answer_review(json.dumps(review).encode()))
-    assert (given["apiVersion"], given["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    assert (given["response"]["uid"], given["response"]["allowed"]) == ("u-1", True)
-    patch = given["response"].get("patch")
-    assert ("patchType" in given["response"]) == (patch is not None)
+    answer = json.loads(answer_review(json.dumps(review).encode()))
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert (answer["response"]["uid"], answer["response"]["allowed"]) == ("u-1", True)
+    patch = answer["response"].get("patch")
+    assert ("patchType" in answer["response"]) == (patch is not None)
     return json.loads(base64.b64decode(patch)) if patch else None
 
 
@@ -48,16 +48,18 @@ def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
     ],
 )
 def test_only_pods_of_a_group_are_gated(labels: dict[str, str] | None, spec: dict[str, Any], patch: Any) -> None:
-    assert asked(labels, **spec) == patch
+    assert patch_for(labels, **spec) == patch
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"apiVersion": "v1", "kind": "Pod", "request": 7}'])
-def test_other_bodies_than_reviews_are_refused(body: bytes) -> None:
+def test_a_body_that_is_no_review_is_rejected(body: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         answer_review(body)
 
 
-async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_certificate_is_served_once_its_key_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, served = CertificateAuthority(tmp_path / "pki", "tests"), tmp_path / "served"
     first, second = (authority.issue(name, name, hosts=("127.0.0.1",)) for name in ("first", "second"))
     client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), free_ports(1)
@@ -68,7 +70,7 @@ async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, m
         writer.close()
         return certificate
 
-    async def serves(pair: KeyPair) -> None:
+    async def wait_until_served(pair: KeyPair) -> None:
         wanted = ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
         async with asyncio.timeout(10):
             while True:
@@ -82,12 +84,12 @@ async def test_a_certificate_is_reloaded_once_its_key_is_there(tmp_path: Path, m
     shutil.copy(first.certificate, served / "tls.crt")
     shutil.copy(first.key, served / "tls.key")
     webhook = asyncio.create_task(program.run_webhook(served, listen=f"127.0.0.1:{port}"))
-    await serves(first)
+    await wait_until_served(first)
     shutil.copy(second.certificate, served / "tls.crt")
     await asyncio.sleep(0.2)
-    await serves(first)
+    await wait_until_served(first)
     shutil.copy(second.key, served / "tls.key")
-    await serves(second)
+    await wait_until_served(second)
     webhook.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await webhook
