@@ -55,7 +55,7 @@ class Term(msgspec.Struct, frozen=True):
     node_constraints: bytes = b""
 
 
-class PodTopologyConstraints:
+class DomainRuleBuilder:
     """Builds the domain rules of a problem.
 
     Args:
@@ -68,24 +68,24 @@ class PodTopologyConstraints:
         self._pods, self._hosts, self._bound = pods, hosts, bound
         self._domains_by_key: dict[str, tuple[Ints, list[str]]] = {}
 
-    def rules(self) -> tuple[DomainRule, ...]:
+    def build(self) -> tuple[DomainRule, ...]:
         """The rules in which a class has a role, in the order of the pods' terms."""
         owners: dict[Term, list[int]] = {}
         for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
-        bound_owners: dict[Term, list[tuple[int, Pod]]] = {}
+        bound_pods: dict[Term, list[tuple[int, Pod]]] = {}
         for host, pod in self._bound:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
-                    bound_owners.setdefault(term, []).append((host, pod))
-        terms = dict.fromkeys([*owners, *bound_owners])
-        rules = (self._rule(term, owners.get(term, []), bound_owners.get(term, [])) for term in terms)
+                    bound_pods.setdefault(term, []).append((host, pod))
+        terms = dict.fromkeys([*owners, *bound_pods])
+        rules = (self._build_rule(term, owners.get(term, []), bound_pods.get(term, [])) for term in terms)
         return tuple(rule for rule in rules if rule.roles)
 
-    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
+    def _build_rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, Pod]]) -> DomainRule:
         selector = decode_selector(term.selector)
-        domain_of, names = self._domain_of(term.topology_key)
+        domain_of, names = self._domains_of(term.topology_key)
         domain_of = np.where(self._counted_hosts(term), domain_of, -1)
         roles: Counter[int] = Counter()
         for class_ in owners:
@@ -93,8 +93,8 @@ class PodTopologyConstraints:
         for class_, pod in enumerate(self._pods):
             if _is_counted(term, selector, pod):
                 roles[class_] |= COUNTED
-        eligible: Bools = np.zeros(len(names), np.bool_)
-        eligible[domain_of[domain_of >= 0]] = True
+        is_eligible: Bools = np.zeros(len(names), np.bool_)
+        is_eligible[domain_of[domain_of >= 0]] = True
         bound_counted, bound_owners = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
         for host, pod in self._bound:
             if domain_of[host] >= 0 and _is_counted(term, selector, pod):
@@ -108,13 +108,13 @@ class PodTopologyConstraints:
             domain_of=domain_of,
             bound_counted=bound_counted,
             bound_owners=bound_owners,
-            is_eligible=eligible,
+            is_eligible=is_eligible,
             max_skew=term.max_skew,
-            lacks_domains=0 < int(eligible.sum()) < term.min_domains,
+            lacks_domains=0 < int(is_eligible.sum()) < term.min_domains,
             price=term.price,
         )
 
-    def _domain_of(self, key: str) -> tuple[Ints, list[str]]:
+    def _domains_of(self, key: str) -> tuple[Ints, list[str]]:
         """[host] its domain or -1, and [domain] its name."""
         if key not in self._domains_by_key:
             values = [host.labels.get(key) for host in self._hosts]
@@ -150,7 +150,7 @@ def unschedulable_reasons(
         kinds: kinds of the rules to check.
     """
     reasons: dict[int, str] = {}
-    for rule in PodTopologyConstraints([pod], hosts, bound).rules():
+    for rule in DomainRuleBuilder([pod], hosts, bound).build():
         if rule.kind in kinds:
             for host in np.flatnonzero(_refused_hosts(rule)).tolist():
                 reasons.setdefault(host, REASON_BY_KIND[rule.kind])

@@ -24,7 +24,7 @@ from controller.scheduler.placement.call_costs import (
     traffic_prices,
 )
 from controller.scheduler.placement.evaluation import count_replicas
-from controller.scheduler.placement.pod_topology import PodTopologyConstraints, terms_of
+from controller.scheduler.placement.pod_topology import DomainRuleBuilder, terms_of
 from controller.scheduler.placement.problem import Bools, CallCostTable, CallEdge, DomainRule, Floats, Ints, Problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.rules import raw_allocatable_score
@@ -265,7 +265,7 @@ class _ProblemBuilder:
     def _domain_rules(self) -> tuple[DomainRule, ...]:
         placed = ((self._host_index.get(replica.node), replica.pod) for replica in self._request.bound)
         bound = [(host, pod) for host, pod in placed if host is not None and pod is not None]
-        return PodTopologyConstraints([class_.pod for class_ in self._classes], self._hosts, bound).rules()
+        return DomainRuleBuilder([class_.pod for class_ in self._classes], self._hosts, bound).build()
 
     def _allowed_hosts(self, waiting: WaitingReplica) -> Bools:
         """[host] whether a replica may be placed there, see `refusal_reasons`."""

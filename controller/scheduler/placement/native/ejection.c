@@ -6,7 +6,7 @@
 #define MAX_CANDIDATES 48  /* replicas of a host that are considered for ejection */
 #define MAX_TRIED_HOSTS 64
 #define MAX_TRIED_GROUPS 6 /* groups of two or three replicas of a host */
-#define FAILURE_PRICE 8    /* of an ejection, for each failure of its class; a random price below that decides between equals */
+#define FAILURE_PRICE 8    /* of an ejected replica, for each failure of its class; a random price below it decides between equals */
 #define PERTURB_INTERVAL 4 /* ejections between two perturbations */
 #define PERTURB_MOVES 12
 
@@ -14,9 +14,9 @@
 static int admits_after_ejection(State *state, int32_t class, int32_t host, const int32_t *ejected, int count) {
   const Problem *problem = state->problem;
   for (int64_t resource = 0; resource < problem->resources; resource++) {
-    int64_t requested = requests_of(problem, class)[resource], free = state->free[host * problem->resources + resource];
-    for (int index = 0; index < count; index++) free += requests_of(problem, class_at(state, ejected[index]))[resource];
-    if (requested > 0 && free < requested) return 0;
+    int64_t requested = requests_of(problem, class)[resource], available = state->free[host * problem->resources + resource];
+    for (int index = 0; index < count; index++) available += requests_of(problem, class_at(state, ejected[index]))[resource];
+    if (requested > 0 && available < requested) return 0;
   }
   int depends_on_rules = has_rules(problem, class), is_admitted = 1;
   for (int index = 0; index < count; index++) depends_on_rules |= has_rules(problem, class_at(state, ejected[index]));
@@ -41,7 +41,8 @@ static void set_ejection(Ejection *ejection, int64_t price, int32_t host, const 
 }
 
 /* Replaces `best` if the ejection of two or three random candidates admits a class at a lower price. */
-static void try_group(State *state, int32_t class, int32_t host, const int64_t *failures, int32_t *candidates, int count, Ejection *best) {
+static void try_random_group(State *state, int32_t class, int32_t host, const int64_t *failures, int32_t *candidates, int count,
+                             Ejection *best) {
   int64_t price = random_below(state, FAILURE_PRICE);
   for (int size = 1; size <= MAX_EJECTED && size <= count; size++) { /* the first `size` candidates are ejected */
     int picked = size - 1 + (int)random_below(state, count - size + 1);
@@ -70,7 +71,7 @@ static void find_ejection(State *state, int32_t class, int32_t host, const int64
       set_ejection(best, price, host, &candidates[index], 1);
   }
   for (int tried = 0; count > 1 && best->host != host && tried < MAX_TRIED_GROUPS; tried++)
-    try_group(state, class, host, failures, candidates, count, best);
+    try_random_group(state, class, host, failures, candidates, count, best);
 }
 
 /* Moves random replicas to random hosts that admit them, at any cost, to redistribute free capacity. */
