@@ -38,7 +38,7 @@ class BootstrapConfig(Section, frozen=True):
     network_topology: str = ""
     probe_secret: bool = False
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if networkTopology is too long for an object's name."""
         if len(self.network_topology) > MAX_NAME_LENGTH:
             raise ConfigError(

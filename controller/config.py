@@ -72,7 +72,7 @@ class ControllerConfiguration(Section, frozen=True):
     page: PageConfig = PageConfig()
     traffic: TrafficConfig = TrafficConfig()
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if the namespace or the address is invalid."""
         if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(

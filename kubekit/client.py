@@ -240,7 +240,7 @@ class Client:
         send = partial(self._send, pool, method, path, params=params, body=body, content_type=content_type)
         while True:
             if self._fence is not None and method != "GET":
-                self._fence.check()  # before the request waits for a connection
+                self._fence.check_permission()  # before the request waits for a connection
             response, data = await self._send_until(deadline, method, path, send)
             if response.status < 400:
                 return data
@@ -275,7 +275,7 @@ class Client:
         if self._fence is None or method == "GET":
             yield
             return
-        permitted_until = asyncio.get_running_loop().time() + self._fence.check()
+        permitted_until = asyncio.get_running_loop().time() + self._fence.check_permission()
         timeout.reschedule(min(timeout.when() or math.inf, permitted_until))
         with self._fence.track_write():
             yield

@@ -32,7 +32,7 @@ class WriteFence:
 
     @property
     def is_held(self) -> bool:
-        """Whether the permission has not ended; `check` refuses writes ``reserve_s`` earlier."""
+        """Whether the permission has not ended; `check_permission` refuses writes ``reserve_s`` earlier."""
         return self.remaining_s > 0
 
     @property
@@ -48,7 +48,7 @@ class WriteFence:
         """Withdraw the permission."""
         self._until = float("-inf")
 
-    def check(self) -> float:
+    def check_permission(self) -> float:
         """Check that a write may start now; returns the seconds until the permission ends.
 
         Raises:

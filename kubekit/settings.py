@@ -1,7 +1,7 @@
 """Reads settings from YAML files into structs, strictly, with errors that name the field.
 
 A section derives from `Section`. A number's type has limits, such as ``Annotated[float, Range(0, 60)]``, which `Section.validate` checks in
-a section and its subsections, and docs/generate.py prints. `Section.check` checks rules over several fields. Every error is a `ConfigError`
+a section and its subsections, and docs/generate.py prints. `Section.check_rules` checks rules over several fields. Every error is a `ConfigError`
 with the field as the file spells it.
 """
 
@@ -32,7 +32,7 @@ class Range(NamedTuple):
     def __str__(self) -> str:
         return f"{_format_number(self.low)} to {_format_number(self.high)}"
 
-    def check(self, value: float, field: str) -> None:
+    def check_value(self, value: float, field: str) -> None:
         """Raise a ConfigError that names ``field`` if the value is out of range."""
         if not self.low <= value <= self.high:
             raise ConfigError(field, f"{value} is out of range", str(self))
@@ -59,10 +59,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     if isinstance(item, Section):
                         item.validate(f"{path}[{index}]")
             elif limits is not None and value is not None:
-                limits.check(value, path)
-        self.check(field)
+                limits.check_value(value, path)
+        self.check_rules(field)
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Check rules over several fields; sections override this and raise ConfigError."""
 
 

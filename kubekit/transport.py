@@ -41,7 +41,7 @@ class FencedBody(BytesPayload):
         self._fence = fence
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._fence.check()
+        self._fence.check_permission()
         await super().write_with_length(writer, content_length)
 
 

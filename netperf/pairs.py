@@ -86,7 +86,7 @@ class PlanOptions(Section, frozen=True):
     data_port: Port = DATA_PORT
     datagram_port: Port = DATAGRAM_PORT
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if a slot is too short for a run, or a test is named twice."""
         if not self.duration_s < self.slot_s:
             raise ConfigError(join_path(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")

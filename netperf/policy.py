@@ -41,7 +41,7 @@ class CostPolicy(Section, frozen=True):
     unreachable_cost: Annotated[int, Range(MIN_ZONE_COST, 1_000_000)] = 10_001
     accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if a latency would expire before it is stale."""
         if self.expire_after_s < self.stale_after_s:
             raise ConfigError(

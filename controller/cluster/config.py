@@ -28,7 +28,7 @@ class NetworkOverheadConfig(Section, frozen=True):
     score_dependents: bool = True
     weight: Annotated[int, Range(0, 100)] = 1
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if a name or namespace is empty."""
         for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
             if not text:

@@ -26,7 +26,7 @@ class NamespaceFilter(Section, frozen=True):
     include: list[str] | None = None
     exclude: list[str] | None = None
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if both are given."""
         if self.include and self.exclude:
             raise ConfigError(field, "has both include and exclude", "give one of them, or neither")

@@ -166,7 +166,7 @@ class DeschedulerConfig(Section, frozen=True):
     protection: ProtectionConfig = ProtectionConfig()
     misplacement: MisplacementConfig = MisplacementConfig()
 
-    def check(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
+    def check_rules(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
         """Raise ConfigError for an invalid policy, percentage or address."""
         self.resolve()
 
@@ -242,7 +242,7 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
         ConfigError: the limit is neither; names ``field``.
     """
     if isinstance(limit, int):
-        Range(0, 1_000_000).check(limit, field)
+        Range(0, 1_000_000).check_value(limit, field)
         return limit
     match = _PERCENT.match(limit)
     if match is None or int(match[1]) > 100:

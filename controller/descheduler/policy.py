@@ -38,7 +38,7 @@ class _Plugins(Section, frozen=True):
     evict: _PluginSet = _PluginSet()
     filter: _PluginSet = _PluginSet()
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError for a plugin that has no effect where it is enabled."""
         for point, supported in _PLUGIN_BY_POINT.items():
             for i, plugin in enumerate(getattr(self, point).enabled):

@@ -43,7 +43,7 @@ class AllocatableArgs(Section, frozen=True):
     )
     weight: Annotated[int, Range(0, 100)] = 0
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if there are no resources, or one has no name or no positive weight."""
         if not self.resources:
             raise ConfigError(join_path(field, "resources"), "is empty", "name at least one resource")
@@ -66,9 +66,11 @@ class GatesConfig(Section, frozen=True):
     max_wait_s: Annotated[float, Range(1, 3600)] = 120.0
     missing_workload_timeout_s: Annotated[float, Range(0, 3600)] = 15.0
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if ``missingWorkloadTimeoutS`` is longer than ``maxWaitS``."""
-        Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join_path(field, "missingWorkloadTimeoutS"))
+        Range(0, self.max_wait_s).check_value(
+            self.missing_workload_timeout_s, join_path(field, "missingWorkloadTimeoutS")
+        )
 
 
 class SchedulerConfig(Section, frozen=True):

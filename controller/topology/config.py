@@ -23,7 +23,7 @@ class TopologyConfig(Section, frozen=True):
     probing: PlanOptions = PlanOptions()
     cost_policy: dict[str, Any] = {}
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if a field of the cost policy is unknown or out of range."""
         self.policy(field)
 

@@ -29,7 +29,7 @@ class TrafficConfig(Section, frozen=True):
     keep_weights: bool = False
     prices: PriceTable = PriceTable()
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """Raise ConfigError if Prometheus' address is invalid."""
         if self.prometheus_url:
             check_url(self.prometheus_url, join_path(field, "prometheusUrl"))

@@ -247,11 +247,11 @@ async def test_no_write_starts_in_the_reserve_of_a_permission() -> None:
     elector = LeaderElector(client, namespace="ns", name="lease", identity="r", config=timing, clock=lambda: 100.0)
     fence = elector.fence
     fence.extend(102.1)
-    assert fence.check() == pytest.approx(2.1)
+    assert fence.check_permission() == pytest.approx(2.1)
     fence.extend(102.0)
     assert fence.is_held, "its other work may continue"
     with pytest.raises(NotLeaderError):
-        fence.check()
+        fence.check_permission()
 
 
 async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_lead_again(api: SimulatedApi) -> None:
@@ -302,8 +302,8 @@ class SuspendedAfterCheck(WriteFence):
         super().__init__(clock=lambda: self._now)
         self.extend(10.0)
 
-    def check(self) -> float:
-        remaining_s = super().check()
+    def check_permission(self) -> float:
+        remaining_s = super().check_permission()
         self.checks += 1
         if self.checks == 2:  # before and after the wait for a connection
             self._now += 60.0

@@ -25,7 +25,7 @@ class Outer(Section, frozen=True):
     parts: tuple[Inner, ...] = ()
     least: int = 0
 
-    def check(self, field: str) -> None:
+    def check_rules(self, field: str) -> None:
         """A rule over two fields."""
         if self.inner.most is not None and self.least > self.inner.most:
             raise ConfigError("least", "is above inner.most")
