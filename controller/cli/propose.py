@@ -74,7 +74,7 @@ class ProposeCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_traffic_arguments(parser)
-        parser.add_argument("--manifests", action="store_true", help="print AppGroups as YAML, and labels as commands")
+        parser.add_argument("--manifests", action="store_true", help="print AppGroups as YAML, labels as commands")
         parser.add_argument("--apply", action="store_true", help="write the AppGroups and labels")
 
     async def run(self, session: Session, options: argparse.Namespace) -> ProposalsView:
@@ -88,7 +88,7 @@ class ProposeCommand(Command):
         comparisons = [await compare_placements(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
             await _apply_proposals(session, proposals)
-            session.notes.append("AppGroups and labels were written; pods get the labels when they are created again")
+            session.notes.append("AppGroups and labels were written; pods get the labels when they are recreated")
         return ProposalsView(
             namespace=namespace,
             source=traffic.source.name,
