@@ -27,7 +27,7 @@ from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING_REASON, WaitingEvents
-from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete_pods
+from controller.scheduler.gating.pod_updater import PodUpdater, may_delete_pods
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases, seconds_until_complete
 from controller.scheduler.gating.retries import UnschedulablePods
 from controller.scheduler.metrics import GateMetrics
@@ -100,7 +100,8 @@ class GatingController:
         self._unschedulable_pods = UnschedulablePods(config)
         self._waiting_events = WaitingEvents()
         self._updater = PodUpdater(
-            PodWriter(client, self._group_pods),
+            client,
+            self._group_pods,
             self.state,
             self.node_cache,
             self._unschedulable_pods,

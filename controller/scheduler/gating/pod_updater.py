@@ -45,53 +45,6 @@ class _AccessReview(Wire, frozen=True):
     status: dict[str, Any] = {}
 
 
-class PodWriter:
-    """Patches or deletes pods if they are unchanged, and records its patches in `GroupPods`."""
-
-    def __init__(self, client: Client, pods: GroupPods) -> None:
-        self._client, self._group_pods = client, pods
-
-    async def patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
-        """Patch a pod; returns the new version, or None if the pod has changed or is gone.
-
-        Raises:
-            ApiError: the API server refuses.
-        """
-        metadata = pod.metadata
-        try:
-            after = await self._client.patch(
-                PODS, metadata.name, patch, Pod, patch_type=STRATEGIC_PATCH, namespace=metadata.namespace
-            )
-        except ApiError as error:
-            if error.is_conflict or error.is_not_found:
-                return None
-            raise
-        self._group_pods.record_write(metadata.key, pod, after)
-        return after
-
-    async def delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
-        """Delete a pending pod, so that its owner creates another pod.
-
-        Returns ``changed`` if the pod has changed (for example was bound), is gone, or the API server is overloaded.
-
-        Raises:
-            ApiError: the API server refuses otherwise.
-        """
-        metadata = pod.metadata
-        try:
-            await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
-        except ApiError as error:
-            if error.is_forbidden:
-                log.log_change(
-                    metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key
-                )
-                return "forbidden"
-            if error.status not in RETRIABLE_STATUSES:
-                raise
-            return "changed"
-        return "deleted"
-
-
 async def may_delete_pods(client: Client) -> bool:
     """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
     spec = {"resourceAttributes": {"verb": "delete", "resource": "pods"}}
@@ -129,7 +82,8 @@ class PodUpdater:
     """Opens gates, and requeues or replaces unschedulable pods.
 
     Args:
-        writer: patches and deletes pods.
+        client: fenced by the leadership.
+        group_pods: records patches of pods.
         state: the cluster, for the rules.
         node_cache: the nodes.
         unschedulable_pods: decides which pods may get required zones, and records retries and forbidden deletions.
@@ -140,7 +94,8 @@ class PodUpdater:
 
     def __init__(
         self,
-        writer: PodWriter,
+        client: Client,
+        group_pods: GroupPods,
         state: State,
         node_cache: NodeCache,
         unschedulable_pods: UnschedulablePods,
@@ -149,12 +104,8 @@ class PodUpdater:
         metrics: GateMetrics,
         recorder: EventRecorder,
     ) -> None:
-        self._writer, self._state, self._node_cache, self._unschedulable_pods = (
-            writer,
-            state,
-            node_cache,
-            unschedulable_pods,
-        )
+        self._client, self._group_pods, self._state, self._node_cache = client, group_pods, state, node_cache
+        self._unschedulable_pods = unschedulable_pods
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
     async def open_gates(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
@@ -178,14 +129,14 @@ class PodUpdater:
                 may_require_zones=self._unschedulable_pods.may_require_zones(pod),
                 keep_user_affinity=release.cause == "unplaced",
             )
-            after = await self._writer.patch(pod, patch)
+            after = await self._patch(pod, patch)
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
             # An admission policy may forbid annotations or affinity.
             message = "annotations or affinity are refused, so the gate is opened without them"
             log.log_change(f"release/{group}", error.message, message, error=error)
-            after = await self._writer.patch(pod, build_gate_removal_patch(pod))
+            after = await self._patch(pod, build_gate_removal_patch(pod))
         if after is not None:
             self._report_release(group, release)
 
@@ -213,13 +164,42 @@ class PodUpdater:
     async def _execute_action(self, action: Action) -> None:
         about = reference_to(PODS, action.pod.metadata)
         if isinstance(action, Retry):
-            if await self._writer.patch(action.pod, action.patch) is not None:
+            if await self._patch(action.pod, action.patch) is not None:
                 self._unschedulable_pods.on_retried(action, time.time())
         elif isinstance(action, PodReplacement):
-            result = await self._writer.delete(action.pod)
+            result = await self._delete(action.pod)
             if result == "forbidden":
                 self._unschedulable_pods.on_forbidden(action.pod)
             elif result == "deleted":
                 self._recorder.record_normal(about, "Replaced", action.note)
         else:
             self._recorder.record_warning(about, "UnmetAffinity", action.note)
+
+    async def _patch(self, pod: Pod, patch: PodPatch) -> Pod | None:
+        """Patch a pod; returns the new version, or None if the pod has changed or is gone."""
+        name, namespace = pod.metadata.name, pod.metadata.namespace
+        try:
+            after = await self._client.patch(PODS, name, patch, Pod, patch_type=STRATEGIC_PATCH, namespace=namespace)
+        except ApiError as error:
+            if error.is_conflict or error.is_not_found:
+                return None
+            raise
+        self._group_pods.record_write(pod.metadata.key, pod, after)
+        return after
+
+    async def _delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
+        """Delete a pending pod, so that its owner creates another pod.
+
+        Returns ``changed`` if the pod has changed (for example was bound), is gone, or the API server is overloaded.
+        """
+        metadata, key = pod.metadata, pod.metadata.key
+        try:
+            await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
+        except ApiError as error:
+            if error.is_forbidden:
+                log.log_change(key, "forbidden", "a pending pod is not replaced", error=error, pod=key)
+                return "forbidden"
+            if error.status not in RETRIABLE_STATUSES:
+                raise
+            return "changed"
+        return "deleted"

@@ -147,12 +147,6 @@ def test_a_refused_pod_is_retried_once_for_every_new_answer_of_the_filter() -> N
     assert tracker.choose_actions([REFUSED], None, state, 20.25) == ([], 0.75), "retries are at least a second apart"
 
 
-def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
-    assert not retried(
-        UnschedulablePods(SchedulerConfig()), extender_pod(message="4 Insufficient cpu"), None, cluster(), 0
-    )
-
-
 def test_a_new_target_is_written_to_an_unschedulable_pod() -> None:
     tracker, waiting = UnschedulablePods(SchedulerConfig()), extender_pod(annotations=target_annotation(ZONE_A))
     ((action,), _) = tracker.choose_actions([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
@@ -168,10 +162,18 @@ def test_a_pod_filtered_by_the_plan_is_retried_once_by_the_rule() -> None:
     assert not retried(tracker, waiting, ZONE_A, cluster(), 30)
 
 
-@pytest.mark.parametrize(("reason", "is_retried"), [("SchedulerError", True), ("SchedulingGated", False)])
-def test_an_unbindable_volume_counts_as_a_refusal(reason: str, *, is_retried: bool) -> None:
-    """kube-scheduler sets the reason SchedulerError for the pod."""
-    assert retried(UnschedulablePods(SchedulerConfig()), extender_pod(reason), ZONE_B, cluster(), 0) == is_retried
+@pytest.mark.parametrize(
+    ("pod", "target", "is_retried"),
+    [
+        (extender_pod(message="4 Insufficient cpu"), None, False),
+        (extender_pod("SchedulerError"), ZONE_B, True),  # A volume of the pod cannot be bound.
+        (extender_pod("SchedulingGated"), ZONE_B, False),
+    ],
+)
+def test_pods_that_we_did_not_refuse_are_retried_only_with_a_new_target(
+    pod: Pod, target: Target | None, *, is_retried: bool
+) -> None:
+    assert retried(UnschedulablePods(SchedulerConfig()), pod, target, cluster(), 0) == is_retried
 
 
 def test_a_pod_that_every_node_refuses_is_retried_with_back_off() -> None:
