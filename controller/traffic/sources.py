@@ -152,10 +152,7 @@ class MeasuredFlows(NamedTuple):
 async def read_flows(prometheus: PrometheusClient, source_name: str, window_s: int) -> MeasuredFlows:
     """Flows of the last ``window_s`` seconds, or of the part of them for which Prometheus has data.
 
-    Args:
-        prometheus: has the metrics.
-        source_name: name of a source; empty for the first with data, because sources count the same bytes.
-        window_s: range of rates.
+    Without a name, the first source with data is read, because sources count the same bytes.
 
     Raises:
         NoTrafficError: there is no source; the message names the metrics.

@@ -85,11 +85,7 @@ decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode
 class Extender:
     """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``.
 
-    Args:
-        state: the cluster, updated by watches.
-        config: the section ``scheduler``.
-        metrics: of the extender.
-        not_ready_reason: returns the reason for which requests cannot be answered yet; empty if they can.
+    ``not_ready_reason`` returns the reason for which requests cannot be answered yet; empty if they can.
     """
 
     def __init__(

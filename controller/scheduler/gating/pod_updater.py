@@ -81,15 +81,8 @@ async def gather_in_batches(writes: Iterable[Awaitable[None]]) -> None:
 class PodUpdater:
     """Opens gates, and requeues or replaces unschedulable pods.
 
-    Args:
-        client: fenced by the leadership.
-        group_pods: records patches of pods.
-        state: the cluster, for the rules.
-        node_cache: the nodes.
-        unschedulable_pods: decides which pods may get required zones, and records retries and forbidden deletions.
-        config: the section ``scheduler``.
-        metrics: of gates and plans.
-        recorder: for events on pods.
+    ``client`` is fenced by the leadership. ``unschedulable_pods`` decides which pods may get required zones, and records retries and
+    forbidden deletions.
     """
 
     def __init__(

@@ -37,10 +37,8 @@ class _Refusal(msgspec.Struct, frozen=True):
 class ReservationCache:
     """Reservations by group and node, and refused nodes by owner of pods.
 
-    Args:
-        node_cache: the nodes, and what bound pods use of them.
-
     Attributes:
+        node_cache: the nodes, and their usage by bound pods.
         ended_count: number of reservations that have ended, also of `ExpectedReplacements`.
     """
 

@@ -31,13 +31,7 @@ MAX_SLOWDOWN = 1.05
 
 
 class RolloutWaits:
-    """Remembers since when pods wait for rollouts, and limits their waits.
-
-    Args:
-        reservations: of all groups.
-        config: the section ``scheduler.gates``.
-        clock: monotonic seconds.
-    """
+    """Remembers since when pods wait for rollouts, by a monotonic clock, and limits their waits."""
 
     def __init__(self, reservations: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._reservations, self._config, self._clock = reservations, config, clock
