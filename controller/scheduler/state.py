@@ -72,17 +72,17 @@ class State(Index):
         allocatable: arguments of NodeResourcesAllocatable.
     """
 
-    def __init__(self, config: SchedulerConfig, namespace: str) -> None:
-        self._network_overhead, self.allocatable = config.network_overhead_args, config.allocatable
+    def __init__(self, config: SchedulerConfig, netaware_namespace: str) -> None:
+        self._network_overhead_args, self.allocatable = config.network_overhead_args, config.allocatable
         self.version = self.version_without_pods = self.node_version = 0
         self.locations: list[Location] = [NO_LOCATION]
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.node_count_by_location: Counter[int] = Counter()
         self._index_by_location: dict[Location, int] = {NO_LOCATION: NO_LOCATION_INDEX}
-        self.membership = Membership(self._network_overhead)
+        self.membership = Membership(self._network_overhead_args)
         self._placement_labels: dict[str, str] = {}
-        self.cost_index = CostIndex(self._network_overhead, namespace)
+        self.cost_index = CostIndex(self._network_overhead_args, netaware_namespace)
         self._pod_counts_by_label: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         """AppGroup label -> namespace of the pods -> `PodCounts`."""
         self.placed_pods: dict[str, PlacedPod] = {}
@@ -181,7 +181,7 @@ class State(Index):
         if (
             pod is None
             or not pod.spec.node_name
-            or (not pod.is_active and not self._network_overhead.counts_finished_pods)
+            or (not pod.is_active and not self._network_overhead_args.counts_finished_pods)
         ):
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
@@ -329,7 +329,7 @@ class State(Index):
                 pods_by_node = self._without_deleted_nodes(pod_counts.get(dependency.selector, {}), may_raise=True)
                 routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods_by_node, routing))
-            elif dependency.selector == workload and self._network_overhead.score_dependents:
+            elif dependency.selector == workload and self._network_overhead_args.score_dependents:
                 pods_by_node = self._without_deleted_nodes(pod_counts.get(dependent.selector, {}), may_raise=False)
                 dependents.append(PeerWorkload(dependent.selector, edge.max_network_cost, pods_by_node))
         return dependencies, dependents
@@ -338,6 +338,6 @@ class State(Index):
         deleted = sorted(pods_by_node.keys() - self.location_index.keys())
         if not deleted:
             return pods_by_node
-        if may_raise and self._network_overhead.rejects_deleted_nodes:
+        if may_raise and self._network_overhead_args.rejects_deleted_nodes:
             raise DeletedNodeError(f'getting pod hostname "{deleted[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods_by_node.items() if node in self.location_index}

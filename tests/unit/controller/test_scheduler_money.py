@@ -31,7 +31,7 @@ class PairPrices(PriceTable, frozen=True):
 
 
 class Case:
-    """A cluster whose ways have costs (milliseconds) and prices of their own, and a group that one zone cannot hold."""
+    """A cluster with a random cost (milliseconds) and price for each pair of zones, and a group that one zone cannot hold."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -51,20 +51,20 @@ class Case:
         return groups.plan_of(case, group=group, prices=prices)
 
     def values(self, zones: Mapping[int, list[int]]) -> tuple[float, float]:
-        """Money and milliseconds of a placement, means over all bytes; a replica calls every replica alike."""
+        """Mean price and mean milliseconds of a placement, by bytes; a caller calls every replica equally often."""
         money = time = 0.0
         for (a, b), weight in self.weight.items():
-            ways = [(x, y) for x in zones[a] for y in zones[b]]
-            money += weight * sum(self.price.get(way, 0.0) for way in ways) / len(ways)
-            time += weight * sum(self.ms.get(way, IN_ZONE_MS) for way in ways) / len(ways)
+            pairs = [(x, y) for x in zones[a] for y in zones[b]]
+            money += weight * sum(self.price.get(pair, 0.0) for pair in pairs) / len(pairs)
+            time += weight * sum(self.ms.get(pair, IN_ZONE_MS) for pair in pairs) / len(pairs)
         return money, time
 
     def all_values(self) -> list[tuple[float, float]]:
-        """Of every placement that has room: two pods a zone."""
+        """The values of every placement with at most two pods per zone."""
         placements = (p for p in itertools.product(ZONES, repeat=4) if max(map(p.count, ZONES)) <= 2)
         return [self.values({0: [a], 1: [b, c], 2: [d]}) for a, b, c, d in placements]
 
-    def planned(self, objective: str) -> tuple[float, float]:
+    def planned_values(self, objective: str) -> tuple[float, float]:
         plan = self.plan(objective, self.prices)
         assert plan.annotation_errors == ()
         assert plan.unplaced == ()
@@ -80,11 +80,11 @@ def test_money_is_the_fastest_of_the_cheapest_and_both_weighs_cost_like_time(see
     values, scale = case.all_values(), max(case.ms.values()) / max(case.price.values())
     cheapest = min(money for money, _ in values)
     fastest = min(time for money, time in values if money <= cheapest + 1e-9)
-    money, time = case.planned("money")
+    money, time = case.planned_values("money")
     assert money == pytest.approx(cheapest, abs=1e-9)
     # On one host a call is faster than between two hosts of its zone, which here is the same.
     assert time == pytest.approx(fastest, rel=0.02)
-    money, time = case.planned("both")
+    money, time = case.planned_values("both")
     assert money * scale + time == pytest.approx(min(money * scale + time for money, time in values), rel=0.02)
 
 

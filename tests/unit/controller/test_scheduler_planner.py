@@ -347,8 +347,8 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     ("asked", "allocated", "has", "conditions", "cpu"),
     [
         ("1", None, None, [], 1000),
-        ("1", "1", "2", [], 2000),  # it shrinks, and its node has not taken the rest back yet
-        ("4", "2", "2", [], 4000),  # it grows
+        ("1", "1", "2", [], 2000),  # the node has not applied a shrink yet
+        ("4", "2", "2", [], 4000),  # a growth
         ("1", "3", "2", [], 3000),
         ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}], 2000),
         ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}], 4000),

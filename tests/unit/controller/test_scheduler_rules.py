@@ -45,7 +45,7 @@ SEED_COSTS = weight(
 UPSTREAM = SchedulerConfig(parity="upstream")
 
 
-def ask(extender: Extender, verb: str, workload: str, names: list[str], **metadata: Any) -> Any:
+def call_extender(extender: Extender, verb: str, workload: str, names: list[str], **metadata: Any) -> Any:
     meta = {"name": "p", "namespace": "default", "uid": "u", "labels": {GROUP: "a1", WORKLOAD: workload}, **metadata}
     body = msgspec.json.encode({"pod": {"metadata": meta}, "nodes": None, "nodenames": names})
     answer = extender.answer_filter(body) if verb == "filter" else extender.answer_prioritize(body)
@@ -53,19 +53,19 @@ def ask(extender: Extender, verb: str, workload: str, names: list[str], **metada
 
 
 @pytest.mark.parametrize("config", [UPSTREAM, SchedulerConfig()], ids=["parity", "ours"])
-def test_the_published_worked_example(config: SchedulerConfig) -> None:
+def test_the_worked_example_of_the_contract(config: SchedulerConfig) -> None:
     """Seed 001: P1 depends on P2 with maxNetworkCost 15, P2 runs on N1."""
     state = state_with(
         config, *SEED_NODES, pod("p2-one", "P2", "N1"), app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS)
     )
     extender = extender_of(state, config)
-    answer = ask(extender, "filter", "P1", [n.metadata.name for n in SEED_NODES])
+    answer = call_extender(extender, "filter", "P1", [n.metadata.name for n in SEED_NODES])
     assert sorted(answer["nodenames"]) == ["N1", "N2", "N3", "N4"]
     assert answer["error"] == ""
     reason = "Node N5 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1"
     assert answer["failedNodes"]["N5"] == answer["failedAndUnresolvableNodes"]["N5"] == reason
     assert set(answer["failedNodes"]) == {"N5", "N6", "N7", "N8"}
-    scores = ask(extender, "prioritize", "P1", answer["nodenames"])
+    scores = call_extender(extender, "prioritize", "P1", answer["nodenames"])
     assert {s["host"]: s["score"] for s in scores} == {"N1": 100, "N2": 80, "N3": 0, "N4": 0}
 
 
@@ -192,22 +192,22 @@ def check_against_the_table(case: Case) -> None:
     held = {name: Counter(n for selector, (n, *_) in pods if selector == name) for name in dependencies}
     peers = [PeerWorkload(name, most, held[name]) for name, most in dependencies.items()]
     where = {name: Location(region, zone) for name, region, zone in nodes}
-    tallies = {c[0]: expected_score(c[0], where, peers, [], Costs(zones, regions)) for c in candidates}
-    passing = [name for name in names if tallies[name][1] <= tallies[name][0]]
-    answer = ask(extender, "filter", "A", names)
+    expected_scores = {c[0]: expected_score(c[0], where, peers, [], Costs(zones, regions)) for c in candidates}
+    passing = [name for name in names if expected_scores[name][1] <= expected_scores[name][0]]
+    answer = call_extender(extender, "filter", "A", names)
     assert sorted(answer["nodenames"]) == sorted(passing)
     assert set(answer["failedAndUnresolvableNodes"]) == set(names) - set(passing)
     for name, reason in answer["failedNodes"].items():
-        satisfied, violated, *_ = tallies[name]
+        satisfied, violated, *_ = expected_scores[name]
         assert reason == (
             f"Node {name} does not meet several network requirements from Workload dependencies: "
             f"Satisfied: {satisfied} Violated: {violated}"
         )
-    # Once the list that filter gave, and once a list that nobody gave.
+    # kube-scheduler sends the filter's answer; a list that the filter did not give is scored, too.
     for given_names in (answer["nodenames"], names):
-        scores = {s["host"]: s["score"] for s in ask(extender, "prioritize", "A", given_names)}
+        scores = {s["host"]: s["score"] for s in call_extender(extender, "prioritize", "A", given_names)}
         if given_names:
-            expected = naive_scores([tallies[name][2] for name in given_names])
+            expected = naive_scores([expected_scores[name][2] for name in given_names])
             assert scores == dict(zip(given_names, expected, strict=True))
         else:
             assert scores == {}
@@ -225,16 +225,16 @@ def test_finished_pods_and_pods_on_deleted_nodes_do_not_count() -> None:
         topology_of(SEED_COSTS),
     )
     assert state.score("default", "a1", "P1").neutral_reason
-    answer = ask(extender_of(state, config), "filter", "P1", ["N1", "N8"])
+    answer = call_extender(extender_of(state, config), "filter", "P1", ["N1", "N8"])
     assert answer["nodenames"] == ["N1", "N8"]
 
 
 def test_upstream_parity_counts_finished_pods_and_fails_on_deleted_nodes() -> None:
     called, costs = app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS)
     finished = state_with(UPSTREAM, *SEED_NODES, called, costs, pod("done", "P2", "N1", phase="Succeeded"))
-    assert "N8" in ask(extender_of(finished, UPSTREAM), "filter", "P1", ["N1", "N8"])["failedNodes"]
+    assert "N8" in call_extender(extender_of(finished, UPSTREAM), "filter", "P1", ["N1", "N8"])["failedNodes"]
     lost = state_with(UPSTREAM, *SEED_NODES, called, costs, pod("lost", "P2", "gone"))
-    assert "gone" in ask(extender_of(lost, UPSTREAM), "filter", "P1", ["N1", "N8"])["error"]
+    assert "gone" in call_extender(extender_of(lost, UPSTREAM), "filter", "P1", ["N1", "N8"])["error"]
 
 
 def test_counts_follow_added_moved_and_deleted_pods() -> None:
@@ -263,7 +263,7 @@ def test_a_relabelled_node_is_scored_by_its_new_location() -> None:
 
 
 def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
-    """A thread reads the copy while the event loop goes on."""
+    """A thread reads the copy while the event loop changes the state."""
     called = app_group({"P1": {"P2": 15}, "P2": {}})
     state = state_with(SchedulerConfig(), *SEED_NODES, pod("p2", "P2", "N1"), called, topology_of(SEED_COSTS))
     copied = state.copy()

@@ -27,7 +27,7 @@ from tests.unit.controller import groups
 
 
 class Store:
-    """Stands where a reflector would: tells subscribers of changes."""
+    """A store that calls its subscribers after each change."""
 
     def __init__(self) -> None:
         self.items: dict[str, Any] = {}
@@ -57,13 +57,13 @@ class Cluster:
         self.pods.put(name, PodReader().read(groups.bound_pod(name, "other", node, cpu)))
 
     def snapshot(self, pods: int) -> GroupSnapshot:
-        """A group of pods that need a core each and call nothing."""
+        """A group of pods that request a core each, without dependencies."""
         case = groups.Case((pods,), (), ((0,),), (1,))
         return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.requested)
 
 
 @asynccontextmanager
-async def process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
+async def running_process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
     planner = PlanningProcess(cluster.node_cache, deadline_s=deadline_s)
     planner.subscribe_to(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
     try:
@@ -72,16 +72,16 @@ async def process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[P
         await planner.stop()
 
 
-def same(found: Plan, wanted: Plan) -> bool:
+def has_same_targets(found: Plan, wanted: Plan) -> bool:
     return dict(found.targets) == dict(wanted.targets) and set(found.unplaced) == set(wanted.unplaced)
 
 
 async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> None:
     cluster = Cluster()
     cluster.add_nodes(600)
-    async with process(cluster) as planner:
+    async with running_process(cluster) as planner:
         many = cluster.snapshot(450)
-        assert same(await planner.plan(many), plan_group(many))
+        assert has_same_targets(await planner.plan(many), plan_group(many))
         for i in range(599):
             cluster.bind(f"b{i}", f"n{i}", "4")
         cluster.nodes.put("n1", None)
@@ -92,13 +92,13 @@ async def test_the_process_plans_like_the_planner_and_follows_the_cluster() -> N
         cluster.pods.put("b7", None)
         assert (await planner.plan(cluster.snapshot(6))).unplaced == ()
         few = cluster.snapshot(3)
-        assert same(await planner.plan(few), plan_group(few))
+        assert has_same_targets(await planner.plan(few), plan_group(few))
 
 
 async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
-    async with process(cluster) as planner:
+    async with running_process(cluster) as planner:
         await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
         first = planner._process.pid
@@ -117,7 +117,7 @@ async def test_after_a_plan_beyond_its_deadline_the_next_plan_is_made() -> None:
 async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
-    async with process(cluster) as planner:
+    async with running_process(cluster) as planner:
         await planner.plan(cluster.snapshot(1))
         assert planner._process is not None
         os.kill(planner._process.pid, signal.SIGSTOP)
@@ -132,7 +132,7 @@ async def test_a_process_that_ends_fails_only_its_current_plan() -> None:
 async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
-    async with process(cluster) as planner:
+    async with running_process(cluster) as planner:
         broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w0": "many"})
         with pytest.raises(PlanningError, match="the planner failed: TypeError"):
             await planner.plan(broken)
