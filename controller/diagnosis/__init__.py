@@ -1,5 +1,5 @@
-"""Findings about the cluster: `reading.build_facts` turns a snapshot into facts, `rules.diagnose` turns facts into findings.
+"""Findings about the cluster: `facts.build_facts` turns a snapshot into facts, `diagnose.diagnose` turns facts into findings.
 
-Commands, the page and events show the same findings. Each has a code, its cause, the objects that it affects and commands that fix
-it. May import every package of the controller but views, page and command line; only `events` writes.
+`zones`, `agents` and `bandwidth` build the views in the facts. Each module `*_findings` finds the problems of one subject, and
+`pod_diagnosis` explains one pod. May import every package of the controller but views, page and command line; only `events` writes.
 """

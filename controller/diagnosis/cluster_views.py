@@ -23,15 +23,15 @@ class ZoneView(View, frozen=True):
     Attributes:
         name, region: values of its nodes' labels; ``region`` is empty without one.
         nodes: number of its nodes.
-        ready: number of its Ready nodes.
-        agents: number of its Ready nodes whose agent is Ready.
+        ready_nodes: number of its Ready nodes.
+        ready_agents: number of its Ready nodes whose agent is Ready.
     """
 
     name: str
     region: str
     nodes: int
-    ready: int
-    agents: int
+    ready_nodes: int
+    ready_agents: int
 
 
 class PairView(View, frozen=True):

@@ -106,9 +106,8 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._read_snapshot()
         for event, metadata in await asyncio.to_thread(find_events, snapshot, self._filter):
-            self._recorder.record_warning(
-                reference_to(event.object_key[0], metadata), event.reason, event.note, action="Diagnose"
-            )
+            reference = reference_to(event.object_key[0], metadata)
+            self._recorder.record_warning(reference, event.reason, event.note, action="Diagnose")
 
 
 def find_events(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:

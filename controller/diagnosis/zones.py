@@ -30,9 +30,8 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     """All zones and all ordered pairs of them, with the costs that the scheduler uses; without such costs, any others."""
     topology = _choose_shown_topology(snapshot)
-    topologies_in_use = [_find_topology_in_use(snapshot)]
-    if topology is not None:
-        topologies_in_use.append(_find_topology_in_use(snapshot, topology.metadata.namespace))
+    namespaces = ("", topology.metadata.namespace) if topology is not None else ()
+    is_in_use = any(topology == _find_topology_in_use(snapshot, namespace) for namespace in namespaces)
     weight_in_use = choose_weight(topology, snapshot.scheduler.network_overhead_args)
     weights = (topology.spec.weights or ()) if topology is not None else ()
     weight = weight_in_use or next((candidate for candidate in weights if candidate.topology_list), None)
@@ -49,7 +48,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max((pair.measured_at for pair in pairs if pair.measured_at is not None), default=None),
-        is_unused=topology is not None and (topology not in topologies_in_use or weight_in_use is None),
+        is_unused=topology is not None and (not is_in_use or weight_in_use is None),
     )
 
 
@@ -94,11 +93,15 @@ def _build_zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probe_nodes = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(node.zone for node in probe_nodes)
-    ready = Counter(node.zone for node in probe_nodes if node.is_ready)
-    agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
+    ready_nodes = Counter(node.zone for node in probe_nodes if node.is_ready)
+    ready_agents = Counter(node.zone for node in probe_nodes if node.is_ready and node.has_ready_agent)
     return tuple(
         ZoneView(
-            name=zone, region=zone_map.region_by_zone[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone]
+            name=zone,
+            region=zone_map.region_by_zone[zone],
+            nodes=nodes[zone],
+            ready_nodes=ready_nodes[zone],
+            ready_agents=ready_agents[zone],
         )
         for zone in _sort_zones(zone_map.region_by_zone)
     )

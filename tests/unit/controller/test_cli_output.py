@@ -191,7 +191,7 @@ async def test_quality_flags_are_shown_except_for_costs_without_a_sample(
         (a, b): PairView(origin=a, destination=b, cost=7, basis=basis, quality_flags=("throttled",), p50_us=1000.0)
         for (a, b), basis in bases.items()
     }
-    zones = tuple(ZoneView(name=zone, region="", nodes=1, ready=1, agents=1) for zone in "abc")
+    zones = tuple(ZoneView(name=zone, region="", nodes=1, ready_nodes=1, ready_agents=1) for zone in "abc")
     network = msgspec.structs.replace(build_network(make_healthy_snapshot()), zones=zones, pairs=tuple(pairs.values()))
     view = CostsView(read_at=0.0, network=network)
     assert all(cell in print_answer(view, "costs") for cell in ("7*", "7x", "7!"))

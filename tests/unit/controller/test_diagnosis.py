@@ -160,11 +160,8 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     """In a quiet network with one pair of zones, the newest sample becomes as old as the writer allows."""
     written_s = 1.5 * GATHER_S
     oldest_s = math.ceil((refresh_interval_s(interval_s) + written_s) / interval_s) * interval_s + written_s
-    newest = {"newest_at": NOW_S - oldest_s}
-    assert (
-        diagnose(facts(agents=agents(**dict.fromkeys(("n0", "n1", "n2", "n3"), newest)), network=network(interval_s)))
-        == ()
-    )
+    working = agents(**{node: {"newest_at": NOW_S - oldest_s} for node in ("n0", "n1", "n2", "n3")})
+    assert diagnose(facts(agents=working, network=network(interval_s))) == ()
 
 
 def test_codes_of_findings_without_a_leader() -> None:
