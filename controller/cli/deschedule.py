@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -34,12 +35,6 @@ from kubekit.settings import load_yaml
 from kubekit.wire import PODS
 
 MAX_SKIPS_SHOWN = 20
-_TEXT_BY_LOAD_CLASS: Mapping[LoadClass, str] = {
-    "overutilized": "overutilized",
-    "normal": "normal",
-    "underutilized": "underutilized",
-    "unknown": "of unknown load",
-}
 
 
 class ConditionSkips(DescheduleOutput, frozen=True):
@@ -233,6 +228,6 @@ def _make_condition_table(conditions: Iterable[ConditionSkips]) -> RenderableTyp
 
 def _format_summary(answer: RoundPreview) -> str:
     counts = Counter(node.kind for node in answer.plan.nodes)
-    nodes = ", ".join(f"{counts[kind]} {text}" for kind, text in _TEXT_BY_LOAD_CLASS.items() if counts[kind])
+    nodes = ", ".join(f"{counts[kind]} {kind}" for kind in get_args(LoadClass) if counts[kind])
     dropped = sum(answer.dropped_readings_by_reason.values())
     return f"nodes: {nodes or 'none evaluated'}" + (f"; {dropped} usage readings dropped" if dropped else "")
