@@ -30,7 +30,7 @@ from lab.polling import poll_until
 from lab.topology import load
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.e2e.labs import installed_lab
-from tests.integration.descheduler.stage import Event, create_bound_replica_set
+from tests.integration.descheduler.harness import Event, create_bound_replica_set
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
 HOLD_S = 6.0

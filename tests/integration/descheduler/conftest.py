@@ -10,12 +10,12 @@ import pytest_asyncio
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from tests.integration.descheduler.stage import DeschedulerHarness, serve_usage
+from tests.integration.descheduler.harness import DeschedulerHarness, serve_usage
 from tests.support.prometheus_past import prometheus_of
 
 
 @pytest_asyncio.fixture
-async def stage(
+async def harness(
     client: Client,
     namespace: str,
     netaware_namespace: str,
@@ -26,8 +26,10 @@ async def stage(
 ) -> AsyncIterator[DeschedulerHarness]:
     async with serve_usage(client, namespace) as usage:
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
-        async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as known:
-            made = DeschedulerHarness(client, namespace, netaware_namespace, control_plane, tmp_path, usage, known.url)
-            yield made
-            for replica in made.replicas:
+        async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as prometheus:
+            harness = DeschedulerHarness(
+                client, namespace, netaware_namespace, control_plane, tmp_path, usage, prometheus.url
+            )
+            yield harness
+            for replica in harness.replicas:
                 await replica.stop()

@@ -19,7 +19,7 @@ from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod
 from netperf.contract import CONTROLLER
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
-from tests.integration.descheduler.stage import (
+from tests.integration.descheduler.harness import (
     DeschedulerHarness,
     count_evictions,
     create_bound_replica_set,
@@ -38,19 +38,19 @@ def move_of(pod: Pod, uid: str = "") -> Move:
     return Move(pod.metadata.key, uid or pod.metadata.uid, "", pod.spec.node_name, "", "LowNodeLoad", "")
 
 
-async def run_dry_run(stage: DeschedulerHarness) -> Any:
+async def run_dry_run(harness: DeschedulerHarness) -> Any:
     """The JSON of `kubectl netaware deschedule --dry-run`, in a process of its own, with the configuration in the cluster."""
     head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
-    data = {"config.yaml": yaml.safe_dump({**head, "descheduler": stage.config()})}
+    data = {"config.yaml": yaml.safe_dump({**head, "descheduler": harness.make_config()})}
     labels, volume = {"app": CONTROLLER}, {"name": "config", "configMap": {"name": "config"}}
     spec = {"containers": [{"name": "main", "image": "none"}], "volumes": [volume]}
     template = {"metadata": {"labels": labels}, "spec": spec}
     deployment = {"spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}}
     for resource, name, body in ((CONFIGMAPS, "config", {"data": data}), (DEPLOYMENTS, CONTROLLER, deployment)):
         whole = {**resource.type_meta, "metadata": {"name": name}, **body}
-        await stage.client.create(resource, whole, Object, namespace=stage.netaware_namespace)
+        await harness.client.create(resource, whole, Object, namespace=harness.netaware_namespace)
     script = Path(sys.executable).parent / "kubectl-netaware"
-    flags = ["--kubeconfig", str(stage.plane.kubeconfig), "--netaware-namespace", stage.netaware_namespace]
+    flags = ["--kubeconfig", str(harness.control_plane.kubeconfig), "--netaware-namespace", harness.netaware_namespace]
     process = await asyncio.create_subprocess_exec(
         script,
         *("deschedule", "--dry-run", "-o", "json"),
@@ -65,19 +65,19 @@ async def run_dry_run(stage: DeschedulerHarness) -> Any:
 
 @pytest.mark.timeout(240)
 async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why(
-    stage: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, make_node: MakeNode
 ) -> None:
-    names = await make_nodes(stage, make_node, 3)
+    names = await make_nodes(harness, make_node, 3)
     only_here = {"nodeSelector": {"kubernetes.io/hostname": names[0]}}
-    await create_bound_replica_set(stage.client, stage.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
-    await stage.wait_for_running_pods(6)
-    replica = stage.start()
+    await create_bound_replica_set(harness.client, harness.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
+    await harness.wait_for_running_pods(6)
+    replica = harness.start_manager()
 
     async def has_event() -> bool:
-        return any(names[0] in event.metadata.name for event in await stage.events("NotRelieved", "default"))
+        return any(names[0] in event.metadata.name for event in await harness.list_events("NotRelieved", "default"))
 
     await eventually(has_event, 60)
-    (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
+    (note,) = {e.note for e in await harness.list_events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can be moved: 6 node-fit"
     await wait_for_rounds(replica, 10)
     assert await count_evictions(replica) == 0
@@ -86,36 +86,36 @@ async def test_pods_that_fit_nowhere_else_stay_and_an_event_on_the_node_says_why
 
 @pytest.mark.timeout(240)
 async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_says_so(
-    stage: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, make_node: MakeNode
 ) -> None:
-    names = await make_nodes(stage, make_node, 3)
+    names = await make_nodes(harness, make_node, 3)
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}}
     budget = {**DISRUPTION_BUDGETS.type_meta, "metadata": {"name": "never"}, "spec": spec}
-    await stage.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=stage.namespace)
-    await create_bound_replica_set(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
-    await stage.wait_for_running_pods(6)
-    replica = stage.start()
+    await harness.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=harness.namespace)
+    await create_bound_replica_set(harness.client, harness.namespace, "guarded", 0.8, [names[0]] * 6)
+    await harness.wait_for_running_pods(6)
+    replica = harness.start_manager()
     await wait_for_rounds(replica, 15)
     assert await count_evictions(replica) == 0
     assert (await replica.metrics())['netaware_descheduler_skipped_pods{condition="disruption-budget"}'] == 6
-    shown = (await run_dry_run(stage))["plan"]
+    shown = (await run_dry_run(harness))["plan"]
     assert shown["moves"] == []
-    why = f"PodDisruptionBudget {stage.namespace}/never allows no disruption now"
+    why = f"PodDisruptionBudget {harness.namespace}/never allows no disruption now"
     assert {(skip["condition"], skip["why"]) for skip in shown["skips"]} == {("disruption-budget", why)}
-    (pod, *_) = stage.usage.running_pods()[names[0]]
-    result = await evict(stage.client, move_of(pod))
+    (pod, *_) = harness.usage.running_pods()[names[0]]
+    result = await evict(harness.client, move_of(pod))
     assert result.kind == "disruption-budget", "the API server says the same"
 
 
 @pytest.mark.timeout(240)
 async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
-    stage: DeschedulerHarness, make_node: MakeNode
+    harness: DeschedulerHarness, make_node: MakeNode
 ) -> None:
-    names = await make_nodes(stage, make_node, 4)
-    await create_bound_replica_set(stage.client, stage.namespace, "a", 0.8, [names[0]] * 3)
-    await create_bound_replica_set(stage.client, stage.namespace, "b", 0.7, [names[0]] * 3)
-    await stage.wait_for_running_pods(6)
-    dry_run = stage.start(dryRun=True)
+    names = await make_nodes(harness, make_node, 4)
+    await create_bound_replica_set(harness.client, harness.namespace, "a", 0.8, [names[0]] * 3)
+    await create_bound_replica_set(harness.client, harness.namespace, "b", 0.7, [names[0]] * 3)
+    await harness.wait_for_running_pods(6)
+    dry_run = harness.start_manager(dryRun=True)
 
     async def has_planned() -> bool:
         return await count_evictions(dry_run) > 0
@@ -125,30 +125,32 @@ async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     assert {name for name, count in found.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }
-    (planned,) = (await run_dry_run(stage))["plan"]["moves"]
+    (planned,) = (await run_dry_run(harness))["plan"]["moves"]
     assert planned["target"] in names[1:]
     assert planned["nodeBefore"]["cpu"] > 50 > planned["nodeAfter"]["cpu"]
-    assert len(stage.usage.running_pods()[names[0]]) == 6
+    assert len(harness.usage.running_pods()[names[0]]) == 6
     await dry_run.stop()
-    live = stage.start()
+    live = harness.start_manager()
 
     async def has_evicted() -> bool:
-        return bool(await stage.events("Descheduled"))
+        return bool(await harness.list_events("Descheduled"))
 
     await eventually(has_evicted, 60)
     await wait_for_rounds(live, 3)
-    (event,) = await stage.events("Descheduled")
+    (event,) = await harness.list_events("Descheduled")
     assert event.metadata.name.startswith(planned["pod"].partition("/")[2])
-    assert planned["pod"] not in stage.usage.pods.items
+    assert planned["pod"] not in harness.usage.pods.items
 
 
 async def test_an_eviction_does_not_evict_another_pod_of_the_same_name(
-    stage: DeschedulerHarness, make_node: MakeNode, client: Client
+    harness: DeschedulerHarness, make_node: MakeNode, client: Client
 ) -> None:
-    (name,) = await make_nodes(stage, make_node, 1)
-    await create_bound_replica_set(client, stage.namespace, "one", 0.1, [name])
-    await stage.wait_for_running_pods(1)
-    ((pod,),) = stage.usage.running_pods().values()
+    (name,) = await make_nodes(harness, make_node, 1)
+    await create_bound_replica_set(client, harness.namespace, "one", 0.1, [name])
+    await harness.wait_for_running_pods(1)
+    ((pod,),) = harness.usage.running_pods().values()
     assert (await evict(client, move_of(pod, uid="another"))).kind == "gone"
-    assert (await client.get(PODS, pod.metadata.name, Pod, namespace=stage.namespace)).metadata.uid == pod.metadata.uid
+    assert (
+        await client.get(PODS, pod.metadata.name, Pod, namespace=harness.namespace)
+    ).metadata.uid == pod.metadata.uid
     assert (await evict(client, move_of(pod))).kind == "evicted"

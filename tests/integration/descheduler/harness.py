@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -188,35 +189,32 @@ class Event(Object, frozen=True):
     type: str = ""
 
 
+@dataclass
 class DeschedulerHarness:
     """Nodes of one test, their simulated usage, and managers whose LowNodeLoad is restricted to these nodes."""
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        netaware_namespace: str,
-        plane: ControlPlane,
-        folder: Path,
-        usage: FakeKubeletMetrics,
-        url: str,
-    ):
-        self.client, self.namespace, self.netaware_namespace = client, namespace, netaware_namespace
-        self.plane, self.folder = plane, folder
-        self.usage, self.url = usage, url
-        self.label = {"netaware.io/test": namespace}
-        self.replicas: list[Replica] = []
+    client: Client
+    namespace: str
+    netaware_namespace: str
+    control_plane: ControlPlane
+    folder: Path
+    usage: FakeKubeletMetrics
+    prometheus_url: str
+    replicas: list[Replica] = field(default_factory=list)
 
-    def config(self, **sections: Any) -> dict[str, Any]:
+    @property
+    def node_labels(self) -> dict[str, str]:
+        return {"netaware.io/test": self.namespace}
+
+    def make_config(self, **sections: Any) -> dict[str, Any]:
         policy = {
             "lowThresholds": {"cpu": 35},
             "highThresholds": {"cpu": 50},
-            "nodeSelector": {"matchLabels": self.label},
+            "nodeSelector": {"matchLabels": self.node_labels},
             "nodeMetricExpirationSeconds": 15,
             "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
         }
-        usage = {"source": "prometheus", "prometheus": {"url": self.url, "queries": QUERIES}}
-        policy.update(sections.pop("policy", {}))
+        usage = {"source": "prometheus", "prometheus": {"url": self.prometheus_url, "queries": QUERIES}}
         # A test is shorter than the default of `minPodAgeS`, and some of its workloads have one pod.
         protection = {"minPodAgeS": 0, "minReplicas": 1}
         return {
@@ -229,14 +227,14 @@ class DeschedulerHarness:
             **sections,
         }
 
-    def start(self, **sections: Any) -> Replica:
-        config = {"namespace": self.netaware_namespace, "descheduler": self.config(**sections)}
-        replica = Replica(self.folder, self.plane.kubeconfig, self.namespace, config)
+    def start_manager(self, **sections: Any) -> Replica:
+        config = {"namespace": self.netaware_namespace, "descheduler": self.make_config(**sections)}
+        replica = Replica(self.folder, self.control_plane.kubeconfig, self.namespace, config)
         replica.start()
         self.replicas.append(replica)
         return replica
 
-    async def events(self, reason: str, namespace: str = "") -> list[Event]:
+    async def list_events(self, reason: str, namespace: str = "") -> list[Event]:
         found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
         return [event for event in found if event.reason == reason]
 
@@ -247,11 +245,11 @@ class DeschedulerHarness:
         await eventually(all_run, 60)
 
 
-async def make_nodes(stage: DeschedulerHarness, make_node: MakeNode, count: int) -> list[str]:
-    names = [f"d{i:02}-{stage.namespace}" for i in range(count)]
+async def make_nodes(harness: DeschedulerHarness, make_node: MakeNode, count: int) -> list[str]:
+    names = [f"d{i:02}-{harness.namespace}" for i in range(count)]
     for name in names:
-        await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
-    stage.usage.nodes.update(names)
+        await make_node(name, capacity={"cpu": "8"}, labels=harness.node_labels)
+    harness.usage.nodes.update(names)
     return names
 
 
