@@ -86,7 +86,7 @@ async def exchange_datagrams(address: str, passphrase: bytes) -> Measurement:
         async with asyncio.timeout(DATAGRAMS_S):
             await stream.run()
     window = stream.close_window(target)
-    measurement = window.measurement(time.monotonic()) if window is not None else None
+    measurement = window.to_measurement(time.monotonic()) if window is not None else None
     if measurement is None:
         raise ProbeFailedError("timeout", "datagrams are not answered")
     return measurement

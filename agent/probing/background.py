@@ -12,7 +12,7 @@ from kubekit import logs
 from kubekit.waiting import Backoff
 from netperf.histogram import Histogram
 from netperf.plans import Probe
-from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
+from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import tcp_ping
 from netperf.sample import MIN_DATAGRAMS, Measurement
@@ -54,14 +54,14 @@ class BackgroundProber:
         window, now_s = self._window_of(probe), time.monotonic()
         if window is None or self._stream is None or self._plans.plan is None:
             return WindowResult(None, 0)
-        open_s = now_s - window.opened_s
-        if 0 < window.rtts.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * self._plans.plan.interval_s:
-            return WindowResult(None, window.returned)
+        open_s = now_s - window.opened_at_s
+        if 0 < window.rtt_histogram.count < MIN_DATAGRAMS and open_s < MAX_WINDOW_ROUNDS * self._plans.plan.interval_s:
+            return WindowResult(None, window.answer_count)
         target = self._target_of(probe)
         self._stream.close_window(target)
         rounds = self._recent_rounds.setdefault(target, deque(maxlen=P99_ROUNDS))
-        rounds.append(window.rtts)
-        return WindowResult(window.measurement(now_s, rounds), window.returned)
+        rounds.append(window.rtt_histogram)
+        return WindowResult(window.to_measurement(now_s, rounds), window.answer_count)
 
     async def have_datagrams_returned(self, probe: Probe) -> bool:
         """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
@@ -70,9 +70,9 @@ class BackgroundProber:
             ProbeFailedError: none came back; ``has_answered`` says whether the host answers a TCP connection, since UDP may be filtered.
         """
         window, plan = self._window_of(probe), self._plans.plan
-        if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
+        if window is None or plan is None or (not window.answer_count and window.sent_count < MIN_SENT):
             return False
-        if window.returned:
+        if window.answer_count:
             return True
         await tcp_ping(probe.destination.address, plan.settings.port)
         raise ProbeFailedError("timeout", "no datagram came back, but the host answers", has_answered=True)
@@ -99,7 +99,7 @@ class BackgroundProber:
                 self._stream = None
             await asyncio.sleep(backoff.next_delay_s())
 
-    def _window_of(self, probe: Probe) -> Window | None:
+    def _window_of(self, probe: Probe) -> DatagramWindow | None:
         return self._stream.current_window(self._target_of(probe)) if self._stream is not None else None
 
     def _target_of(self, probe: Probe) -> DatagramTarget:

@@ -43,39 +43,39 @@ class DatagramTarget(NamedTuple):
     port: int
 
 
-class Window:
+class DatagramWindow:
     """Answers of one destination since the window was opened.
 
     Attributes:
-        opened_s: monotonic time of the opening.
-        sent: number of datagrams sent.
-        returned: number of answers.
-        delayed: number of answers with a responder delay above `MAX_USABLE_DELAY_US`, which are not used.
-        lost: number of datagrams without an answer.
-        rtts: round trips without the responder delay.
-        responder_delays: responder delays of all answers.
+        opened_at_s: monotonic time of the opening.
+        sent_count: number of datagrams sent.
+        answer_count: number of answers.
+        delayed_count: number of answers with a responder delay above `MAX_USABLE_DELAY_US`, which are not used.
+        lost_count: number of datagrams without an answer.
+        rtt_histogram: round trips without the responder delay.
+        responder_delay_histogram: responder delays of all answers.
     """
 
-    def __init__(self, opened_s: float) -> None:
-        self.opened_s = opened_s
-        self.sent = self.returned = self.delayed = self.lost = 0
-        self.rtts, self.responder_delays = Histogram(), Histogram()
+    def __init__(self, opened_at_s: float) -> None:
+        self.opened_at_s = opened_at_s
+        self.sent_count = self.answer_count = self.delayed_count = self.lost_count = 0
+        self.rtt_histogram, self.responder_delay_histogram = Histogram(), Histogram()
         self._last_us: float | None = None
         self._jitter_sum_us = 0.0
 
     def record(self, rtt_us: float, responder_delay_us: float) -> None:
         """Count an answer: its round trip without the responder delay, and that delay."""
-        self.returned += 1
-        self.responder_delays.record(max(responder_delay_us, 0.001))
+        self.answer_count += 1
+        self.responder_delay_histogram.record(max(responder_delay_us, 0.001))
         if responder_delay_us > MAX_USABLE_DELAY_US:
-            self.delayed += 1
+            self.delayed_count += 1
             return
         if self._last_us is not None:
             self._jitter_sum_us += abs(rtt_us - self._last_us)
         self._last_us = rtt_us
-        self.rtts.record(rtt_us)
+        self.rtt_histogram.record(rtt_us)
 
-    def measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
+    def to_measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
         """The measurement of the window; None if it has fewer than two usable answers.
 
         Args:
@@ -83,7 +83,7 @@ class Window:
             rounds: round trips of this window and of earlier ones, newest last. If this window has too few for a p99, the p99 and
                 ``transactions`` are of as many of the newest windows as a p99 needs.
         """
-        rtts = self.rtts
+        rtts = self.rtt_histogram
         if rtts.count < 2:
             return None
         p99_us, transactions = rtts.percentile_us(99), rtts.count
@@ -94,7 +94,7 @@ class Window:
                 p99_us = max(merged.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
                 transactions = merged.count
                 break
-        finished_count = self.returned + self.lost
+        finished_count = self.answer_count + self.lost_count
         return Measurement(
             prober="datagrams",
             test="UDP_RR",
@@ -104,11 +104,11 @@ class Window:
             p90_us=rtts.percentile_us(90),
             p99_us=p99_us,
             transactions=transactions,
-            duration_s=max(0.0, now_s - self.opened_s),
-            loss_ratio=self.lost / finished_count,
+            duration_s=max(0.0, now_s - self.opened_at_s),
+            loss_ratio=self.lost_count / finished_count,
             jitter_us=self._jitter_sum_us / (rtts.count - 1),
-            responder_delay_us=self.responder_delays.percentile_us(90),
-            delayed_ratio=self.delayed / self.returned,
+            responder_delay_us=self.responder_delay_histogram.percentile_us(90),
+            delayed_ratio=self.delayed_count / self.answer_count,
         )
 
 
@@ -132,7 +132,7 @@ class DatagramStream:
     def __init__(self, address: str, passphrase: bytes) -> None:
         self._address, self._key = address, derive_key(passphrase)
         self._session = secrets.token_bytes(8)
-        self._windows: dict[DatagramTarget, Window] = {}
+        self._windows: dict[DatagramTarget, DatagramWindow] = {}
         self._targets: list[DatagramTarget] = []
         self._target_index = self._last_number = 0
         self._unanswered: OrderedDict[int, _SentDatagram] = OrderedDict()
@@ -144,7 +144,7 @@ class DatagramStream:
         """Set the destinations, and the length of a round. The windows of unchanged destinations continue."""
         self._targets = sorted(set(targets))
         now_s = time.monotonic()
-        self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._targets}
+        self._windows = {t: self._windows.get(t) or DatagramWindow(now_s) for t in self._targets}
         self._interval_s = interval_s
         self._targets_changed.set()
 
@@ -154,17 +154,17 @@ class DatagramStream:
         destination_rate = min(MAX_DESTINATION_RATE_PER_S, DATAGRAMS_PER_ROUND / self._interval_s)
         return min(MAX_RATE_PER_S, len(self._targets) * destination_rate)
 
-    def current_window(self, target: DatagramTarget) -> Window | None:
+    def current_window(self, target: DatagramTarget) -> DatagramWindow | None:
         """The open window of a destination; None for an unknown destination."""
         self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
-    def close_window(self, target: DatagramTarget) -> Window | None:
+    def close_window(self, target: DatagramTarget) -> DatagramWindow | None:
         """Close the window of a destination and open the next one; returns the closed window, None for an unknown destination."""
         self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
-            self._windows[target] = Window(time.monotonic())
+            self._windows[target] = DatagramWindow(time.monotonic())
         return window
 
     async def run(self) -> None:
@@ -196,7 +196,7 @@ class DatagramStream:
         self._last_number += 1
         request = encode_datagram(self._key, b"client", Datagram(self._session, self._last_number))
         self._unanswered[self._last_number] = _SentDatagram(target, now_ns(), time.monotonic_ns())
-        self._windows[target].sent += 1
+        self._windows[target].sent_count += 1
         with suppress(OSError):  # no route, or an ICMP error for an earlier datagram: it counts as lost
             udp.sendto(request, tuple(target))
 
@@ -217,7 +217,7 @@ class DatagramStream:
                 self._record(window, sent, received_ns, answer.responder_delay_ns)
 
     @staticmethod
-    def _record(window: Window, sent: _SentDatagram, received_ns: int, responder_delay_ns: int) -> None:
+    def _record(window: DatagramWindow, sent: _SentDatagram, received_ns: int, responder_delay_ns: int) -> None:
         # Both timestamps are of the wall clock. The monotonic clock shows whether it was set in between.
         clock_step_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
         rtt_us = (received_ns - sent.wall_ns - responder_delay_ns) / 1000
@@ -233,4 +233,4 @@ class DatagramStream:
             del self._unanswered[number]
             window = self._windows.get(sent.target)
             if window is not None:
-                window.lost += 1
+                window.lost_count += 1

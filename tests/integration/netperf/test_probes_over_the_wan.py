@@ -25,7 +25,7 @@ from lab.topology import Link
 from lab.wan.control import WanControl
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
-from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
+from netperf.probers.datagrams import DatagramStream, DatagramTarget, DatagramWindow
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
@@ -116,7 +116,7 @@ async def test_loss_under_netperf_is_flagged(wan: Wan, netperf_programs: Netperf
 
 
 @asynccontextmanager
-async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], Window]]:
+async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], DatagramWindow]]:
     """Datagrams from origin to destination, ten a second; yields a function that returns their window."""
     target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
     stream = DatagramStream(wan.origin.address, PASSPHRASE)
@@ -128,7 +128,7 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace
         try:
-            yield lambda: stream.current_window(target) or Window(0.0)
+            yield lambda: stream.current_window(target) or DatagramWindow(0.0)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -142,7 +142,7 @@ async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
     wan.set(loss=loss)
     async with datagrams_sent(wan, 2 * WATCHED_S) as window:
         await asyncio.sleep(2 * WATCHED_S)
-        datagrams = window().measurement(time.monotonic())
+        datagrams = window().to_measurement(time.monotonic())
     assert datagrams is not None
     read_us = datagrams.percentile_us("p90")
     assert read_us is not None
@@ -208,7 +208,7 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
         finally:
             pinging.kill()
             answers, _ = pinging.communicate()
-        rtts = window().rtts
+        rtts = window().rtt_histogram
     echoes = Histogram()
     for line in answers.splitlines():
         echoes.record(json.loads(line)[2])

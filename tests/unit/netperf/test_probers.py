@@ -16,7 +16,7 @@ from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.contention import elapsed_us, find_cpu_stat, read_run_queue_us, read_throttled_us
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
-from netperf.probers.datagrams import Window
+from netperf.probers.datagrams import DatagramWindow
 from netperf.probers.failure import ProbeFailedError
 from netperf.probers.netperf import build_command, choose_transaction_count, find_binary, parse_output
 from netperf.probers.passphrase import check_passphrase, derive_hourly_passphrase, epoch_at, epochs_to_try
@@ -233,11 +233,11 @@ def test_a_datagram_that_is_cut_or_has_any_bit_changed_is_ignored(bit: int) -> N
 def test_a_p99_uses_several_rounds_if_one_has_too_few_datagrams() -> None:
     rounds: list[Histogram] = []
     for number in range(3):
-        window = Window(0.0)
+        window = DatagramWindow(0.0)
         for rtt_us in range(60):
             window.record(1000.0 + 1000 * number + rtt_us, 1.0)
-        rounds.append(window.rtts)
-        measurement = window.measurement(60.0, rounds)
+        rounds.append(window.rtt_histogram)
+        measurement = window.to_measurement(60.0, rounds)
         assert measurement is not None
         assert measurement.percentile_us("p50") == pytest.approx(1030 + 1000 * number, rel=0.01)
         assert (measurement.percentile_us("p99") is None) == (number == 0)
