@@ -86,15 +86,10 @@ def compare_groups(
 
 
 class TrafficController:
-    """Compares AppGroups with traffic every `TrafficConfig.interval_s` while this replica leads.
+    """Compares AppGroups with traffic every `TrafficConfig.interval_s` while this replica leads, if ``prometheusUrl`` is set.
 
-    Args:
-        client: fenced by the leadership.
-        cache: the stores.
-        config: the section ``traffic``; without an address of Prometheus the controller does nothing.
-        registry: for metrics.
-        membership: updated by the caller.
-        notify: called with an AppGroup's key if its conditions changed.
+    ``client`` is fenced by the leadership, ``membership`` is updated by the caller, and ``notify`` is called with an AppGroup's key when
+    its conditions have changed.
     """
 
     def __init__(

@@ -294,15 +294,8 @@ class GroupPlans:
     ) -> None:
         """Reserve a node for the replacement of an evicted pod, which the group's next plan places there.
 
-        The reservation bridges the time until the replacement exists: a StatefulSet creates it after the evicted pod is gone.
-
-        Args:
-            group: key of its AppGroup.
-            workload: its selector.
-            target: the node.
-            existing_keys: of the group's pods that exist now, none of which is the replacement.
-            duration_s: how long the reservation lasts.
-            requests: of the evicted pod.
+        The reservation bridges the time until the replacement exists: a StatefulSet creates it after the evicted pod is gone. ``workload``
+        is a selector; none of the pods with ``existing_keys`` is the replacement; ``requests`` are those of the evicted pod.
         """
         expires_at = self._clock() + duration_s
         expected = ExpectedReplacement(workload, target, frozenset(existing_keys), expires_at, dict(requests))

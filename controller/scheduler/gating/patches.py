@@ -47,14 +47,8 @@ def build_release_patch(
 ) -> PodPatch:
     """The patch that opens the gate, and adds the target annotation and in affinity mode the node affinity.
 
-    Args:
-        state: the cluster.
-        config: the section ``scheduler``.
-        pod: the gated pod.
-        target: of the plan; None without a plan.
-        hostname: the hostname label of the target's node, for affinity mode; empty if unknown.
-        may_require_zones: see `UnschedulablePods.may_require_zones`.
-        keep_user_affinity: whether to add no terms, because the plan has no node for the pod, and an autoscaler reads its affinity.
+    ``hostname`` is the hostname label of the target's node; for ``may_require_zones`` see `UnschedulablePods.may_require_zones`. With
+    ``keep_user_affinity`` no terms are added, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
     annotations = _encode_target(target)

@@ -22,10 +22,8 @@ from controller.scheduler.placement.worker import PLAN_DEADLINE_S
 from tests.unit.controller.leader import World
 
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
-
-
 ROUNDS = int(os.environ.get("NETAWARE_ROUNDS", "12"))
-"""12 in the suite; a change to reservations is tried with 1,000."""
+"""Changes of reservations are tried with 1,000."""
 GROUPS = ("d/g1", "d/g2", "e/g3")
 
 

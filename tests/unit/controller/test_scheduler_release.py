@@ -135,22 +135,14 @@ def test_unplaced_pods_are_released_at_once_and_together() -> None:
 )
 def test_pods_without_a_group_or_workload_are_released_after_the_timeout(unknown: ReleaseInputs, cause: str) -> None:
     early = decide_releases(unknown, CREATED + CONFIG.missing_workload_timeout_s - 1, CONFIG)
-    assert early.releases == ()
-    assert set(early.wait_reasons.values()) == {
-        "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
-    }
+    reason = "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
+    assert (early.releases, set(early.wait_reasons.values())) == ((), {reason})
     assert early.next_check_s == pytest.approx(1)
     assert released(decide_releases(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
 
 
-PODS = st.lists(
-    st.tuples(
-        st.sampled_from("ABCX"),
-        st.sampled_from(["gated", "pending", "bound", "stuck"]),
-        st.floats(0, 90, allow_nan=False),
-    ),
-    max_size=8,
-)
+KINDS = st.sampled_from(["gated", "pending", "bound", "unschedulable"])
+PODS = st.lists(st.tuples(st.sampled_from("ABCX"), KINDS, st.floats(0, 90, allow_nan=False)), max_size=8)
 
 
 @given(pods=PODS, exists=st.booleans(), replicas=st.dictionaries(st.sampled_from("ABC"), st.integers(0, 5), max_size=3))
@@ -159,12 +151,12 @@ def test_every_pod_is_released_after_max_wait_and_checked_before(
 ) -> None:
     made = []
     for i, (workload, kind, age_s) in enumerate(pods):
-        if kind == "stuck":
+        if kind == "unschedulable":
             made.append(unschedulable(f"p{i}", workload, age_s))
         else:
             made.append(pod(f"p{i}", workload, gated=kind == "gated", node="n" if kind == "bound" else "", age_s=age_s))
-    order = {"A": 1, "B": 2, "C": 3} if exists else None
-    group = ReleaseInputs(made, order, declared_replicas=replicas, num_members=9)
+    positions = {"A": 1, "B": 2, "C": 3} if exists else None
+    group = ReleaseInputs(made, positions, declared_replicas=replicas, num_members=9)
     gated = {p.metadata.key for p in made if p.is_gated}
     now = decide_releases(group, CREATED, CONFIG)
     assert {r.pod.metadata.key for r in now.releases} | set(now.wait_reasons) == gated

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.cluster.pods import Pod
-from controller.scheduler.gating.pod_events import (
-    MAX_EVENTS,
-    REPORT_AFTER_S,
-    REPORT_PENDING_PLAN_AFTER_S,
-    WaitingEvents,
-)
+from controller.scheduler.gating import pod_events
+from controller.scheduler.gating.pod_events import MAX_EVENTS, WaitingEvents
 from controller.scheduler.gating.release import PLAN_PENDING_REASON
 from kubekit.wire import ObjectMeta, format_time
 
@@ -24,7 +20,8 @@ def pod(name: str, *, age_s: float = 10.0) -> Pod:
 
 
 @pytest.mark.parametrize(
-    ("reason", "report_after_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING_REASON, REPORT_PENDING_PLAN_AFTER_S)]
+    ("reason", "report_after_s"),
+    [(CART, pod_events.REPORT_AFTER_S), (PLAN_PENDING_REASON, pod_events.REPORT_PENDING_PLAN_AFTER_S)],
 )
 def test_a_long_wait_is_reported_once_and_a_second_wait_again(reason: str, report_after_s: float) -> None:
     events, wait_reasons = WaitingEvents(), {"web/front": reason}
