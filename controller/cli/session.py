@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from controller.cli.workload_controller import WorkloadController
 from controller.cluster.crds import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import Pod, PodSpec
+from controller.cluster.pods import Pod
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration, parse_config
@@ -40,9 +41,7 @@ from kubekit.wire import (
     ConfigMap,
     Node,
     Object,
-    ObjectMeta,
     Resource,
-    Wire,
 )
 from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
 from netperf.errors import PlanRefusedError
@@ -59,41 +58,6 @@ T = TypeVar("T", bound=Object)
 
 class NotFoundError(KubekitError):
     """An object that the answer needs does not exist, or may not be read."""
-
-
-class _Template(Wire, frozen=True):
-    """A pod template."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    spec: PodSpec = PodSpec()
-
-
-class _ControllerSpec(Wire, frozen=True):
-    """The spec of a Deployment or StatefulSet."""
-
-    replicas: int | None = None
-    template: _Template = _Template()
-
-
-class WorkloadController(Object, frozen=True):
-    """A Deployment or StatefulSet.
-
-    Attributes:
-        kind: ``Deployment`` or ``StatefulSet``; set by `Session.list_workload_controllers`, because items of a list lack it.
-    """
-
-    kind: str = ""
-    spec: _ControllerSpec = _ControllerSpec()
-
-    @property
-    def replicas(self) -> int:
-        """Declared replicas, by default 1."""
-        return 1 if self.spec.replicas is None else self.spec.replicas
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of its pod template."""
-        return self.spec.template.metadata.labels or {}
 
 
 @dataclass

@@ -18,8 +18,9 @@ from controller.cli.cluster_file import read_cluster, read_documents
 from controller.cli.command import Command
 from controller.cli.offline import OfflinePlan, plan_offline, render_offline
 from controller.cli.plan_inputs import make_group_filter, read_inputs
-from controller.cli.session import Session, WorkloadController
+from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, format_counts, make_table
+from controller.cli.workload_controller import WorkloadController
 from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.dependency_graph import DependencyGraph, build_graph
 from controller.cluster.pod_info import PodReader
@@ -115,9 +116,9 @@ class SimulateCommand(Command):
         snapshot = await session.read_snapshot(groups=True)
         # Controllers of the file replace those of the cluster.
         controllers = {
-            controller.labels.get(WORKLOAD_LABEL, ""): controller
+            controller.pod_labels.get(WORKLOAD_LABEL, ""): controller
             for controller in (*await session.list_workload_controllers(namespace), *file_controllers)
-            if controller.labels.get(APPGROUP_LABEL) == group.metadata.name
+            if controller.pod_labels.get(APPGROUP_LABEL) == group.metadata.name
         }
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight_name:
@@ -239,7 +240,7 @@ def _make_pending_pods(
     pods: list[Pod] = []
     for selector in graph.selectors:
         controller = controllers.get(selector, WorkloadController())
-        labels = {**controller.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
+        labels = {**controller.pod_labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
         template = controller.spec.template
         for _ in range(controller.replicas):
             metadata = msgspec.structs.replace(

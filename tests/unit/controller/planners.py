@@ -10,8 +10,8 @@ import msgspec
 from controller.cli.cluster_file import ClusterFile
 from controller.cli.offline import plan_offline
 from controller.cli.plan_inputs import build_inputs
-from controller.cli.session import WorkloadController
 from controller.cli.simulate import simulate
+from controller.cli.workload_controller import WorkloadController
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Pod
 from controller.cluster.volumes import Volumes

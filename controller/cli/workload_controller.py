@@ -1,0 +1,41 @@
+"""Deployments and StatefulSets with their pod templates, for plans of pods that do not exist yet."""
+
+from __future__ import annotations
+
+from controller.cluster.pods import PodSpec
+from kubekit.wire import Object, ObjectMeta, Wire
+
+
+class _Template(Wire, frozen=True):
+    """A pod template."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+
+
+class _ControllerSpec(Wire, frozen=True):
+    """The spec of a Deployment or StatefulSet."""
+
+    replicas: int | None = None
+    template: _Template = _Template()
+
+
+class WorkloadController(Object, frozen=True):
+    """A Deployment or StatefulSet.
+
+    Attributes:
+        kind: ``Deployment`` or ``StatefulSet``; set by the reader, because items of a list lack it.
+    """
+
+    kind: str = ""
+    spec: _ControllerSpec = _ControllerSpec()
+
+    @property
+    def replicas(self) -> int:
+        """Declared replicas, by default 1."""
+        return 1 if self.spec.replicas is None else self.spec.replicas
+
+    @property
+    def pod_labels(self) -> dict[str, str]:
+        """Labels of its pod template."""
+        return self.spec.template.metadata.labels or {}
