@@ -314,10 +314,8 @@ def calls_extender(scheduler_name: str, scheduler_names: Collection[str]) -> boo
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
     """The value of `PLACEMENT_LABEL` in a pod's or namespace's labels; ``default`` without a valid value."""
     match (labels or {}).get(PLACEMENT_LABEL):
-        case "affinity":
-            return "affinity"
-        case "extender":
-            return "extender"
+        case "affinity" | "extender" as placement:
+            return placement
     return default
 
 

@@ -112,20 +112,22 @@ def capacity_of(name: str, allocatable: Mapping[str, int]) -> int:
 
 
 def first_insufficient(
-    requests: Mapping[str, int], allocatable: Mapping[str, int], *requested: Mapping[str, float]
+    requests: Mapping[str, int], allocatable: Mapping[str, int], *other_requests: Mapping[str, float]
 ) -> str:
     """Name of the first resource of which a node has too little for a pod; empty if it has enough.
 
     Args:
         requests: requests of the pod.
         allocatable: allocatable amounts of the node.
-        requested: sums of requests of other pods on the node.
+        other_requests: sums of requests of other pods on the node.
     """
     for name, value in requests.items():
         free: float | None = allocatable.get(name)
-        if free is None:  # Fast path: `capacity_of` for each resource of each host would take a tenth of a plan's time.
+        if (
+            free is None
+        ):  # Only then, because a call for each resource of each host would take a tenth of a plan's time.
             free = capacity_of(name, allocatable)
-        for amounts in requested:
+        for amounts in other_requests:
             free -= amounts.get(name, 0)
         if value > free and value > 0:
             return name

@@ -17,7 +17,6 @@ from controller.cluster.membership import Membership
 from controller.cluster.pods import Pod
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import ZonePair
 from netperf.sample import NodeLocation
 
@@ -72,18 +71,17 @@ def sum_by_region_pair(
     return dict(sorted(total.items()))
 
 
-def read_user_capacities(topology: NetworkTopology) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
-    """Capacities by directed pair of zones, and by directed pair of regions, as users wrote them into weights other than NetperfCosts.
+def read_user_capacities(topology: NetworkTopology, level: str) -> dict[ZonePair, Quantity]:
+    """Capacities by directed pair of zones (or of regions, by ``level``), as users wrote them into weights other than NetperfCosts.
 
     Invalid quantities are omitted, because the API server would reject them in NetperfCosts.
     """
-    by_level: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
+    capacities: dict[ZonePair, Quantity] = {}
     for weight in topology.spec.weights or ():
-        for level, capacities in by_level.items() if weight.name != NETPERF_COSTS else ():
-            for pair, entry in cost_entries_of(weight, level).items():
-                if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
-                    capacities.setdefault(pair, entry.bandwidth_capacity)
-    return by_level[ZONE_LABEL], by_level[REGION_LABEL]
+        for pair, entry in cost_entries_of(weight, level).items() if weight.name != NETPERF_COSTS else ():
+            if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
+                capacities.setdefault(pair, entry.bandwidth_capacity)
+    return capacities
 
 
 def _is_quantity(value: Quantity) -> bool:

@@ -13,6 +13,7 @@ from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, zone_costs_of
 from kubekit.errors import ConfigError
 from netperf.configmap_size import measure_size
+from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.cost_state import CostState, restore_state, resume_state, update_state
 from netperf.costs import ZoneCosts, compute_costs
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, apply_hysteresis, decode_latencies
@@ -52,7 +53,7 @@ class TopologyDecision(msgspec.Struct, frozen=True):
         state: input of the next decision.
         policy: the cost policy that was applied.
         results: decoded samples, failures and refused keys.
-        bandwidths: capacities and allocations.
+        zone_bandwidths, region_bandwidths: capacities and allocations between zones and between regions.
         faults: faults of the inputs, for the conditions.
     """
 
@@ -62,7 +63,8 @@ class TopologyDecision(msgspec.Struct, frozen=True):
     state: CostState
     policy: CostPolicy
     results: Results
-    bandwidths: Bandwidths
+    zone_bandwidths: Bandwidths
+    region_bandwidths: Bandwidths
     faults: status.InputFaults
 
 
@@ -103,19 +105,15 @@ def decide_topology(
         state=state,
         policy=policy,
         results=results,
-        bandwidths=_bandwidths_of(snapshot),
+        zone_bandwidths=Bandwidths(bandwidth.read_user_capacities(topology, ZONE_LABEL), snapshot.allocated_bps),
+        region_bandwidths=_region_bandwidths_of(snapshot),
         faults=_faults_of(snapshot, results, policy_error),
     )
 
 
-def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
-    zone_capacities, region_capacities = bandwidth.read_user_capacities(snapshot.topology)
-    return Bandwidths(
-        zone_capacities=zone_capacities,
-        region_capacities=region_capacities,
-        zone_allocations_bps=snapshot.allocated_bps,
-        region_allocations_bps=bandwidth.sum_by_region_pair(snapshot.allocated_bps, snapshot.zone_map.region_by_zone),
-    )
+def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
+    allocations_bps = bandwidth.sum_by_region_pair(snapshot.allocated_bps, snapshot.zone_map.region_by_zone)
+    return Bandwidths(bandwidth.read_user_capacities(snapshot.topology, REGION_LABEL), allocations_bps)
 
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_error: str) -> status.InputFaults:

@@ -57,15 +57,11 @@ def _gauge_values(decision: TopologyDecision) -> Iterator[tuple[str, tuple[str, 
         yield "netaware_zone_pairs", (basis,), count
     for reason, count in decision.results.refusal_counts.items():
         yield "netaware_results_refused_keys", (reason,), count
-    bandwidths = decision.bandwidths
-    for name, level, rates_bps in (
-        ("netaware_bandwidth_capacity_bytes_per_second", "zone", bandwidths.zone_capacities),
-        ("netaware_bandwidth_capacity_bytes_per_second", "region", bandwidths.region_capacities),
-        ("netaware_bandwidth_allocated_bytes_per_second", "zone", bandwidths.zone_allocations_bps),
-        ("netaware_bandwidth_allocated_bytes_per_second", "region", bandwidths.region_allocations_bps),
-    ):
-        for pair, rate_bps in rates_bps.items():
-            yield name, (level, *pair), float(quantity.parse(rate_bps)) / 8
+    for level, bandwidths in (("zone", decision.zone_bandwidths), ("region", decision.region_bandwidths)):
+        for pair, capacity in bandwidths.capacities.items():
+            yield "netaware_bandwidth_capacity_bytes_per_second", (level, *pair), float(quantity.parse(capacity)) / 8
+        for pair, allocated_bps in bandwidths.allocations_bps.items():
+            yield "netaware_bandwidth_allocated_bytes_per_second", (level, *pair), allocated_bps / 8
 
 
 class TopologyMetrics(Collector):

@@ -154,14 +154,8 @@ class TopologyController:
             return PLAN_RETRY_S
         snapshot = await self._read_snapshot(topology)
         # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
-        decision, operations = await asyncio.to_thread(
-            self._decide,
-            snapshot,
-            self._states.get(key),
-            earlier_state=self._earlier_states.get(key),
-            now_s=self._clock(),
-            wall_s=self._wall(),
-        )
+        states = self._states.get(key), self._earlier_states.get(key)
+        decision, operations = await asyncio.to_thread(self._decide, snapshot, *states, self._clock(), self._wall())
         self._states[key] = decision.state
         try:
             await self._write_decision(key, snapshot.topology, decision, operations)
@@ -173,7 +167,6 @@ class TopologyController:
         self,
         snapshot: TopologySnapshot,
         state: CostState | None,
-        *,
         earlier_state: CostState | None,
         now_s: float,
         wall_s: float,
@@ -182,7 +175,7 @@ class TopologyController:
         decision = decide_topology(
             snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier_state=earlier_state
         )
-        weight = build_weight(decision.costs, decision.bandwidths)
+        weight = build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths)
         return decision, plan_topology_patch(snapshot.topology, weight, decision.latencies)
 
     def _forget(self, key: str) -> None:

@@ -64,13 +64,8 @@ def group_pairs_by_basis(costs: ZoneCosts, policy: CostPolicy, interval_s: float
     A stale cost counts as measured at first, because a pair misses a round when it moves to other nodes.
     """
     limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
-    pairs: dict[str, list[ZonePair]] = {
-        "measured": [],
-        "stale": [],
-        "inferred": [],
-        "absent": [*costs.absent_pairs],
-        "unreachable": [],
-    }
+    pairs: dict[str, list[ZonePair]] = {b: [] for b in ("measured", "stale", "inferred", "absent", "unreachable")}
+    pairs["absent"] += costs.absent_pairs
     for pair, entry in costs.by_zone_pair.items():
         is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= limit_s)
         pairs["measured" if is_measured else entry.basis].append(pair)

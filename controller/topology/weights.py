@@ -23,37 +23,23 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, encode_la
 
 
 class Bandwidths(msgspec.Struct, frozen=True):
-    """Capacities as users wrote them and allocations in bits per second, by directed pair of zones and of regions."""
+    """Capacities as users wrote them and allocations in bits per second, by directed pair of zones or of regions."""
 
-    zone_capacities: Mapping[ZonePair, Quantity] = {}
-    region_capacities: Mapping[ZonePair, Quantity] = {}
-    zone_allocations_bps: Mapping[ZonePair, int] = {}
-    region_allocations_bps: Mapping[ZonePair, int] = {}
+    capacities: Mapping[ZonePair, Quantity] = {}
+    allocations_bps: Mapping[ZonePair, int] = {}
 
 
-def build_weight(costs: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
+def build_weight(costs: ZoneCosts, zone_bandwidths: Bandwidths, region_bandwidths: Bandwidths) -> WeightInfo:
     """The weight NetperfCosts, sorted bytewise for upstream's binary search.
 
     Pairs without a cost have no entry: schedulers have a default for unknown costs, and would read 0 as the best cost.
     """
     zone_costs = {pair: entry.cost for pair, entry in costs.by_zone_pair.items()}
-    return WeightInfo(
-        name=NETPERF_COSTS,
-        topology_list=[
-            _build_topology_info(
-                REGION_LABEL, costs.cost_by_region_pair, bandwidths.region_capacities, bandwidths.region_allocations_bps
-            ),
-            _build_topology_info(ZONE_LABEL, zone_costs, bandwidths.zone_capacities, bandwidths.zone_allocations_bps),
-        ],
-    )
+    regions = _build_topology_info(REGION_LABEL, costs.cost_by_region_pair, region_bandwidths)
+    return WeightInfo(NETPERF_COSTS, [regions, _build_topology_info(ZONE_LABEL, zone_costs, zone_bandwidths)])
 
 
-def _build_topology_info(
-    topology_key: str,
-    costs: Mapping[ZonePair, int],
-    capacities: Mapping[ZonePair, Quantity],
-    allocations_bps: Mapping[ZonePair, int],
-) -> TopologyInfo:
+def _build_topology_info(topology_key: str, costs: Mapping[ZonePair, int], bandwidths: Bandwidths) -> TopologyInfo:
     origins: dict[str, list[CostInfo]] = defaultdict(list)
     # Python compares code points, which is the bytewise order of UTF-8.
     for origin, destination in sorted(costs):
@@ -62,9 +48,11 @@ def _build_topology_info(
             CostInfo(
                 destination=destination,
                 network_cost=costs[pair],
-                bandwidth_capacity=capacities.get(pair),
+                bandwidth_capacity=bandwidths.capacities.get(pair),
                 # Omitted if 0, as for most pairs of a large cluster, to keep the object small.
-                bandwidth_allocated=str(allocations_bps[pair]) if allocations_bps.get(pair) else None,
+                bandwidth_allocated=str(allocated_bps)
+                if (allocated_bps := bandwidths.allocations_bps.get(pair))
+                else None,
             )
         )
     return TopologyInfo(topology_key, [OriginInfo(origin, entries) for origin, entries in origins.items()])

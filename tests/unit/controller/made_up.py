@@ -167,7 +167,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
         "metadata": {"name": "nt-default", "namespace": HOME},
         "spec": {
             "configmapName": "netperf-metrics",
-            "weights": [msgspec.to_builtins(build_weight(table, Bandwidths()))],
+            "weights": [msgspec.to_builtins(build_weight(table, Bandwidths(), Bandwidths()))],
         },
     }
     topology = msgspec.convert(body, NetworkTopology)

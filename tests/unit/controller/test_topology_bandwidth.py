@@ -104,8 +104,9 @@ def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightI
 def test_capacities_are_the_users_quantities_as_written_never_those_of_netperf_costs(
     weights: list[WeightInfo], zones: str | None, regions: int | None
 ) -> None:
-    found = read_user_capacities(topology(*weights))
-    assert found == tuple({} if value is None else {("z1", "z2"): value} for value in (zones, regions))
+    for level, value in ((ZONE, zones), (REGION, regions)):
+        expected = {} if value is None else {("z1", "z2"): value}
+        assert read_user_capacities(topology(*weights), level) == expected
 
 
 def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte() -> None:
@@ -124,9 +125,9 @@ def test_the_patch_of_a_hundred_zones_with_bandwidth_is_smaller_than_a_megabyte(
     table = ZoneCosts(by_zone_pair=costs, cost_by_region_pair={}, absent_pairs=())
     # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
     bandwidths = Bandwidths(
-        zone_capacities={pair: f"{rng.randint(10, 99)}G" for pair in pairs},
-        zone_allocations_bps={pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
+        {pair: f"{rng.randint(10, 99)}G" for pair in pairs},
+        {pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
     )
     empty = NetworkTopology()
-    patch = plan_topology_patch(empty, build_weight(table, bandwidths), table.latencies())
+    patch = plan_topology_patch(empty, build_weight(table, bandwidths, Bandwidths()), table.latencies())
     assert len(msgspec.json.encode(patch)) < 1e6

@@ -85,7 +85,9 @@ def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Con
 
 def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The NetworkTopology after the patch, applied as by the API server; None without a patch."""
-    operations = plan_topology_patch(found, build_weight(decision.costs, decision.bandwidths), decision.latencies)
+    operations = plan_topology_patch(
+        found, build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths), decision.latencies
+    )
     if operations is None:
         return None
     plain = json.loads(msgspec.json.encode(found))
@@ -162,7 +164,7 @@ def test_an_invalid_sequence_does_not_hide_a_failure(sequence: int, stands: bool
 def test_capacities_and_allocations_are_written_sorted_for_upstreams_search() -> None:
     allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
     decision = decide(topology(USERS), results(ALL), allocated=allocated)
-    levels = build_weight(decision.costs, decision.bandwidths).topology_list
+    levels = build_weight(decision.costs, decision.zone_bandwidths, decision.region_bandwidths).topology_list
     assert [level.topology_key for level in levels] == [f"topology.kubernetes.io/{name}" for name in ("region", "zone")]
     for level in levels:
         origins = [origin.origin for origin in level.origin_list]
