@@ -37,7 +37,7 @@ class _Domains(NamedTuple):
     """Topology domains of a key: [host] its domain or -1, and the number of domains."""
 
     domain_of: Ints
-    size: int
+    domain_count: int
 
 
 class DefaultSchedulerModel:
@@ -88,7 +88,7 @@ class DefaultSchedulerModel:
         total = self._score_least_allocated(_with_defaults(requests)) + _AFFINITY_WEIGHT * affinity
         total = total + _SPREAD_WEIGHT * self._score_spread(spec, siblings, namespace_pods, is_feasible)
         if requests.any():
-            total = total + self._score_balance(requests)
+            total = total + self._score_balanced_allocation(requests)
         if self._has_soft_taints:
             untolerated = np.array([_count_untolerated(host, spec) for host in self._hosts], np.int64)
             total = total + _TAINT_WEIGHT * (100 - _scale_to_100(untolerated, is_feasible))
@@ -101,7 +101,7 @@ class DefaultSchedulerModel:
         mean: Ints = scores.sum(axis=1) // np.maximum(has_resource.sum(axis=1), 1)
         return mean
 
-    def _score_balance(self, requests: Ints) -> Ints:
+    def _score_balanced_allocation(self, requests: Ints) -> Ints:
         def score(used: Ints) -> Ints:
             shares = np.minimum(used / np.maximum(self._allocatable, 1), 1.0)
             deviation = np.where((self._allocatable > 0).all(axis=1), np.abs(shares[:, 0] - shares[:, 1]) / 2, 0.0)
@@ -137,7 +137,7 @@ class DefaultSchedulerModel:
     def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_feasible: Bools) -> Floats:
         """[host] number of pods on feasible hosts of its domain."""
         domains = self._domains_of(key)
-        counts = np.zeros(domains.size + 1)
+        counts = np.zeros(domains.domain_count + 1)
         for pod in pods:
             host = self._host_index.get(pod.node)
             if host is not None and pod.is_active and is_feasible[host]:

@@ -141,7 +141,8 @@ class State(Index):
         self.version_without_pods += 1
 
     def _record_node_change(self) -> None:
-        if not self._is_parity:  # Upstream keeps its own table.
+        # Upstream never treats nodes without zone labels as one zone.
+        if not self._is_parity:
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_count_by_location)
         self._increment_versions()
         self.node_version += 1
@@ -172,17 +173,17 @@ class State(Index):
         for placed, step in ((before, -1), (after, 1)):
             if placed is not None:
                 namespace, group, workload, node = placed
-                counts = self._pod_counts_by_label[group].setdefault(namespace, {}).setdefault(workload, Counter())
-                counts[node] += step
-                if counts[node] <= 0:
-                    del counts[node]
+                pod_counts = self._pod_counts_by_label[group].setdefault(namespace, {})
+                pods_by_node = pod_counts.setdefault(workload, Counter())
+                pods_by_node[node] += step
+                if pods_by_node[node] <= 0:
+                    del pods_by_node[node]
 
     def _placed_pod_of(self, pod: Pod | None) -> PlacedPod | None:
-        if (
-            pod is None
-            or not pod.spec.node_name
-            or (not pod.is_active and not self._network_overhead_args.counts_finished_pods)
-        ):
+        """The pod as it counts; None unless it is placed, and running or counted when finished."""
+        if pod is None or not pod.spec.node_name:
+            return None
+        if not pod.is_active and not self._network_overhead_args.counts_finished_pods:
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
