@@ -110,14 +110,8 @@ def metrics_api(request: web.Request) -> tuple[int, Any]:
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
     async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
         batch = await UsageReader(UsageConfig(), client).read()
-    assert batch.node_readings == (
-        UsageReading("n", "cpu", 182250, NOW_S),
-        UsageReading("n", "memory", 1367 * 2**20, NOW_S),
-    )
-    assert batch.pod_readings == (
-        UsageReading("shop/p", "cpu", 500, NOW_S),
-        UsageReading("shop/p", "memory", 2 * GI, NOW_S),
-    )
+    assert batch.node_readings == (reading(182250), reading(1367 * 2**20, resource="memory"))
+    assert batch.pod_readings == (reading(500, name="shop/p"), reading(2 * GI, name="shop/p", resource="memory"))
     assert len(batch.faults) == 1
     assert "m: 'lots'" in batch.faults[0], "an invalid value drops the whole object"
 
@@ -175,15 +169,11 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
     async with serving(simulated) as url:
         batch = await read_prometheus(url, str(token))
     assert batch.faults == ()
-    assert batch.node_readings[:2] == (
-        UsageReading("n", "cpu", 3825, NOW_S),
-        UsageReading("n", "memory", 4247781376, NOW_S),
-    )
-    assert batch.node_readings[2].value != batch.node_readings[2].value, "NaN is passed on, to be dropped and counted"
-    assert set(batch.pod_readings) == {
-        UsageReading("shop/p", "cpu", 500, NOW_S),
-        UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S),
-    }
+    cpu, memory, bandwidth = batch.node_readings
+    assert (cpu, memory) == (reading(3825), reading(4247781376, resource="memory"))
+    assert bandwidth.value != bandwidth.value, "NaN is passed on, to be dropped and counted"
+    pod_bandwidth = reading(8e6, name="shop/p", resource=BANDWIDTH)
+    assert set(batch.pod_readings) == {reading(500, name="shop/p"), pod_bandwidth}
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.times.values())) == 1, "all queries are evaluated at one moment"
     store = UsageStore(180)
@@ -194,7 +184,7 @@ async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
     simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
         batch = await read_prometheus(url)
-    assert batch.node_readings == (UsageReading("n", "cpu", 1000, NOW_S),)
+    assert batch.node_readings == (reading(1000),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
 
