@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
+from controller.__main__ import main
 from kubekit.errors import ConfigError
-from tests.support.descheduled import DeschedulerConfig
+from tests.support.descheduled import DeschedulerConfig, decide_once, snapshot
 
 SEED = """
 apiVersion: descheduler/v1alpha2
@@ -138,16 +140,20 @@ def test_defaults_of_low_node_load_args() -> None:
     assert not section().enabled, "pods are evicted only if the descheduler is enabled"
 
 
-def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are_a_warning() -> None:
+def test_low_node_load_is_off_unless_the_profile_enables_it_and_ignored_args_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = yaml.safe_load(SEED)
     document["profiles"][0]["plugins"]["balance"]["enabled"] = []
     found = section(policy=document).resolve()
-    profile = "descheduler.policy.profiles[0]"
     assert found.low_node_load is None
     (warning,) = found.warnings
-    assert warning.startswith(
-        f"{profile}.plugins.balance.enabled: does not name LowNodeLoad, so {profile}.pluginConfig"
-    )
+    assert warning.startswith("descheduler.policy.profiles[0].plugins.balance.enabled: does not name LowNodeLoad, so")
+    assert decide_once(snapshot([], [], {}), found).plan.notes == (warning,), "the dry run shows it"
+    path, head = tmp_path / "config.yaml", {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
+    path.write_text(yaml.safe_dump({**head, "descheduler": {"policy": document}}))
+    assert main(["check-config", str(path)]) == 0
+    assert warning in capsys.readouterr().err
     del document["profiles"][0]["pluginConfig"]
     assert section(policy=document).resolve().warnings == ()
 
