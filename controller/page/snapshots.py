@@ -30,7 +30,7 @@ class SnapshotReader:
     Args:
         cache: the manager's stores.
         client: reads the Lease and the controllers' pods, which no store keeps.
-        namespace: of netaware itself.
+        namespace: where netaware is installed.
         policy: the default cost policy.
         scheduler: the scheduler's configuration.
     """

@@ -82,7 +82,7 @@ LATENCY = Dashboard(
                 matrix(
                     "Round trip from zone to zone, p50",
                     "s",
-                    "Medians of the newest runs. One node per zone pair measures, so each pair is shown in the measured direction.",
+                    "Medians of the newest samples. One node per zone pair measures, so each pair is shown in the measured direction.",
                     Query(f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}', format="table"),
                     row_label="origin_zone",
                     column_label="destination_zone",
@@ -96,7 +96,7 @@ LATENCY = Dashboard(
                 status_history(
                     "Round trips by zone pair, p50",
                     "s",
-                    "Each row is a pair of zones, coloured by the median of its newest run; a change of route is a step.",
+                    "Each row is a pair of zones, coloured by the median of its newest sample; a change of route is a step.",
                     Query(f'netaware:pair_latency_seconds{{quantile="0.5", {PAIR}}}', PAIR_LEGEND),
                     height=12,
                 ),
@@ -104,7 +104,7 @@ LATENCY = Dashboard(
                     timeseries(
                         f"Round trips, p{name}",
                         "s",
-                        f"p{name} of each zone pair's newest run. Percentiles of several runs are never averaged.",
+                        f"p{name} of each zone pair's newest sample. Percentiles of several samples are never averaged.",
                         Query(f'netaware:pair_latency_seconds{{quantile="{quantile}", {PAIR}}}', PAIR_LEGEND),
                         width=8,
                         height=9,
@@ -118,9 +118,9 @@ LATENCY = Dashboard(
                     Query("netaware:region_latency_seconds", "{{origin_region}} to {{destination_region}}"),
                 ),
                 heatmap(
-                    "Distribution of run medians",
+                    "Distribution of medians",
                     "s",
-                    "Medians of runs over all zone pairs; the histogram's buckets double from 50 µs.",
+                    "Medians of samples over all zone pairs; the histogram's buckets double from 50 µs.",
                     Query("sum by (le) (netaware:region_rtt_seconds:histogram_rate15m)", "{{le}}", format="heatmap"),
                 ),
                 timeseries(
@@ -155,7 +155,7 @@ LATENCY = Dashboard(
                 areas(
                     "Probes by outcome",
                     "cps",
-                    "Runs per second, by outcome. over-budget: postponed, because the prober had used its share of CPU.",
+                    "Probes per second, by outcome. over-budget: postponed, because the prober had used its share of CPU.",
                     Query("sum by (outcome) (netaware:pair_runs:rate15m)", "{{outcome}}"),
                 ),
                 timeseries(
@@ -168,7 +168,7 @@ LATENCY = Dashboard(
                 timeseries(
                     "Loss",
                     "percentunit",
-                    "Lost datagrams or retransmitted segments, divided by the transactions of the newest run.",
+                    "Lost datagrams or retransmitted segments, divided by the transactions of the newest probe.",
                     Query(f"netaware_probe_loss_ratio{{{PAIR}}}", PAIR_LEGEND),
                 ),
                 timeseries(
