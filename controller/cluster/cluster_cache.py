@@ -41,7 +41,7 @@ class ClusterCache:
         results: the other ConfigMaps of netaware's namespace, into which agents write.
         namespaces: all namespaces, whose labels admit AppGroups of other namespaces.
         services: all Services, which decide the routing of calls.
-        volumes, claims, classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
+        volumes, claims, storage_classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -58,7 +58,7 @@ class ClusterCache:
         self.services: Reflector[Service] = Reflector(client, SERVICES, Service)
         self.volumes: Reflector[PersistentVolume] = Reflector(client, VOLUMES, PersistentVolume)
         self.claims: Reflector[PersistentVolumeClaim] = Reflector(client, CLAIMS, PersistentVolumeClaim)
-        self.classes: Reflector[StorageClass] = Reflector(client, CLASSES, StorageClass)
+        self.storage_classes: Reflector[StorageClass] = Reflector(client, CLASSES, StorageClass)
         config_maps = partial(Reflector, client, CONFIGMAPS, ConfigMap, namespace=namespace)
         self.plans: Reflector[ConfigMap] = config_maps(label_selector=PLAN_SELECTOR)
         self.results: Reflector[ConfigMap] = config_maps(label_selector=f"{PLAN_LABEL}!=true")
@@ -79,7 +79,7 @@ class ClusterCache:
             "services": self.services,
             "volumes": self.volumes,
             "claims": self.claims,
-            "storage-classes": self.classes,
+            "storage-classes": self.storage_classes,
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:

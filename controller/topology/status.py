@@ -96,15 +96,15 @@ def _measured_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: Inpu
     summary = f"{len(pairs_by_basis['measured'])} of {total} zone pairs measured"
     if pairs_by_basis["unreachable"]:
         summary += f", {len(pairs_by_basis['unreachable'])} unreachable"
-    problems = [
-        (reason, f"{len(pairs)} {text}: {_join_pairs(pairs)}")
+    problems = {
+        reason: f"{len(pairs)} {text}: {_join_pairs(pairs)}"
         for reason, pairs, text in (
             ("PairsAbsent", pairs_by_basis["absent"], "without a cost"),
             ("PairsInferred", pairs_by_basis["inferred"], "inferred from paths over other zones"),
             ("MeasurementsOld", pairs_by_basis["stale"], "keep their last good value, oldest"),
         )
         if pairs
-    ]
+    }
     highest = ", ".join(
         f"{_format_pair(p)} {costs.by_zone_pair[p].cost}" for p in pairs_by_basis["measured"][:MAX_PAIRS_SHOWN]
     )
@@ -126,44 +126,39 @@ def _unreachable_state(pairs_by_basis: PairsByBasis, costs: ZoneCosts, faults: I
 
 
 def _outlier_nodes_state(costs: ZoneCosts, faults: InputFaults) -> ConditionState:
-    problems: list[tuple[str, str]] = []
+    problems: dict[str, str] = {}
     if writers := faults.writers_by_reason.get("unplanned"):
-        problems.append(("UnplannedResults", f"results of pairs that no plan names come from {_join_names(writers)}"))
+        problems["UnplannedResults"] = f"results of pairs that no plan names come from {_join_names(writers)}"
     if costs.error_us_by_outlier:
         nodes = [
             f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in costs.error_us_by_outlier.items()
         ]
-        problems.append(("NodesContradicted", f"ignored, because other nodes contradict them: {_join_names(nodes)}"))
+        problems["NodesContradicted"] = f"ignored, because other nodes contradict them: {_join_names(nodes)}"
     if faults.netperf_failures:
         failures = ", ".join(sorted(set(faults.netperf_failures.values())))
         message = f"netperf fails ({failures}) and datagrams count instead"
-        problems.append(("NetperfFails", f"{message}: {_join_pairs(sorted(faults.netperf_failures))}"))
+        problems["NetperfFails"] = f"{message}: {_join_pairs(sorted(faults.netperf_failures))}"
     if faults.disagreeing_pairs:
         message = "netperf and datagrams read different latencies, and netperf's counts"
-        problems.append(("InstrumentsDisagree", f"{message}: {_join_pairs(faults.disagreeing_pairs)}"))
+        problems["InstrumentsDisagree"] = f"{message}: {_join_pairs(faults.disagreeing_pairs)}"
     if costs.disputed_links:
-        problems.append(
-            ("PairsDisputed", f"two reporters contradict each other: {_join_pairs(sorted(costs.disputed_links))}")
-        )
+        problems["PairsDisputed"] = f"two reporters contradict each other: {_join_pairs(sorted(costs.disputed_links))}"
     return _join_problems(problems, ConditionState("AllAgree", "all latencies agree", holds=False))
 
 
 def _input_valid_state(faults: InputFaults) -> ConditionState:
-    problems: list[tuple[str, str]] = []
+    problems: dict[str, str] = {}
     if faults.policy_error:
-        problems.append(("BadCostPolicy", f"{faults.policy_error}; the controller's own policy is used"))
+        problems["BadCostPolicy"] = f"{faults.policy_error}; the controller's own policy is used"
     if faults.missing_configmaps:
-        problems.append(("ResultsMissing", f"no ConfigMap {_join_names(faults.missing_configmaps)}"))
+        problems["ResultsMissing"] = f"no ConfigMap {_join_names(faults.missing_configmaps)}"
     if faults.large_configmaps:
         # Rounded, so that a change of some bytes does not rewrite the status.
         sizes = ", ".join(
             f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large_configmaps.items())
         )
-        problems.append(
-            (
-                "ResultsTooLarge",
-                f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that netaware did not write",
-            )
+        problems["ResultsTooLarge"] = (
+            f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that netaware did not write"
         )
     if faults.refusal_counts:
         reasons = ", ".join(
@@ -171,23 +166,23 @@ def _input_valid_state(faults: InputFaults) -> ConditionState:
             + (f" of {_join_names(nodes)}" if (nodes := faults.writers_by_reason.get(reason)) else "")
             for reason, count in sorted(faults.refusal_counts.items())
         )
-        problems.append(("ResultsMalformed", f"keys refused: {reasons}"))
+        problems["ResultsMalformed"] = f"keys refused: {reasons}"
     if faults.zone_map.unzoned_nodes:
         count = len(faults.zone_map.unzoned_nodes)
-        problems.append(
-            ("NodesWithoutZone", f"{count} nodes without a zone label: {_join_names(faults.zone_map.unzoned_nodes)}")
+        problems["NodesWithoutZone"] = (
+            f"{count} nodes without a zone label: {_join_names(faults.zone_map.unzoned_nodes)}"
         )
     if faults.zone_map.conflicting_regions:
         zones = _join_names(faults.zone_map.conflicting_regions)
-        problems.append(("ConflictingRegions", f"nodes disagree about the region of zone {zones}"))
+        problems["ConflictingRegions"] = f"nodes disagree about the region of zone {zones}"
     return _join_problems(problems, ConditionState("AllRead", "policy, results and zone labels are valid", holds=True))
 
 
-def _join_problems(problems: Sequence[tuple[str, str]], good_state: ConditionState) -> ConditionState:
-    """The opposite of ``good_state``, with the reason of the first problem and all messages; ``good_state`` without problems."""
+def _join_problems(problems: Mapping[str, str], good_state: ConditionState) -> ConditionState:
+    """The opposite of ``good_state``, with the first reason and all messages of ``problems``; ``good_state`` without problems."""
     if not problems:
         return good_state
-    return ConditionState(problems[0][0], "; ".join(text for _, text in problems), holds=not good_state.holds)
+    return ConditionState(next(iter(problems)), "; ".join(problems.values()), holds=not good_state.holds)
 
 
 def build_status(

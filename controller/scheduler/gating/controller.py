@@ -126,7 +126,7 @@ class GatingController:
         )
         self.node_cache.subscribe_to(cache.nodes, cache.pods)
         self._planning_process.subscribe_to(cache.nodes, cache.pods)
-        volume_stores = cache.volumes, cache.claims, cache.classes
+        volume_stores = cache.volumes, cache.claims, cache.storage_classes
         self.volumes.subscribe_to(*volume_stores)
         self._pod_store.subscribe(self._on_pod_change)
         other_stores = cache.nodes, cache.topologies, cache.namespaces, cache.services, cache.app_groups
