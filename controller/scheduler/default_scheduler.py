@@ -11,7 +11,6 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,13 +32,6 @@ DEFAULT_SPREAD_CONSTRAINTS = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
 _SPREAD_WEIGHT, _AFFINITY_WEIGHT, _TAINT_WEIGHT = 2, 2, 3
 
 
-class _Domains(NamedTuple):
-    """Topology domains of a key: [host] its domain or -1, and the number of domains."""
-
-    domain_of: Ints
-    domain_count: int
-
-
 class DefaultSchedulerModel:
     """Scores hosts for a pod.
 
@@ -54,7 +46,7 @@ class DefaultSchedulerModel:
             [[host.allocatable.get(r, 0) for r in DEFAULT_REQUESTS] for host in hosts], np.int64
         ).reshape(-1, 2)
         self._requested, self._scored_requests = np.zeros_like(self._allocatable), np.zeros_like(self._allocatable)
-        self._domains_by_key: dict[str, _Domains] = {}
+        self._domains: dict[str, Ints] = {}
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
@@ -124,7 +116,7 @@ class DefaultSchedulerModel:
             constraints = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD_CONSTRAINTS]
         raw = np.zeros(len(self._hosts))
         for key, skew, pods in constraints:
-            domain_of = self._domains_of(key).domain_of
+            domain_of = self._domain_of(key)
             domain_count = np.unique(domain_of[is_feasible & (domain_of >= 0)]).size
             raw += self._count_pods_in_domain(key, pods, is_feasible) * math.log(domain_count + 2) + (skew - 1)
         rounded = np.round(raw).astype(np.int64)
@@ -136,22 +128,23 @@ class DefaultSchedulerModel:
 
     def _count_pods_in_domain(self, key: str, pods: Iterable[PodInfo], is_feasible: Bools) -> Floats:
         """[host] number of pods on feasible hosts of its domain."""
-        domains = self._domains_of(key)
-        counts = np.zeros(domains.domain_count + 1)
+        domain_of = self._domain_of(key)
+        counts = np.zeros(int(domain_of.max(initial=-1)) + 2)
         for pod in pods:
             host = self._host_index.get(pod.node)
             if host is not None and pod.is_active and is_feasible[host]:
-                counts[domains.domain_of[host]] += 1
+                counts[domain_of[host]] += 1
         counts[-1] = 0.0  # Hosts without the label are in no domain.
-        return counts[domains.domain_of]
+        return counts[domain_of]
 
-    def _domains_of(self, key: str) -> _Domains:
-        if key not in self._domains_by_key:
+    def _domain_of(self, key: str) -> Ints:
+        """[host] its topology domain; -1 without the label."""
+        if key not in self._domains:
             index_of: dict[str, int] = {}
             values = [host.labels.get(key) for host in self._hosts]
             domain_of = [-1 if value is None else index_of.setdefault(value, len(index_of)) for value in values]
-            self._domains_by_key[key] = _Domains(np.array(domain_of, np.int64), len(index_of))
-        return self._domains_by_key[key]
+            self._domains[key] = np.array(domain_of, np.int64)
+        return self._domains[key]
 
     def _score_node_affinity(self, spec: PodSpec) -> Ints:
         affinity = spec.affinity.node_affinity if spec.affinity else None

@@ -27,7 +27,7 @@ static double finish_trial(Trial *trial, int is_possible, double temperature) {
   return 0;
 }
 
-/* Proposes a host for a replica: in 14 of 16 cases the host of an adjacent workload's replica, else any. */
+/* Proposes a host for a replica: mostly the host of an adjacent workload's replica, else any. -1 if the adjacent replica has none. */
 static int32_t propose_host(State *state, int32_t replica) {
   const Problem *problem = state->problem;
   int64_t workload = workload_at(state, replica), start = problem->edge_end_start[workload];
