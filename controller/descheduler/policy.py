@@ -162,20 +162,20 @@ def _convert_configuration(config: _Configuration, field: str) -> Policy:
     if len(config.profiles) > 1:
         raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "give one, with nodePools")
     profile = config.profiles[0] if config.profiles else _Profile()
-    args_by_plugin = {
+    args_and_field_by_plugin = {
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    load_document, load_field = args_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles))
+    load_document, load_field = args_and_field_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles))
     load_args = _read_load_args(load_document, load_field)
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
-    migration_document, migration_field = args_by_plugin.get(_MIGRATION, ({}, ""))
+    migration_document, migration_field = args_and_field_by_plugin.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
     is_enabled, interval = bool(profile.plugins.balance.enabled), config.descheduling_interval
     warnings: tuple[str, ...] = ()
-    if _LOW_NODE_LOAD in args_by_plugin and not is_enabled:
+    if _LOW_NODE_LOAD in args_and_field_by_plugin and not is_enabled:
         field_of_list = f"{profiles}[0].plugins.balance.enabled"
         warnings = (f"{field_of_list}: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect",)
     return Policy(
