@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 from controller.cluster.crds import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object  # noqa: E402
-from lab.boutique import load as load_boutique  # noqa: E402
+from lab.boutique import load_application  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
 from lab.demo import COMPONENTS, POD_CPU  # noqa: E402
 from lab.installation import install  # noqa: E402
-from lab.topology import load  # noqa: E402
+from lab.topology import load_topology  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
 from tests.support.chromium import find_or_fetch  # noqa: E402
 
@@ -66,7 +66,9 @@ def main(arguments: Sequence[str]) -> int:
 async def _page(folder: Path, *, every: bool) -> None:
     chromium = await asyncio.to_thread(find_or_fetch)
     with tempfile.TemporaryDirectory() as state:
-        async with Lab.start(load("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)) as lab:
+        async with Lab.start(
+            load_topology("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)
+        ) as lab:
             installed = await install(lab)
             async with Client(lab.client_config) as client, open_tab(chromium, width=WIDE, height=HEIGHT) as tab:
                 await tab.open(f"{installed.controller_url}/")
@@ -79,12 +81,12 @@ async def _page(folder: Path, *, every: bool) -> None:
                 # A few rounds more, for the line of a pair's p50 over time.
                 await asyncio.sleep(ROUNDS_S)
                 await _shoot(tab, folder, VIEWS if every else IN_DOCS, (WIDE, NARROW) if every else (WIDE,))
-            installed.check()
+            installed.check_running()
 
 
 async def _deploy(client: Client, namespace: str, scheduler: str) -> None:
     """The Online Boutique by one scheduler."""
-    application = load_boutique(scheduler=scheduler, cpu=POD_CPU)
+    application = load_application(scheduler=scheduler, cpu=POD_CPU)
     await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
     await client.create(APPGROUPS, application.group, Object, namespace=namespace)
     for deployment in application.deployments.values():

@@ -44,7 +44,7 @@ class Application:
     dependencies: tuple[Dependency, ...]
 
 
-def load(*, scheduler: str, cpu: str) -> Application:
+def load_application(*, scheduler: str, cpu: str) -> Application:
     """Read the example.
 
     Args:
@@ -88,7 +88,7 @@ def with_real_containers(application: Application, image: str) -> Application:
     return replace(application, deployments=deployments)
 
 
-def shuffled(application: Application, seed: int) -> Application:
+def shuffle_deployments(application: Application, seed: int) -> Application:
     """The application with its Deployments in a random order."""
     names = sorted(application.deployments)
     random.Random(seed).shuffle(names)

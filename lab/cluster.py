@@ -23,21 +23,21 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from lab import namespaces, unprivileged
-from lab.build import Binaries, find_or_build
+from lab.build import Binaries, find_or_build_programs
 from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
 from lab.paths import write_atomically
 from lab.polling import poll_until
-from lab.programs import Programs, pythonpath_env
+from lab.programs import Programs, build_pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
-from lab.realnode.programs import NodePrograms, find_or_build_node_programs
+from lab.realnode.programs import NodeBinaries, find_or_build_node_binaries
 from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim
 from lab.scheduling import DEFAULT_PROFILE
 from lab.topology import Topology
 from lab.wan.control import WanControl
-from lab.wan.plan import WanNode, WanPlan, links_of
+from lab.wan.plan import WanNode, WanPlan, list_links
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Lab:
         topology: None for a control plane without nodes.
         control_plane: API server, etcd and controllers.
         programs: all programs of the lab.
-        nodes: networks of the nodes, in the order of the topology.
+        networks: networks of the nodes, in the order of the topology.
         urls: name of a program, such as ``controller`` -> URL at which it serves.
         boot_s: duration of the start, seconds.
         real_nodes: the nodes with a real kubelet, and the images that they can pull.
@@ -72,7 +72,7 @@ class Lab:
     topology: Topology | None
     control_plane: ControlPlane
     programs: Programs
-    nodes: tuple[NodeNetwork, ...]
+    networks: tuple[NodeNetwork, ...]
     urls: dict[str, str] = field(default_factory=dict)
     boot_s: float = 0.0
     real_nodes: RealNodes = field(default_factory=RealNodes)
@@ -107,8 +107,8 @@ class Lab:
         started = time.monotonic()
         paths = lab_paths(name, folder)
         if binaries is None:
-            binaries = await asyncio.to_thread(find_or_build)
-        node_binaries = await asyncio.to_thread(find_node_programs, topology)
+            binaries = await asyncio.to_thread(find_or_build_programs)
+        node_binaries = await asyncio.to_thread(find_node_binaries, topology)
         with lock_lab(paths):
             await _run_in_thread(reclaim, paths)
             paths.state_dir.mkdir(parents=True, mode=0o700)
@@ -139,11 +139,11 @@ class Lab:
         """The control of the emulated network."""
         return WanControl(self.paths.wan_socket)
 
-    def node(self, name: str) -> NodeNetwork:
+    def network_of(self, name: str) -> NodeNetwork:
         """The network of a node. Raises KeyError for an unknown name."""
-        return {network.node.name: network for network in self.nodes}[name]
+        return {network.node.name: network for network in self.networks}[name]
 
-    async def report_ended(self) -> None:
+    async def log_ended_programs(self) -> None:
         """Log each program that ends unexpectedly, once, while the lab goes on. Never returns."""
         reported: set[str] = set()
         while True:
@@ -165,9 +165,9 @@ class Lab:
                 "netns": network.netns,
                 "kubelet": network.node.kubelet,
                 "pods": list(network.pod_ranges),
-                "enter": self._enter_command(network),
+                "enter": self._build_enter_command(network),
             }
-            for network in self.nodes
+            for network in self.networks
         ]
         enter = ["nsenter", f"--target={os.getpid()}", "--user", "--net", "--mount", "--preserve-credentials", "--"]
         return {
@@ -187,10 +187,10 @@ class Lab:
             "boot_s": round(self.boot_s, 2),
         }
 
-    def _enter_command(self, network: NodeNetwork) -> list[str]:
+    def _build_enter_command(self, network: NodeNetwork) -> list[str]:
         """The command that opens a shell on a node."""
         node = self.real_nodes.nodes.get(network.node.name)
-        return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.enter_command(network.netns)
+        return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.build_enter_command(network.netns)
 
     def _host_kubeconfig(self) -> Path:
         """The administrator's kubeconfig for the host."""
@@ -213,12 +213,12 @@ async def _boot(
     topology: Topology | None,
     components: tuple[str, ...],
     binaries: Binaries,
-    node_binaries: NodePrograms | None,
+    node_binaries: NodeBinaries | None,
     *,
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
     # A crash in native code leaves its stack in the program's log.
-    programs = Programs(paths.state_dir, {**pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
+    programs = Programs(paths.state_dir, {**build_pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     if topology is not None:
         network = await _run_in_thread(create_network, topology.nodes, paths.state_dir)
@@ -233,25 +233,25 @@ async def _boot(
         programs=programs,
         api_server_flags=api_server_flags,
     ) as control_plane:
-        lab = Lab(paths.name, paths, topology, control_plane, programs, network.nodes if network else ())
+        lab = Lab(paths.name, paths, topology, control_plane, programs, network.node_networks if network else ())
         if network is not None and topology is not None:
             await _start_wan(lab, topology, programs)
             await _start_nodes(lab, network, node_binaries, components)
         async with contextlib.AsyncExitStack() as stack:
-            listener = unprivileged.relay_socket()
+            listener = unprivileged.inherited_relay_socket()
             if listener is not None:
                 port = int(control_plane.server.rsplit(":", 1)[1])
                 lab.host_server = await stack.enter_async_context(unprivileged.relay(listener, address, port))
             yield lab
 
 
-def find_node_programs(topology: Topology | None) -> NodePrograms | None:
-    """Programs of real nodes, None if the topology has no real node. Blocks; raises as `find_or_build_node_programs`."""
-    return find_or_build_node_programs() if topology is not None and topology.real_nodes else None
+def find_node_binaries(topology: Topology | None) -> NodeBinaries | None:
+    """Programs of real nodes, None if the topology has no real node. Blocks; raises as `find_or_build_node_binaries`."""
+    return find_or_build_node_binaries() if topology is not None and topology.real_nodes else None
 
 
 async def _start_nodes(
-    lab: Lab, network: LabNetwork, binaries: NodePrograms | None, components: tuple[str, ...]
+    lab: Lab, network: LabNetwork, binaries: NodeBinaries | None, components: tuple[str, ...]
 ) -> None:
     if binaries is not None:
         if "scheduler" in components:
@@ -266,20 +266,20 @@ async def _start_nodes(
         )
     async with Client(lab.client_config) as client:
         if "kwok" in components:
-            await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), lab.name)
+            await register_nodes(client, tuple(n for n in network.node_networks if not n.pod_ranges), lab.name)
         await await_usable(client)
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
-    nodes = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.nodes]
-    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
+    nodes = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.networks]
+    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, list_links(topology))
     plan_file = lab.paths.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     what = "the emulated network to start"
     await poll_until(
-        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=programs.check, error=BootError
+        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=programs.check_running, error=BootError
     )
 
 

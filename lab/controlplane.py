@@ -27,12 +27,12 @@ from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from lab import controlplane_commands
-from lab.build import Binaries, find_or_build
+from lab.build import Binaries, find_or_build_programs
 from lab.certificates import CertificateAuthority, KeyPair, generate_signing_key
 from lab.errors import BootError
 from lab.polling import poll_until
-from lab.programs import Program, Programs, run_to_end
-from lab.scheduling import DEFAULT_PROFILE, build_config
+from lab.programs import Program, Programs, run_command
+from lab.scheduling import DEFAULT_PROFILE, build_scheduler_config
 
 LOOPBACK = controlplane_commands.LOOPBACK
 SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.1", "10.96.0.10"
@@ -104,7 +104,7 @@ class ControlPlane:
             BootError: a program ended or did not become ready; the message has the end of its log.
         """
         if binaries is None:
-            binaries = await asyncio.to_thread(find_or_build)
+            binaries = await asyncio.to_thread(find_or_build_programs)
         authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
         own_programs = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
@@ -153,7 +153,7 @@ class ControlPlane:
     async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
         """Run kubectl as the administrator; returns its output. Raises BootError if it fails or does not end in time."""
         command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
-        output = await run_to_end(command, f"kubectl {' '.join(map(str, arguments))}", timeout_s)
+        output = await run_command(command, f"kubectl {' '.join(map(str, arguments))}", timeout_s)
         return output.decode()
 
     async def start_controller_manager(self, flags: Iterable[str] = ()) -> Program:
@@ -164,7 +164,7 @@ class ControlPlane:
         """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         binary = self.binaries["kube-controller-manager"]
-        command = controlplane_commands.controller_manager_command(binary, kubeconfig, self.authority)
+        command = controlplane_commands.build_controller_manager_command(binary, kubeconfig, self.authority)
         program = self.programs.start("kube-controller-manager", [*command, *self._feature_gates, *flags])
         async with Client(self.client_config) as client:
             account = SERVICE_ACCOUNTS.path("default", "default")
@@ -187,9 +187,9 @@ class ControlPlane:
             extender_url: base URL of an extender.
             profiles: scheduler names.
         """
-        port = free_ports(1)[0]
+        port = find_free_ports(1)[0]
         kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
-        data = {**(config or build_config(extender_url=extender_url, profiles=profiles))}
+        data = {**(config or build_scheduler_config(extender_url=extender_url, profiles=profiles))}
         data["clientConnection"] = {**data.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
         config_file = self.state_dir / f"{name}.yaml"
         config_file.write_text(yaml.safe_dump(data))
@@ -284,18 +284,18 @@ class ControlPlane:
                 await self.programs.stop_all()
 
     async def _boot_once(self) -> None:
-        etcd_port, peer_port, api_port = free_ports(3)
+        etcd_port, peer_port, api_port = find_free_ports(3)
         self.server, self.etcd = f"https://{self.address}:{api_port}", f"https://{LOOPBACK}:{etcd_port}"
         pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
         binary, data_dir = self.binaries["etcd"], self.state_dir / "etcd"
         self.programs.start(
             "etcd",
-            controlplane_commands.etcd_command(
+            controlplane_commands.build_etcd_command(
                 binary, data_dir, pair, self.authority.certificate, ports=(etcd_port, peer_port)
             ),
         )
         await self._wait_until(lambda: _is_listening(etcd_port), "etcd to listen")
-        command = controlplane_commands.api_server_command(
+        command = controlplane_commands.build_api_server_command(
             self.binaries["kube-apiserver"],
             self.authority,
             self._serving,
@@ -320,7 +320,7 @@ class ControlPlane:
             lambda: f"{what}; {list(self.programs)[-1].log_excerpt}",
             READY_TIMEOUT_S,
             every_s=_POLL_S,
-            on_retry=self.programs.check,
+            on_retry=self.programs.check_running,
             error=BootError,
         )
 
@@ -361,7 +361,7 @@ def save_credentials(
         shutil.copyfile(credentials["client-key"], folder / "tls.key")
 
 
-def free_ports(count: int) -> list[int]:
+def find_free_ports(count: int) -> list[int]:
     """Different free TCP ports of the loopback address, chosen by the kernel."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -370,7 +370,7 @@ def free_ports(count: int) -> list[int]:
         return [int(sock.getsockname()[1]) for sock in sockets]
 
 
-async def exists(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
+async def object_exists(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
     """Whether there is an object of this name. Raises as `Client.get`."""
     try:
         await client.get(resource, name, Object, namespace=namespace)

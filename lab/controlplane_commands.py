@@ -11,7 +11,7 @@ _DOCUMENTATION_ADDRESS = "192.0.2.1"  # RFC 5737
 _FRONT_PROXY = "front-proxy-client"
 
 
-def etcd_command(
+def build_etcd_command(
     binary: Path, data_dir: Path, pair: KeyPair, authority: Path, *, ports: tuple[int, int]
 ) -> list[str | Path]:
     """Command of etcd on the loopback address; ``ports`` are those for clients and for peers.
@@ -45,7 +45,7 @@ def etcd_command(
     ]
 
 
-def api_server_command(
+def build_api_server_command(
     binary: Path, authority: CertificateAuthority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
 ) -> list[str | Path]:
     """Command of kube-apiserver.
@@ -100,7 +100,9 @@ def api_server_command(
     ]
 
 
-def controller_manager_command(binary: Path, kubeconfig: Path, authority: CertificateAuthority) -> list[str | Path]:
+def build_controller_manager_command(
+    binary: Path, kubeconfig: Path, authority: CertificateAuthority
+) -> list[str | Path]:
     """Command of kube-controller-manager, which signs service accounts' tokens with a key in the authority's folder."""
     return [
         binary,

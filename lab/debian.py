@@ -30,34 +30,35 @@ class UnpackedPackages:
 
     root: Path
 
-    def program(self, name: str) -> Path | None:
+    def find_program(self, name: str) -> Path | None:
         """The file of a program; None if the packages have no program of this name."""
         return next((path for f in _PROGRAM_FOLDERS if (path := self.root / f / name).exists()), None)
 
     @property
-    def libraries(self) -> dict[str, str]:
+    def library_environment(self) -> dict[str, str]:
         """LD_LIBRARY_PATH for the packages' libraries; empty without libraries."""
         files = (path for base in ("usr/lib", "lib") for path in (self.root / base).rglob("*.so*"))
         folders = sorted({str(path.parent) for path in files})
         return {"LD_LIBRARY_PATH": ":".join(folders)} if folders else {}
 
+    @property
     def environment(self) -> dict[str, str]:
         """PATH and LD_LIBRARY_PATH for the packages' programs."""
         programs = [str(self.root / folder) for folder in _PROGRAM_FOLDERS]
         search = os.pathsep.join([os.environ.get("PATH", os.defpath), *programs])
-        return {"PATH": search, **self.libraries}
+        return {"PATH": search, **self.library_environment}
 
     def can_run(self, programs: Sequence[str]) -> bool:
         """Whether these files exist and all libraries that they need are found."""
         paths = [self.root / program for program in programs]
         if not all(path.exists() for path in paths):
             return False
-        argv, environment = ["ldd", *map(str, paths)], {**os.environ, **self.libraries}
+        argv, environment = ["ldd", *map(str, paths)], {**os.environ, **self.library_environment}
         done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment)
         return "not found" not in done.stdout
 
 
-def find_or_unpack(
+def find_or_unpack_packages(
     name: str,
     packages: Sequence[str],
     *,

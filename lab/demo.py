@@ -37,13 +37,13 @@ from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
-from lab.controlplane import exists
-from lab.edges import measure_pairs
+from lab.controlplane import object_exists
 from lab.errors import LabError
-from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
-from lab.netperf_install import find_if_available
+from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, list_result_configmaps
+from lab.netperf_install import find_netperf_if_available
+from lab.node_pairs import measure_node_pairs
 from lab.polling import poll_until
-from lab.programs import run_to_end
+from lab.programs import run_command
 from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout, install_as_shipped
@@ -107,7 +107,7 @@ class Demo:
         deadline, reported = time.monotonic() + timeout_s + 2 * len(zones), -1
         seen: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
         while True:
-            self.installation.check()
+            self.installation.check_running()
             network = await self.client.get(
                 NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
             )
@@ -132,9 +132,9 @@ class Demo:
 
     async def _newest_samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
         """Pair of zones -> newest sample of each of its node pairs."""
-        places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
+        places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in self.lab.networks}
         samples: dict[frozenset[str], list[Sample]] = defaultdict(list)
-        for item in await result_maps(self.client, network.spec.configmap_name):
+        for item in await list_result_configmaps(self.client, network.spec.configmap_name):
             for sample in decode_results(item.data or {}, places).samples.values():
                 if sample.measurement.test != "TCP_STREAM" and sample.cost_measurement.p90_us is not None:
                     samples[frozenset(sample.zones)].append(sample)
@@ -148,13 +148,13 @@ class Demo:
         Returns:
             Workload -> node; on real nodes also the latency of requests, else None.
         """
-        application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
+        application = boutique.load_application(scheduler=scheduler, cpu=pod_cpu(self.lab))
         if self.has_real_nodes:
             application = boutique.with_real_containers(application, APP_IMAGE)
         if self.seed is not None:
-            application = boutique.shuffled(application, self.seed)
+            application = boutique.shuffle_deployments(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
-        account = partial(exists, self.client, SERVICE_ACCOUNTS, "default", namespace)
+        account = partial(object_exists, self.client, SERVICE_ACCOUNTS, "default", namespace)
         await self._wait_until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
         await self._wait_until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
@@ -179,7 +179,11 @@ class Demo:
         address = service["spec"]["clusterIP"]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
         real_node = self.lab.real_nodes.nodes[node]
-        command: list[str | Path] = [*namespaces.enter_command(real_node.network.netns), real_node.binaries.app, "load"]
+        command: list[str | Path] = [
+            *namespaces.build_enter_command(real_node.network.netns),
+            real_node.binaries.app,
+            "load",
+        ]
         command += [
             f"--url=http://{address}/",
             f"--rate={_LOAD_RATE}",
@@ -187,18 +191,18 @@ class Demo:
             f"--warm-up={_WARM_UP_S}s",
             f"--seed={self.seed or 0}",
         ]
-        output = await run_to_end(command, "requests to the frontend", _LOAD_S + _MEASURE_DEADLINE_S)
+        output = await run_command(command, "requests to the frontend", _LOAD_S + _MEASURE_DEADLINE_S)
         return msgspec.json.decode(output, type=report.RequestLatency)
 
     async def measure_edges(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
         """Pair of nodes -> median round trip, µs, for all dependencies; both nodes of a pair may be the same."""
-        dependencies = boutique.load(scheduler="", cpu=POD_CPU).dependencies
+        dependencies = boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
         pairs = {(p[d.origin], p[d.destination]) for p in placements for d in dependencies}
         self.say(f"measuring dependency latency between {len(pairs)} pairs of nodes")
-        return await measure_pairs(self.installation, pairs)
+        return await measure_node_pairs(self.installation, pairs)
 
     async def _wait_until(self, check: Callable[[], object], what: str) -> None:
-        check_programs = self.installation.check
+        check_programs = self.installation.check_running
         await poll_until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, on_retry=check_programs, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:
@@ -263,9 +267,9 @@ async def run_demo(
     """
     started = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
-        say(f"control plane {lab.control_plane.version} and {len(lab.nodes)} nodes up after {lab.boot_s:.1f} s")
+        say(f"control plane {lab.control_plane.version} and {len(lab.networks)} nodes up after {lab.boot_s:.1f} s")
         if images:
-            installation = Installation(lab, await asyncio.to_thread(find_if_available), secrets.token_hex(16))
+            installation = Installation(lab, await asyncio.to_thread(find_netperf_if_available), secrets.token_hex(16))
             await install_as_shipped(lab, images, overlay=OVERLAYS[placement])
             say("the shipped overlay's pods are ready")
         else:
@@ -302,11 +306,11 @@ def _report(
     placement: str,
     elapsed_s: float,
 ) -> report.DemoReport:
-    places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in demo.lab.nodes}
+    places = {n.node.name: NodeLocation(n.node.name, n.node.zone, n.node.region) for n in demo.lab.networks}
     zones = list(demo.topology.zones)
     edges = [
         _edge(network, places, dependency, placements, latencies)
-        for dependency in boutique.load(scheduler="", cpu=POD_CPU).dependencies
+        for dependency in boutique.load_application(scheduler="", cpu=POD_CPU).dependencies
     ]
     pairs = len(zones) * (len(zones) - 1) // 2
     return report.DemoReport(
@@ -334,7 +338,7 @@ def _matrix(
         report.MatrixEntry(
             origin=a,
             destination=b,
-            configured_us=topology.link(a, b).rtt_us,
+            configured_us=topology.link_between(a, b).rtt_us,
             p50_us=medians[a, b].p50_us,
             p90_us=medians[a, b].p90_us,
             p99_us=medians[a, b].p99_us,

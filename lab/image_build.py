@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.build import build_lock, run_step
-from lab.debian import UnpackedPackages, find_archives, find_or_unpack
+from lab.debian import UnpackedPackages, find_archives, find_or_unpack_packages
 from lab.errors import UnsupportedError
-from lab.network import missing_privileges
+from lab.network import find_missing_privileges
 from lab.paths import cache_dir
 from lab.progress import Progress
 from netperf import contract
@@ -89,7 +89,7 @@ def find_or_build_image(recipe: Recipe) -> Path:
     if (layout / "index.json").exists():
         os.utime(layout)
         return layout
-    if missing_privileges():
+    if find_missing_privileges():
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
     home.mkdir(parents=True, exist_ok=True)
     progress = Progress()
@@ -128,7 +128,7 @@ class _Builder:
     def __init__(self, home: Path, progress: Progress) -> None:
         self._home, self._progress = home, progress
         self._log = home / "build.log"
-        self._tools: UnpackedPackages = find_or_unpack("images", _BUILD_TOOLS, progress=progress)
+        self._tools: UnpackedPackages = find_or_unpack_packages("images", _BUILD_TOOLS, progress=progress)
         settings = home / "settings"
         settings.mkdir(exist_ok=True)
         (settings / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')

@@ -23,11 +23,11 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, exists, free_ports
+from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, find_free_ports, object_exists
 from lab.errors import BootError
-from lab.netperf_install import Netperf, find_if_available
+from lab.netperf_install import Netperf, find_netperf_if_available
 from lab.polling import poll_until
-from lab.programs import Program, Programs, agent_program, is_ready
+from lab.programs import Program, Programs, agent_program_name, answers_ok
 from netperf.contract import (
     AGENT,
     CAPACITY_ANNOTATION,
@@ -52,7 +52,7 @@ _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed later."""
 
 
-CENTRAL = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
+CENTRAL_PROGRAMS = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
 """Our programs that run once: name in the lab, service account, and verb of ``python -m controller``."""
 
 
@@ -83,9 +83,9 @@ class Installation:
         """The controller's configuration."""
         return self.lab.paths.state_dir / "controller.yaml"
 
-    def check(self) -> None:
+    def check_running(self) -> None:
         """Raise BootError, with the end of its log, if a program of the lab or an agent ended unexpectedly."""
-        self.lab.programs.check()
+        self.lab.programs.check_running()
         for agent in self.agents:
             if agent.has_failed:
                 raise BootError(agent.exit_message)
@@ -120,10 +120,10 @@ async def install(
     Raises:
         BootError: a program did not start; the message has the end of its log.
     """
-    netperf = await asyncio.to_thread(find_if_available)
+    netperf = await asyncio.to_thread(find_netperf_if_available)
     installation = Installation(lab, netperf, secrets.token_hex(16))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-k", overlay)
-    manager_port, extender_port = free_ports(2)
+    manager_port, extender_port = find_free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
     # The pods that represent our programs are scheduled before the extender answers, which the scheduler may ignore.
@@ -136,7 +136,7 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _wait_until_ready(installation, urls)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
-        topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
+        topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
         await _wait_until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.urls |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
@@ -152,7 +152,7 @@ async def _prepare(client: Client, installation: Installation) -> None:
         "stringData": {PASSPHRASE_KEY: installation.passphrase},
     }
     await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=NETAWARE_NAMESPACE)
-    for network in installation.lab.nodes:
+    for network in installation.lab.networks:
         annotation = {"metadata": {"annotations": {CAPACITY_ANNOTATION: str(network.node.nic_bps)}}}
         await client.patch(NODES, network.node.name, annotation, Node, patch_type=MERGE_PATCH)
 
@@ -174,12 +174,12 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 async def _start_controller(client: Client, installation: Installation) -> None:
     urls, config = (installation.controller_url, installation.extender_url), installation.config
-    for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
-        kubeconfig = await bound_kubeconfig(client, installation.lab.control_plane, account, name)
-        spawn_central(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
+    for (name, account, verb), url in zip(CENTRAL_PROGRAMS, urls, strict=True):
+        kubeconfig = await write_bound_kubeconfig(client, installation.lab.control_plane, account, name)
+        start_central_program(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
 
 
-def spawn_central(
+def start_central_program(
     programs: Programs,
     name: str,
     verb: str,
@@ -209,13 +209,13 @@ async def _start_agents(client: Client, installation: Installation) -> None:
     passphrase_file = lab.paths.state_dir / "probe-passphrase"
     passphrase_file.touch(mode=0o600)
     passphrase_file.write_text(installation.passphrase)
-    for network in lab.nodes:
-        node, name = network.node.name, agent_program(network.node.name)
+    for network in lab.networks:
+        node, name = network.node.name, agent_program_name(network.node.name)
 
         def on_node(pod: Pod, node: str = node) -> bool:
             return pod.spec.node_name == node
 
-        kubeconfig = await bound_kubeconfig(client, lab.control_plane, AGENT, name, on_node)
+        kubeconfig = await write_bound_kubeconfig(client, lab.control_plane, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
@@ -226,7 +226,7 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         installation.agent_urls[node] = f"http://{listen}"
 
 
-async def bound_kubeconfig(
+async def write_bound_kubeconfig(
     client: Client, plane: ControlPlane, account: str, file_name: str, matches: Callable[[Pod], bool] = bool
 ) -> Path:
     """Write a kubeconfig with the service account's token, bound to the first of its pods that is scheduled and matches."""
@@ -246,10 +246,12 @@ async def bound_kubeconfig(
 
 async def _wait_until_ready(installation: Installation, urls: list[str]) -> None:
     for url in urls:
-        await _wait_until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check)
+        await _wait_until(
+            partial(answers_ok, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check_running
+        )
 
 
-async def result_maps(client: Client, base: str) -> list[ConfigMap]:
+async def list_result_configmaps(client: Client, base: str) -> list[ConfigMap]:
     """The ConfigMaps of results: the one named ``base``, and its shards."""
     maps = await client.list(CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE)
     return [item for item in maps if item.metadata.name == base or item.metadata.name.startswith(f"{base}-")]

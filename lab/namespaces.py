@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def entered(name: str) -> Iterator[None]:
+def enter(name: str) -> Iterator[None]:
     """Move the calling thread, and no other, into a namespace for the duration of the block.
 
     Raises:
@@ -35,7 +35,7 @@ def entered(name: str) -> Iterator[None]:
         yield
 
 
-def enter_command(name: str) -> list[str]:
+def build_enter_command(name: str) -> list[str]:
     """The command prefix that runs a command in a namespace."""
     return ["nsenter", f"--net={FOLDER / name}"]
 
@@ -65,7 +65,7 @@ def remove(name: str) -> None:
     target.unlink(missing_ok=True)
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """All names under /run/netns, also those of other programs."""
     return sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.debian import find_or_unpack
+from lab.debian import find_or_unpack_packages
 from lab.errors import UnsupportedError
 from lab.progress import Progress
 
@@ -38,7 +38,7 @@ class Netperf:
         return self.netperf.parent
 
 
-def find_or_fetch() -> Netperf:
+def find_or_fetch_netperf() -> Netperf:
     """Return netperf from PATH, from the cache, or from the distribution's mirror, in this order.
 
     Raises:
@@ -48,14 +48,16 @@ def find_or_fetch() -> Netperf:
     if client and server:
         return Netperf(Path(client), Path(server))
     programs = ("usr/bin/netperf", "usr/bin/netserver")
-    tree = find_or_unpack("netperf", ["netperf"], programs=programs, components=_COMPONENTS, progress=Progress())
-    return Netperf(tree.root / programs[0], tree.root / programs[1], tree.libraries)
+    tree = find_or_unpack_packages(
+        "netperf", ["netperf"], programs=programs, components=_COMPONENTS, progress=Progress()
+    )
+    return Netperf(tree.root / programs[0], tree.root / programs[1], tree.library_environment)
 
 
-def find_if_available() -> Netperf | None:
-    """As `find_or_fetch`, but returns None and prints the reason on stderr if netperf is not available."""
+def find_netperf_if_available() -> Netperf | None:
+    """As `find_or_fetch_netperf`, but returns None and prints the reason on stderr if netperf is not available."""
     try:
-        return find_or_fetch()
+        return find_or_fetch_netperf()
     except UnsupportedError as error:
         Progress().note(str(error))
         return None

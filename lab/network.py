@@ -67,12 +67,12 @@ class LabNetwork:
     Attributes:
         slot: the lab's slot.
         gateway: address of the bridge on the host, at which the API server listens.
-        nodes: networks of the nodes, in the order of the topology.
+        node_networks: networks of the nodes, in the order of the topology.
     """
 
     slot: int
     gateway: str
-    nodes: tuple[NodeNetwork, ...]
+    node_networks: tuple[NodeNetwork, ...]
 
 
 def bridge_name(slot: int) -> str:
@@ -104,22 +104,22 @@ def pod_ranges(slot: int) -> tuple[str, ...]:
     return (f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}",)
 
 
-def missing_privileges() -> list[str]:
+def find_missing_privileges() -> list[str]:
     """Privileges that this process lacks to create namespaces and TUN devices; empty if none."""
     needed = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
     if _effective_capabilities() & needed != needed:
         return ["the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"]
-    return [] if tun_is_accessible() else [f"access to {_TUN}, which this user or container does not have"]
+    return [] if can_open_tun() else [f"access to {_TUN}, which this user or container does not have"]
 
 
-def tun_is_accessible() -> bool:
+def can_open_tun() -> bool:
     """Whether this process may create TUN devices."""
     return os.access(_TUN, os.R_OK | os.W_OK)
 
 
 def require_privileges() -> None:
     """Raise UnsupportedError if this process cannot create namespaces and TUN devices."""
-    missing = missing_privileges()
+    missing = find_missing_privileges()
     if missing:
         raise UnsupportedError(f"nodes need {missing[0]}; `--topology none` still runs the control plane alone")
 
@@ -146,12 +146,12 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     try:
         with IPRoute() as host:
             # Loopback is down in a new network namespace, which a lab without root has.
-            host.link("set", index=index_of(host, "lo"), state="up")
+            host.link("set", index=find_device_index(host, "lo"), state="up")
             network = plan_network(_take_slot(host, state_dir), nodes)
-            bridge = index_of(host, bridge_name(network.slot))
+            bridge = find_device_index(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
             host.link("set", index=bridge, state="up")
-            for number, node in enumerate(network.nodes):
+            for number, node in enumerate(network.node_networks):
                 _create_node(host, bridge, _host_device(network.slot, number), node)
                 _create_wan_device(node)
             _route_pods(host, network)
@@ -164,18 +164,18 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
 def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
     namespaces.create(node.netns)
     host.link("add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns})
-    host.link("set", index=index_of(host, host_device), master=bridge, state="up")
-    with namespaces.entered(node.netns), IPRoute() as inside:
-        inside.link("set", index=index_of(inside, "lo"), state="up")
-        management = index_of(inside, MANAGEMENT_DEVICE)
+    host.link("set", index=find_device_index(host, host_device), master=bridge, state="up")
+    with namespaces.enter(node.netns), IPRoute() as inside:
+        inside.link("set", index=find_device_index(inside, "lo"), state="up")
+        management = find_device_index(inside, MANAGEMENT_DEVICE)
         inside.addr("add", index=management, address=node.management_address, prefixlen=24)
         inside.link("set", index=management, state="up")
 
 
 def _create_wan_device(node: NodeNetwork) -> None:
-    with namespaces.entered(node.netns), IPRoute() as inside:
+    with namespaces.enter(node.netns), IPRoute() as inside:
         inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
-        wan = index_of(inside, WAN_DEVICE)
+        wan = find_device_index(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
         inside.link("set", index=wan, mtu=_MTU, state="up")
         # The agent finds a node's uplink by its default route.
@@ -184,14 +184,14 @@ def _create_wan_device(node: NodeNetwork) -> None:
 
 def _route_pods(host: IPRoute, network: LabNetwork) -> None:
     """Add routes to pods of real nodes: over the wide-area network from other nodes, and without delay from the host."""
-    real_nodes = [node for node in network.nodes if node.pod_ranges]
-    bridge = index_of(host, bridge_name(network.slot))
+    real_nodes = [node for node in network.node_networks if node.pod_ranges]
+    bridge = find_device_index(host, bridge_name(network.slot))
     for node in real_nodes:
         for destination in (f"{node.address}/32", node.pod_ranges[0]):
             host.route("add", dst=destination, gateway=node.management_address, oif=bridge)
-    for node in network.nodes if real_nodes else ():
-        with namespaces.entered(node.netns), IPRoute() as inside:
-            wan = index_of(inside, WAN_DEVICE)
+    for node in network.node_networks if real_nodes else ():
+        with namespaces.enter(node.netns), IPRoute() as inside:
+            wan = find_device_index(inside, WAN_DEVICE)
             for other in real_nodes:
                 if other is not node:
                     inside.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
@@ -206,7 +206,7 @@ def _take_slot(host: IPRoute, state_dir: Path) -> int:
             raise LabError(f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`")
         _slot_file(state_dir).write_text(f"{slot} {_network_namespace_id()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
-        host.link("set", index=index_of(host, bridge_name(slot)), ifalias=_alias(state_dir))
+        host.link("set", index=find_device_index(host, bridge_name(slot)), ifalias=_alias(state_dir))
         return slot
 
 
@@ -231,7 +231,7 @@ def remove_network(state_dir: Path) -> None:
                 return
         prefix = f"netaware-{slot}-"
         cgroups.remove(f"{prefix}*")
-        for name in [name for name in namespaces.names() if name.startswith(prefix)]:
+        for name in [name for name in namespaces.list_names() if name.startswith(prefix)]:
             namespaces.remove(name)
         # The kernel removes the veth pairs of a namespace later; the next lab would find the names taken.
         for link in host.get_links():
@@ -257,7 +257,7 @@ def _alias(state_dir: Path) -> str:
     return str(state_dir)[-255:]
 
 
-def index_of(routes: IPRoute, name: str) -> int:
+def find_device_index(routes: IPRoute, name: str) -> int:
     """Index of the device of this name. Raises OSError if there is none."""
     indexes = routes.link_lookup(ifname=name)
     if not indexes:

@@ -35,12 +35,12 @@ _SHOW_OWN_SYSFS = (
 )
 
 
-def agent_program(node: str) -> str:
+def agent_program_name(node: str) -> str:
     """Name of a node's agent among the lab's programs."""
     return f"agent-{node}"
 
 
-def pythonpath_env() -> dict[str, str]:
+def build_pythonpath_env() -> dict[str, str]:
     """PYTHONPATH with this project's packages, which need not be installed."""
     root = str(Path(__file__).parents[1])
     return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
@@ -190,7 +190,7 @@ class Programs:
         self._running.append(program)
         return program
 
-    def check(self) -> None:
+    def check_running(self) -> None:
         """Raise BootError, with the end of its log, for the first essential program that ended unexpectedly."""
         for program in self._running:
             if program.is_essential and program.has_failed:
@@ -199,7 +199,7 @@ class Programs:
     async def watch(self) -> None:
         """Run until an essential program ends unexpectedly, then raise BootError as `check`."""
         while True:
-            self.check()
+            self.check_running()
             await asyncio.sleep(_WATCH_S)
 
     async def stop(self, program: Program) -> None:
@@ -219,7 +219,7 @@ class Programs:
             await self.stop(self._running[-1])
 
 
-async def run_to_end(
+async def run_command(
     argv: Sequence[str | Path], what: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> bytes:
     """Run a command until it ends; returns its stdout.
@@ -252,11 +252,11 @@ async def run_to_end(
 def _enter_prefix(netns: str | None) -> list[str]:
     if netns is None:
         return []
-    enter = [*namespaces.enter_command(netns), "--", "unshare", "--mount", "--"]
+    enter = [*namespaces.build_enter_command(netns), "--", "unshare", "--mount", "--"]
     return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]
 
 
-async def is_ready(url: str, timeout_s: float = 2.0) -> bool:
+async def answers_ok(url: str, timeout_s: float = 2.0) -> bool:
     """Whether a GET request is answered with 200 in time."""
     try:
         async with (

@@ -102,7 +102,7 @@ def lock_lab(paths: LabPaths) -> Iterator[None]:
                 return
         if time.monotonic() > deadline:
             raise LabError(f"a lab named {paths.name} is running; `python -m lab down --name {paths.name}` ends it")
-        # `running_pid` takes a shared lock for a moment.
+        # `find_running_pid` takes a shared lock for a moment.
         time.sleep(_POLL_S)
 
 
@@ -122,7 +122,7 @@ def _is_current(descriptor: int, path: Path) -> bool:
         return False
 
 
-def running_pid(paths: LabPaths) -> int | None:
+def find_running_pid(paths: LabPaths) -> int | None:
     """Process id of the running lab; None if it does not run."""
     try:
         with paths.lock.open("r") as file:

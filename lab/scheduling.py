@@ -14,7 +14,7 @@ from controller.cluster.pods import OUR_SCHEDULER
 DEFAULT_PROFILE = "default-scheduler"
 
 
-def build_config(
+def build_scheduler_config(
     *,
     extender_url: str | None = None,
     extender_timeout_s: float = 5.0,

@@ -17,7 +17,7 @@ from netperf.contract import CONTROLLER as CONTROLLER_NAME
 _ROLLOUT_TIMEOUT_S, _SHOWN_CHARS = 240.0, 4000
 
 
-def build_images() -> dict[str, Path]:
+def find_or_build_images() -> dict[str, Path]:
     """Image name with tag -> OCI layout, for agent and controller; from the cache or built. Blocks.
 
     Raises:
@@ -31,7 +31,7 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
 
     Args:
         lab: with real nodes, and with a default scheduler.
-        images: result of `build_images`.
+        images: result of `find_or_build_images`.
         overlay: folder of the kustomization to apply.
 
     Raises:
@@ -39,8 +39,8 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     """
     assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():
-        await asyncio.to_thread(lab.real_nodes.images.add_layout, name, layout)
-    for network in lab.nodes:
+        await asyncio.to_thread(lab.real_nodes.images.add_oci_layout, name, layout)
+    for network in lab.networks:
         # The agent does not use the speed of TUN devices.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)

@@ -100,12 +100,12 @@ class Topology:
         """The topology with this kind of kubelet on all nodes."""
         return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
-    def link(self, zone: str, other: str) -> Link:
+    def link_between(self, zone: str, other: str) -> Link:
         """The link between two zones, or for the same zone twice the link inside it."""
-        return self.same_zone if zone == other else self.links[site_pair(zone, other)]
+        return self.same_zone if zone == other else self.links[zone_pair(zone, other)]
 
 
-def site_pair(site: str, other: str) -> tuple[str, str]:
+def zone_pair(site: str, other: str) -> tuple[str, str]:
     """The key of a pair of sites (zones): both names in bytewise order."""
     return (site, other) if site <= other else (other, site)
 
@@ -156,7 +156,7 @@ class _TopologyFile(Section, frozen=True):
     links: list[_PairFile] = []
 
 
-def load(name_or_file: str) -> Topology:
+def load_topology(name_or_file: str) -> Topology:
     """Read a shipped topology by name, or a file.
 
     Raises:
@@ -170,10 +170,10 @@ def load(name_or_file: str) -> Topology:
         names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
         problem = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise ConfigError("--topology", f"{path}: {problem}", f"name a file, or one of {names}, none") from error
-    return parse(text, str(path))
+    return parse_topology(text, str(path))
 
 
-def parse(text: str, file: str) -> Topology:
+def parse_topology(text: str, file: str) -> Topology:
     """Read a topology from YAML; errors name ``file``.
 
     Raises:
@@ -259,7 +259,7 @@ class _Reader:
             for name in entry.between:
                 if name not in zones:
                     raise self._error(f"{path}.between", f"{name!r} is no zone of this topology", "write [zone, zone]")
-            key = site_pair(*entry.between)
+            key = zone_pair(*entry.between)
             if key[0] == key[1]:
                 raise self._error(f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones")
             if key in links:

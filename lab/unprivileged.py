@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from lab.errors import UnsupportedError
-from lab.network import missing_privileges, tun_is_accessible
+from lab.network import can_open_tun, find_missing_privileges
 
 _RELAY_VARIABLE = "NETAWARE_LAB_RELAY_FD"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
@@ -54,7 +54,7 @@ class Launch:
         os.execvpe(self.argv[0], self.argv, self.env)
 
 
-def plan_this_command(module: str = "lab") -> Launch:
+def plan_relaunch(module: str = "lab") -> Launch:
     """Plan to run this process's command again. Raises UnsupportedError as `plan_launch`."""
     return plan_launch([sys.executable, "-m", module, *sys.argv[1:]], dict(os.environ))
 
@@ -65,7 +65,7 @@ def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:
     Raises:
         UnsupportedError: neither is possible; says what is missing and what works without it.
     """
-    missing = missing_privileges()
+    missing = find_missing_privileges()
     if not missing:
         return Launch(list(argv), env)
     if problem := _user_namespace_problem():
@@ -84,10 +84,10 @@ def _user_namespace_problem() -> str:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return f"user namespaces are not allowed here ({lines[-1] if lines else 'unshare failed'})"
-    return "" if tun_is_accessible() else "this user may not open /dev/net/tun (mode 0666 permits it)"
+    return "" if can_open_tun() else "this user may not open /dev/net/tun (mode 0666 permits it)"
 
 
-def relay_socket() -> socket.socket | None:
+def inherited_relay_socket() -> socket.socket | None:
     """The socket that this process inherited; None if it runs in the host's network."""
     number = os.environ.get(_RELAY_VARIABLE, "")
     return socket.socket(fileno=os.dup(int(number))) if number.isdecimal() else None

@@ -18,12 +18,11 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from lab.build import find_or_build
+from lab.build import find_or_build_programs
 from lab.errors import BuildError, UnsupportedError
-from lab.netperf_install import Netperf
-from lab.netperf_install import find_or_fetch as find_or_fetch_netperf
-from lab.realnode.programs import find_or_build_node_programs
-from lab.shipped import build_images
+from lab.netperf_install import Netperf, find_or_fetch_netperf
+from lab.realnode.programs import find_or_build_node_binaries
+from lab.shipped import find_or_build_images
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
 from tests.support.chromium import Chromium
@@ -36,7 +35,7 @@ TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
 KINDS = ("unit", "integration", "e2e")
 GROUP_OF_FIXTURE = {
-    "node_programs": "real_nodes",
+    "node_binaries": "real_nodes",
     "images": "real_nodes",
     "prometheus_programs": "prometheus",
     "helm_program": "helm",
@@ -124,7 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if wanted and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
             print(f"beside the control plane these tests build or fetch: {', '.join(wanted)}", file=sys.stderr)
         try:
-            find_or_build()
+            find_or_build_programs()
             for get in wanted.values():
                 # The fixture says so, test by test.
                 with suppress(UnsupportedError):
@@ -134,10 +133,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
-    "node_programs": find_or_build_node_programs,
-    "images": build_images,
+    "node_binaries": find_or_build_node_binaries,
+    "images": find_or_build_images,
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
-    "oldest": lambda: find_or_build(OLDEST_CONTROL_PLANE),
+    "oldest": lambda: find_or_build_programs(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),
     "chromium": find_or_fetch_chromium,
     "axe": find_or_fetch_axe,

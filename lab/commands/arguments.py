@@ -11,8 +11,8 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.progress import Say
-from lab.reclaim import LabPaths, lab_paths, running_pid
-from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
+from lab.reclaim import LabPaths, find_running_pid, lab_paths
+from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load_topology
 
 _NAME = "lab"
 
@@ -67,7 +67,7 @@ def progress_printer() -> Say:
 def find_running(name: str) -> LabPaths:
     """Paths of a running lab. Raises LabError if it does not run."""
     paths = lab_paths(name)
-    if running_pid(paths) is None:
+    if find_running_pid(paths) is None:
         raise LabError(f"no lab named {name} is running; `python -m lab up` starts one")
     return paths
 
@@ -83,5 +83,5 @@ def read_topology(text: str, kubelets: str | None = None) -> Topology | None:
         if kubelets == REAL:
             raise ConfigError("--nodes", "the topology has no nodes", "leave out `--topology none`")
         return None
-    topology = load(text)
+    topology = load_topology(text)
     return topology if kubelets is None else topology.with_kubelets(kubelets)

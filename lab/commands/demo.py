@@ -12,14 +12,14 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab import report
-from lab.build import find_or_build
-from lab.cluster import find_node_programs
+from lab.build import find_or_build_programs
+from lab.cluster import find_node_binaries
 from lab.commands import arguments
 from lab.demo import OVERLAYS, run_demo
-from lab.netperf_install import find_if_available
-from lab.shipped import build_images
+from lab.netperf_install import find_netperf_if_available
+from lab.shipped import find_or_build_images
 from lab.topology import Topology
-from lab.unprivileged import plan_this_command
+from lab.unprivileged import plan_relaunch
 
 _PICTURE_COLUMNS = 96
 
@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
     if args.seed is not None and args.seed < 1:
         raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
-    launch = plan_this_command()
-    find_or_build()
-    find_if_available()
-    find_node_programs(topology)
-    images = build_images() if topology.real_nodes else None
+    launch = plan_relaunch()
+    find_or_build_programs()
+    find_netperf_if_available()
+    find_node_binaries(topology)
+    images = find_or_build_images() if topology.real_nodes else None
     launch.exec_if_wrapped()
     say = arguments.progress_printer()
 

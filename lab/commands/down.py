@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.commands import arguments
 from lab.errors import LabError
-from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim, running_pid
+from lab.reclaim import LabPaths, find_running_pid, lab_paths, lock_lab, reclaim
 
 _STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.05
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Stop the lab; returns 0 also if there is none."""
     paths = lab_paths(args.name)
-    pid = running_pid(paths)
+    pid = find_running_pid(paths)
     if pid is not None:
         _stop(paths, pid)
     with lock_lab(paths):
@@ -51,13 +51,13 @@ def _stop(paths: LabPaths, pid: int) -> None:
     """Send SIGTERM, and SIGKILL after 45 s; wait for the lock, which the kernel frees when the process ends."""
     _send(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while running_pid(paths) is not None:
+    while find_running_pid(paths) is not None:
         if time.monotonic() > deadline:
             print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
             _send(pid, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
-    while running_pid(paths) is not None:
+    while find_running_pid(paths) is not None:
         if time.monotonic() > deadline + _STOP_TIMEOUT_S:
             raise LabError(f"process {pid} of lab {paths.name} does not end, although it got SIGKILL")
         time.sleep(_POLL_S)

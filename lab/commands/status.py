@@ -13,7 +13,7 @@ from lab.commands.up import read_description
 from lab.commands.wan import rows, table_of
 from lab.errors import WanError
 from lab.processes import find_processes
-from lab.reclaim import LabPaths, lab_paths, running_pid
+from lab.reclaim import LabPaths, find_running_pid, lab_paths
 from lab.wan.control import WanControl
 
 EXIT_NOT_RUNNING = 3
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_state(paths: LabPaths) -> str:
-    if running_pid(paths) is not None:
+    if find_running_pid(paths) is not None:
         return "running" if paths.description.exists() else "starting or stopping"
     return "killed" if paths.state_dir.exists() else "absent"
 
@@ -72,7 +72,7 @@ def _describe_programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, 
 def _describe_wan(paths: LabPaths) -> dict[str, Any]:
     control = WanControl(paths.wan_socket)
     try:
-        counters, links = control.counters(), control.links()
+        counters, links = control.read_counters(), control.read_links()
     except WanError as error:
         return {"error": str(error)}
     packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}

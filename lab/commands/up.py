@@ -17,15 +17,15 @@ from rich.console import Console
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
-from lab.build import find_or_build
-from lab.cluster import ALL_COMPONENTS, Lab, find_node_programs
+from lab.build import find_or_build_programs
+from lab.cluster import ALL_COMPONENTS, Lab, find_node_binaries
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
-from lab.netperf_install import find_if_available
-from lab.programs import pythonpath_env
-from lab.reclaim import LabPaths, lab_paths, running_pid
-from lab.shipped import build_images, install_as_shipped
+from lab.netperf_install import find_netperf_if_available
+from lab.programs import build_pythonpath_env
+from lab.reclaim import LabPaths, find_running_pid, lab_paths
+from lab.shipped import find_or_build_images, install_as_shipped
 from lab.topology import Topology
 from lab.unprivileged import Launch, plan_launch
 
@@ -61,15 +61,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"lab {paths.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    command, environment = _supervisor_command(args), {**os.environ, **pythonpath_env()}
+    command, environment = _supervisor_command(args), {**os.environ, **build_pythonpath_env()}
     launch = plan_launch(command, environment) if topology is not None else Launch(command, environment)
     # Build in the foreground, so that its progress is visible.
-    find_or_build()
-    find_node_programs(topology)
+    find_or_build_programs()
+    find_node_binaries(topology)
     if args.programs and topology is not None and topology.real_nodes:
-        build_images()
+        find_or_build_images()
     elif args.programs:
-        find_if_available()
+        find_netperf_if_available()
     if args.foreground:
         launch.argv += ["--json"] if args.json else []
         launch.exec_if_wrapped()
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find_running(paths: LabPaths, topology: Topology | None, *, programs: bool) -> dict[str, Any] | None:
-    if running_pid(paths) is None:
+    if find_running_pid(paths) is None:
         return None
     running = read_description(paths)
     difference = ""
@@ -112,7 +112,7 @@ async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Na
     # Without real kubelets our programs run on the host, and start first: the scheduler needs the extender's address.
     started_later = {"scheduler"} if args.programs and not as_shipped else set()
     components = [component for component in ALL_COMPONENTS if component not in started_later]
-    images = await asyncio.to_thread(build_images) if as_shipped else {}
+    images = await asyncio.to_thread(find_or_build_images) if as_shipped else {}
     async with Lab.start(topology, name=paths.name, components=components) as lab:
         if as_shipped:
             await install_as_shipped(lab, images)
@@ -120,7 +120,7 @@ async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Na
             await install(lab)
         lab.publish()
         _print(lab.describe(), as_json=args.json)
-        await lab.report_ended()
+        await lab.log_ended_programs()
 
 
 def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:

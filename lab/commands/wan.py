@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print every link."""
-    _print(_control(args.name).links(), as_json=args.json)
+    _print(_control(args.name).read_links(), as_json=args.json)
     return 0
 
 

@@ -52,7 +52,7 @@ def create(name: str) -> None:
         (ROOT / "cgroup.subtree_control").write_text(enabled)
 
 
-def join_command(name: str, child: str = "") -> list[str]:
+def build_join_command(name: str, child: str = "") -> list[str]:
     """The command prefix that runs a command in a node's cgroup, in version 2 in its ``child``."""
     subfolder = child if is_unified() else ""
     files = [str(hierarchy / name / subfolder / "cgroup.procs") for hierarchy in hierarchies()]

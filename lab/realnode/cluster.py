@@ -14,7 +14,7 @@ import yaml
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NODES, Node
-from lab.controlplane import ControlPlane, exists, free_ports
+from lab.controlplane import ControlPlane, find_free_ports, object_exists
 from lab.errors import BootError
 from lab.network import LabNetwork, pod_ranges
 from lab.polling import poll_until
@@ -23,7 +23,7 @@ from lab.realnode import cgroups, machine
 from lab.realnode.files import PAUSE_IMAGE
 from lab.realnode.images import ImageStore
 from lab.realnode.node import RealNode
-from lab.realnode.programs import NodePrograms
+from lab.realnode.programs import NodeBinaries
 
 COREDNS_IMAGE = "registry.k8s.io/coredns/coredns:lab"
 METRICS_SERVER_IMAGE = "registry.k8s.io/metrics-server/metrics-server:lab"
@@ -59,7 +59,7 @@ async def start_real_nodes(
     *,
     control_plane: ControlPlane,
     programs: Programs,
-    binaries: NodePrograms,
+    binaries: NodeBinaries,
 ) -> RealNodes:
     """Start every node whose kubelet is real, and apply DNS and metrics-server; nodes become Ready a moment later.
 
@@ -75,12 +75,12 @@ async def start_real_nodes(
         UnsupportedError: the machine cannot run real nodes.
         BootError: a program did not start, or a node did not register.
     """
-    environment, nft = binaries.debian.environment(), binaries.debian.program("nft")
+    environment, nft = binaries.debian.environment, binaries.debian.find_program("nft")
     assert nft is not None
-    real_networks = [node for node in network.nodes if node.pod_ranges]
+    real_networks = [node for node in network.node_networks if node.pod_ranges]
     snapshotter = await asyncio.to_thread(machine.check_machine, environment, nft, state_dir, nodes=len(real_networks))
     images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
-    address = f"{network.gateway}:{free_ports(1)[0]}"
+    address = f"{network.gateway}:{find_free_ports(1)[0]}"
     programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
     is_in_memory = psutil.virtual_memory().available > len(real_networks) * _MEMORY_PER_NODE_BYTES
     nodes = {
@@ -111,11 +111,11 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
         cgroups.create(node.cgroup)
         await node.start()
         await poll_until(
-            partial(exists, client, NODES, node.name),
+            partial(object_exists, client, NODES, node.name),
             lambda: f"node {node.name} to register; {node.node_programs['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
-            on_retry=node.programs.check,
+            on_retry=node.programs.check_running,
             error=BootError,
         )
         # A kubelet may not write its node's pod CIDRs.
@@ -125,7 +125,7 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
         node.start_proxy()
 
 
-def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:
+def _fill_store(folder: Path, binaries: NodeBinaries, control_plane: ControlPlane) -> ImageStore:
     """Create the images of the cluster's own pods, each of one program that the lab has built."""
     store = ImageStore(folder)
     for name, program in (

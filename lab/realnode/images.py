@@ -47,14 +47,14 @@ class ImageStore:
         self.folder = folder
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
 
-    def blob(self, digest: str) -> Path:
+    def blob_path(self, digest: str) -> Path:
         """Path of a blob. Raises ValueError for an invalid digest."""
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
             raise ValueError(f"{digest!r} is no sha256 digest")
         return self.folder / "blobs" / value
 
-    def tag(self, reference: ImageReference) -> Path:
+    def tag_path(self, reference: ImageReference) -> Path:
         """Path of the file with the digest of the name's manifest."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
@@ -85,7 +85,7 @@ class ImageStore:
         }
         self._put_tag(name, self._put(json.dumps(manifest).encode()))
 
-    def add_layout(self, name: str, layout: Path) -> None:
+    def add_oci_layout(self, name: str, layout: Path) -> None:
         """Add the image of an OCI image layout, as `buildah push oci:FOLDER` writes it; blobs are linked, not copied."""
         index = json.loads((layout / "index.json").read_text())
         digest = str(index["manifests"][0]["digest"])
@@ -97,8 +97,8 @@ class ImageStore:
 
     def _put(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        write_atomically(self.blob(digest), data)
+        write_atomically(self.blob_path(digest), data)
         return digest
 
     def _put_tag(self, name: str, digest: str) -> None:
-        write_atomically(self.tag(ImageReference.parse(name)), digest.encode())
+        write_atomically(self.tag_path(ImageReference.parse(name)), digest.encode())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lab.errors import InsufficientCapacityError, UnsupportedError
-from lab.network import missing_privileges
+from lab.network import find_missing_privileges
 from lab.realnode import cgroups
 
 _TOOLS = ("mount", "nsenter", "pivot_root", "setpriv", "unshare")
@@ -40,7 +40,7 @@ def check_machine(environment: Mapping[str, str], nft: Path, state_dir: Path, *,
         UnsupportedError: names all that is missing.
         InsufficientCapacityError: other programs of this user have too many inotify instances.
     """
-    missing = missing_privileges()
+    missing = find_missing_privileges()
     missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _which(tool) is None]
     if not missing:
         missing = _missing_cgroups() + _missing_kernel_parts(environment, nft)

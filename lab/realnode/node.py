@@ -22,7 +22,7 @@ from lab.nodes import topology_labels
 from lab.polling import poll_until
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
-from lab.realnode.programs import NodePrograms
+from lab.realnode.programs import NodeBinaries
 
 _ROOT_SCRIPT = Path(__file__).with_name("root.sh")
 _UNSHARE = [
@@ -77,7 +77,7 @@ class RealNode:
     lab: str
     control_plane: ControlPlane
     programs: Programs
-    binaries: NodePrograms
+    binaries: NodeBinaries
     snapshotter: str
     is_in_memory: bool
     registry: str
@@ -95,10 +95,10 @@ class RealNode:
         """Name of its cgroup."""
         return self.network.netns
 
-    def enter_command(self, *command: str | Path) -> list[str]:
+    def build_enter_command(self, *command: str | Path) -> list[str]:
         """The command line that runs a command in all namespaces of the node."""
         prefix = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
-        prefix = [*cgroups.join_command(self.cgroup, "init"), *prefix, "--cgroup", "--root", "--"]
+        prefix = [*cgroups.build_join_command(self.cgroup, "init"), *prefix, "--cgroup", "--root", "--"]
         # The kernel kills the command when the process that entered the node ends.
         return [*prefix, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
 
@@ -138,15 +138,15 @@ class RealNode:
 
     def _start(self, what: str, *command: str) -> None:
         # Without the lab's PYTHONPATH and the user's settings, but with the variable by which a killed lab's processes are found.
-        argv = self.enter_command("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
+        argv = self.build_enter_command("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
         self.node_programs[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
 
     async def _start_root(self) -> None:
         binaries = self.binaries
         folders = (self.folder, binaries.node, binaries.containerd, binaries.cni, binaries.debian.root)
         command = [
-            *cgroups.join_command(self.cgroup),
-            *namespaces.enter_command(self.network.netns),
+            *cgroups.build_join_command(self.cgroup),
+            *namespaces.build_enter_command(self.network.netns),
             "--",
             *_UNSHARE,
             "--",
@@ -166,7 +166,9 @@ class RealNode:
 
     async def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         what = f"{what}, of node {self.name}"
-        await poll_until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check, error=BootError)
+        await poll_until(
+            ready, what, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check_running, error=BootError
+        )
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

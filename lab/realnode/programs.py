@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import Module, UpstreamModule, find_or_build, kubernetes_link_flags
-from lab.debian import UnpackedPackages, find_or_unpack
+from lab.build import Module, UpstreamModule, find_or_build_programs, kubernetes_link_flags
+from lab.debian import UnpackedPackages, find_or_unpack_packages
 from lab.errors import UnsupportedError
 from lab.progress import Progress
 
@@ -67,7 +67,7 @@ _PACKAGES = ("runc", "nftables")
 
 
 @dataclass(frozen=True)
-class NodePrograms:
+class NodeBinaries:
     """Paths of a real node's programs.
 
     Attributes:
@@ -86,25 +86,25 @@ class NodePrograms:
     debian: UnpackedPackages
 
 
-def find_or_build_node_programs() -> NodePrograms:
+def find_or_build_node_binaries() -> NodeBinaries:
     """Find, build or fetch all programs of a real node.
 
     Raises:
         BuildError: a build failed.
         UnsupportedError: the distribution's packages cannot be downloaded, or lack runc or nft.
     """
-    debian = find_or_unpack("node", _PACKAGES, progress=Progress())
+    debian = find_or_unpack_packages("node", _PACKAGES, progress=Progress())
     for name in ("runc", "nft"):
-        if debian.program(name) is None:
+        if debian.find_program(name) is None:
             raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")
-    node = find_or_build(NODE)
-    containerd = find_or_build(CONTAINERD)
-    metrics = find_or_build(METRICS_SERVER)
-    app = find_or_build(APP)
-    return NodePrograms(
+    node = find_or_build_programs(NODE)
+    containerd = find_or_build_programs(CONTAINERD)
+    metrics = find_or_build_programs(METRICS_SERVER)
+    app = find_or_build_programs(APP)
+    return NodeBinaries(
         node=node["kubelet"].parent,
         containerd=containerd["containerd"].parent,
-        cni=find_or_build(CNI)["bridge"].parent,
+        cni=find_or_build_programs(CNI)["bridge"].parent,
         metrics_server=metrics["metrics-server"],
         app=app["app"],
         debian=debian,

@@ -42,7 +42,7 @@ class Registry:
             return self._file(reference, MANIFEST)
         # In ns, containerd names the registry of the image, for which this one is the mirror.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
-        tag = self._store.tag(ImageReference(registry, request.match_info["repository"], reference))
+        tag = self._store.tag_path(ImageReference(registry, request.match_info["repository"], reference))
         if not tag.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag.is_file():
             return _error(
                 "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{reference}"
@@ -54,7 +54,7 @@ class Registry:
 
     def _file(self, digest: str, media_type: str) -> web.StreamResponse:
         try:
-            path = self._store.blob(digest)
+            path = self._store.blob_path(digest)
         except ValueError as error:
             return _error("DIGEST_INVALID", str(error))
         if not path.is_file():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from lab.wan.forwarder import Forwarder, set_exact_timing
+from lab.wan.forwarder import Forwarder, request_exact_timing
 from lab.wan.plan import WanPlan
 from lab.wan.server import Control, listen
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     draft = socket_path.with_suffix(".draft")
     listener = listen(draft)
     forwarder = Forwarder(plan)
-    set_exact_timing()
+    request_exact_timing()
     # The lab waits for the socket, so it appears when the network carries packets.
     draft.rename(socket_path)
     forwarder.run(Control(listener, plan, forwarder.change, forwarder.counters))

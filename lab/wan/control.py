@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lab.errors import WanError
-from lab.topology import Link, site_pair
+from lab.topology import Link, zone_pair
 from lab.wan.plan import Command, Reply, to_wan_link
 
 _TIMEOUT_S = 3.0
@@ -25,7 +25,7 @@ class WanControl:
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
 
-    def links(self) -> dict[tuple[str, str], Link]:
+    def read_links(self) -> dict[tuple[str, str], Link]:
         """Two sites in bytewise order -> link between them; a site twice -> link inside it."""
         return {(link.origin, link.destination): link.link for link in self._request(Command("links")).links}
 
@@ -35,9 +35,9 @@ class WanControl:
 
     def change_link(self, site: str, other: str, /, **changes: float) -> Link:
         """Change fields of a link (``rtt_us``, ``jitter_us``, ``loss``) and return the new link."""
-        links = self.links()
+        links = self.read_links()
         try:
-            old = links[site_pair(site, other)]
+            old = links[zone_pair(site, other)]
         except KeyError:
             sites = ", ".join(sorted({name for pair in links for name in pair}))
             raise WanError(f"there is no link between {site} and {other}; the sites are {sites}") from None
@@ -47,7 +47,7 @@ class WanControl:
         self.set_link(site, other, new)
         return new
 
-    def counters(self) -> Reply:
+    def read_counters(self) -> Reply:
         """Packets forwarded, lost and dropped since the start; the worst lateness since the last call."""
         return self._request(Command("counters"))
 

@@ -16,7 +16,7 @@ MAX_PACKETS = 20_000
 
 
 @dataclass(frozen=True)
-class OneWay:
+class LinkDirection:
     """One direction of a link: a packet takes ``delay_s`` to ``delay_s + jitter_s``; ``loss`` is the share of lost packets."""
 
     delay_s: float
@@ -43,14 +43,14 @@ class DelayQueue:
         rng: source of loss and jitter.
     """
 
-    def __init__(self, sites: Sequence[str], links: Mapping[tuple[str, str], OneWay], rng: Random) -> None:
+    def __init__(self, sites: Sequence[str], links: Mapping[tuple[str, str], LinkDirection], rng: Random) -> None:
         self._sites, self._links, self._rng = list(sites), dict(links), rng
         self._due: list[tuple[float, int, int, bytes]] = []
         self._order = 0
         self._last_due: dict[tuple[int, int], float] = {}
         self.counters = Counters()
 
-    def set_link(self, origin: str, destination: str, link: OneWay) -> None:
+    def set_link(self, origin: str, destination: str, link: LinkDirection) -> None:
         """Change one direction; packets under way keep their delay."""
         self._links[origin, destination] = link
 

@@ -124,7 +124,7 @@ def open_device(netns: str, device: str, nic_bps: int) -> int:
     Raises:
         OSError: there is no such namespace or device, or this process lacks privileges.
     """
-    with namespaces.entered(netns):
+    with namespaces.enter(netns):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
         _set_speed(device, nic_bps // 10**6)
@@ -145,7 +145,7 @@ def _set_speed(device: str, speed_mbps: int) -> None:
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
 
 
-def set_exact_timing() -> None:
+def request_exact_timing() -> None:
     """Request exact timers and a real-time priority; prints a note if the kernel refuses."""
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:

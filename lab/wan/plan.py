@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.topology import Link, Topology, site_pair
-from lab.wan.delays import OneWay
+from lab.topology import Link, Topology, zone_pair
+from lab.wan.delays import LinkDirection
 
 
 class WanNode(msgspec.Struct, frozen=True):
@@ -38,10 +38,10 @@ class WanLink(msgspec.Struct, frozen=True):
         """(From, to) for both directions; a single one for a link inside a site."""
         return {(self.origin, self.destination), (self.destination, self.origin)}
 
-    def one_way(self) -> OneWay:
+    def one_way(self) -> LinkDirection:
         """One direction of the link, with half of the round trip and of the jitter."""
         link = self.link
-        return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss)
+        return LinkDirection(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss)
 
 
 class WanPlan(msgspec.Struct, frozen=True):
@@ -73,10 +73,10 @@ class Reply(msgspec.Struct, frozen=True):
 
 def to_wan_link(origin: str, destination: str, link: Link) -> WanLink:
     """A link with the names of its two sites, in bytewise order."""
-    return WanLink(*site_pair(origin, destination), link)
+    return WanLink(*zone_pair(origin, destination), link)
 
 
-def links_of(topology: Topology) -> list[WanLink]:
+def list_links(topology: Topology) -> list[WanLink]:
     """All links of a topology, also those inside sites."""
     between = [to_wan_link(a, b, link) for (a, b), link in sorted(topology.links.items())]
     return between + [to_wan_link(zone, zone, topology.same_zone) for zone in topology.zones]

@@ -21,8 +21,8 @@ import psutil
 from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import ControlPlane, credentials_of, free_ports
-from lab.netperf_install import find_if_available
+from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.netperf_install import find_netperf_if_available
 from tests.bench.figures import Figures, figure
 from tests.integration.agent.agents import Agent, create_pod, give_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
@@ -84,11 +84,11 @@ async def _quiet() -> Figures:
 
 
 def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
-    found = find_if_available()
+    found = find_netperf_if_available()
     env = {"NETAWARE_NETPERF": str(found.netperf), **found.env} if found else {}
     return running_agent(
         directory,
-        free_ports(1)[0],
+        find_free_ports(1)[0],
         f"--node-name={NODE}",
         f"--credentials={credentials_of(plane.kubeconfig)}",
         "--capacity=10G",

@@ -33,7 +33,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Resource
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_config
+from lab.scheduling import build_scheduler_config
 from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches
 from tests.bench.figures import Figures as BenchFigures
@@ -384,7 +384,7 @@ async def run(seeds: list[int]) -> list[Figures]:
             plane = await stack.enter_async_context(start)
             client = await stack.enter_async_context(Client(plane.client_config))
             nodes = await make_nodes(client)
-            config = build_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
+            config = build_scheduler_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
             await plane.start_scheduler(config)
             for seed in seeds:
                 for ratio in (2.0, 0.5):

@@ -29,7 +29,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_config
+from lab.scheduling import build_scheduler_config
 from netperf.contract import NETAWARE_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import clean, control_plane, in_batches
 from tests.support.bodies import appgroup_spec, random_weight
@@ -155,7 +155,7 @@ async def run_mode(
         url = None
         if mode == "extender":
             url = await stack.enter_async_context(program(plane, "extender", "extender"))
-        data = build_config(extender_url=url, percentage_of_nodes_to_score=percentage)
+        data = build_scheduler_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         scheduler = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()

@@ -17,11 +17,11 @@ import yaml
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
-from lab.build import find_or_build
+from lab.build import find_or_build_programs
 from lab.commands import arguments
-from lab.netperf_install import find_if_available
+from lab.netperf_install import find_netperf_if_available
 from lab.reclaim import lab_paths
-from lab.unprivileged import plan_this_command
+from lab.unprivileged import plan_relaunch
 from tests.chaos.run import ChaosReport, run_chaos
 
 
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if topology is None or topology.real_nodes:
         raise ConfigError("--topology", "nodes are needed, and those that kwok plays", "name another topology")
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
-    launch = plan_this_command("tests.chaos")
-    find_or_build()
-    find_if_available()
+    launch = plan_relaunch("tests.chaos")
+    find_or_build_programs()
+    find_netperf_if_available()
     launch.exec_if_wrapped()
     found: list[ChaosReport] = []
 

@@ -20,7 +20,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object, Resource
 from lab.cluster import Lab
-from lab.installation import result_maps
+from lab.installation import list_result_configmaps
 from lab.programs import Program
 from netperf.contract import NETAWARE_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
 from tests.chaos.faults import CONTROL_PLANE, HELPERS, Fault
@@ -57,7 +57,7 @@ class FaultInjector:
 
     def __init__(self, client: Client, lab: Lab) -> None:
         self._client, self._lab = client, lab
-        self._links = lab.wan.links()
+        self._links = lab.wan.read_links()
         self._later: dict[asyncio.Task[None], Fault] = {}
         self._answered: dict[Fault, asyncio.Future[bool]] = {}
         self.crashes: list[str] = []
@@ -152,11 +152,11 @@ class FaultInjector:
         self._after(fault, partial(self._lab.wan.set_link, one, other, usual))
 
     async def _delete_results(self, _: Fault) -> None:
-        for found in await result_maps(self._client, RESULTS_NAME):
+        for found in await list_result_configmaps(self._client, RESULTS_NAME):
             await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=NETAWARE_NAMESPACE)
 
     async def _corrupt_results(self, _: Fault) -> None:
-        for found in await result_maps(self._client, RESULTS_NAME):
+        for found in await list_result_configmaps(self._client, RESULTS_NAME):
             data = found.data or {}
             halves = {
                 key: data[key][: len(data[key]) // 2] for key in sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
@@ -177,14 +177,14 @@ class FaultInjector:
             await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=NETAWARE_NAMESPACE)
 
     async def _relabel(self, fault: Fault) -> None:
-        node = self._lab.node(fault.target).node
+        node = self._lab.network_of(fault.target).node
 
         async def label(zone: str) -> None:
             body = {"metadata": {"labels": {ZONE_LABEL: zone}}}
             await self._client.patch(NODES, fault.target, body, Node, patch_type=MERGE_PATCH)
 
         self._after(fault, partial(label, node.zone))
-        await label(next(n.node.zone for n in self._lab.nodes if n.node.zone not in {"", node.zone}))
+        await label(next(n.node.zone for n in self._lab.networks if n.node.zone not in {"", node.zone}))
 
     async def _deny(self, fault: Fault) -> None:
         """A policy forbids our programs to write one kind of object."""

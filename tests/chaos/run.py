@@ -19,11 +19,11 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, free_ports
+from lab.controlplane import LOOPBACK, find_free_ports
 from lab.demo import COMPONENTS
 from lab.errors import BootError
-from lab.installation import Installation, bound_kubeconfig, install, spawn_central
-from lab.programs import agent_program
+from lab.installation import Installation, install, start_central_program, write_bound_kubeconfig
+from lab.programs import agent_program_name
 from lab.topology import Topology
 from netperf.contract import CONTROLLER
 from netperf.policy import CostPolicy
@@ -76,7 +76,7 @@ class ChaosRun:
         self.workload = Workload(client)
         urls = {"controller": installation.controller_url, SECOND_CONTROLLER: second_url}
         urls |= {"extender": installation.extender_url}
-        urls |= {agent_program(node): url for node, url in installation.agent_urls.items()}
+        urls |= {agent_program_name(node): url for node, url in installation.agent_urls.items()}
         self.health = HealthMonitor(probe, urls, lambda: self.injector.pending)
         zones = tuple(self.lab.topology.zones) if self.lab.topology else ()
         self.pairs = len(zones) * (len(zones) - 1)
@@ -153,7 +153,7 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
             Client(lab.client_config, timeout_s=10.0) as client,
             Client(lab.client_config, timeout_s=3.0) as probe,
         ):
-            url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
+            url = f"http://{LOOPBACK}:{find_free_ports(1)[0]}"
             await _start_second_controller(client, installation, url)
             run = ChaosRun(client, probe, installation, url)
             try:
@@ -202,10 +202,12 @@ async def _start_second_controller(client: Client, installation: Installation, u
     """Another replica of the manager, for which the Deployment's second pod stands."""
     lab = installation.lab
     first = _bound_pod(lab.control_plane.kubeconfig_of("controller"))
-    kubeconfig = await bound_kubeconfig(
+    kubeconfig = await write_bound_kubeconfig(
         client, lab.control_plane, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
     )
-    spawn_central(lab.programs, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config)
+    start_central_program(
+        lab.programs, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config
+    )
 
 
 def _bound_pod(kubeconfig: Path) -> str:

@@ -27,7 +27,7 @@ class Workload:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._application = boutique.load(scheduler=OUR_SCHEDULER, cpu=_CPU)
+        self._application = boutique.load_application(scheduler=OUR_SCHEDULER, cpu=_CPU)
 
     async def run(self) -> None:
         """Until cancelled."""

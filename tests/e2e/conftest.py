@@ -16,13 +16,13 @@ import pytest
 from lab.errors import InsufficientCapacityError, UnsupportedError
 from lab.network import require_privileges
 from lab.realnode.machine import check_machine
-from lab.realnode.programs import NodePrograms, find_or_build_node_programs
-from lab.shipped import build_images
+from lab.realnode.programs import NodeBinaries, find_or_build_node_binaries
+from lab.shipped import find_or_build_images
 from tests.support.unsupported import skip_if_unsupported
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
-ROOM_PATIENCE_S = 900.0
+CAPACITY_TIMEOUT_S = 900.0
 
 
 class LabCommand:
@@ -76,32 +76,32 @@ def privileges() -> None:
 
 
 @pytest.fixture(scope="module")
-def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
+def node_binaries(tmp_path_factory: pytest.TempPathFactory) -> NodeBinaries:
     """Programs of real nodes. Modules of tests with real nodes run one after the other (tests.support.chains).
 
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
     waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
     """
     skip_if_unsupported(require_privileges)
-    programs = skip_if_unsupported(find_or_build_node_programs)
-    await_room(programs, tmp_path_factory.mktemp("probe"))
+    programs = skip_if_unsupported(find_or_build_node_binaries)
+    wait_for_capacity(programs, tmp_path_factory.mktemp("probe"))
     return programs
 
 
 @pytest.fixture(scope="session")
 def images() -> Mapping[str, Path]:
     """OCI layouts of the agent's and the controller's image, by name with its tag."""
-    return skip_if_unsupported(build_images)
+    return skip_if_unsupported(find_or_build_images)
 
 
-def await_room(programs: NodePrograms, folder: Path) -> None:
+def wait_for_capacity(programs: NodeBinaries, folder: Path) -> None:
     """Wait until five nodes have room; fail, and do not skip, when they never have."""
-    nft = programs.debian.program("nft")
+    nft = programs.debian.find_program("nft")
     assert nft is not None
-    deadline = time.monotonic() + ROOM_PATIENCE_S
+    deadline = time.monotonic() + CAPACITY_TIMEOUT_S
     while True:
         try:
-            check_machine(programs.debian.environment(), nft, folder, nodes=5)
+            check_machine(programs.debian.environment, nft, folder, nodes=5)
         except InsufficientCapacityError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))

@@ -12,7 +12,7 @@ from kubekit.client import Client
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
 from lab.installation import Installation, install
-from lab.topology import load
+from lab.topology import load_topology
 
 
 class Running(NamedTuple):
@@ -27,7 +27,7 @@ class Running(NamedTuple):
 async def installed_lab(name: str, topology: str = "four-zones", **options: Any) -> AsyncIterator[Running]:
     """Start the lab and install, with the options of `lab.installation.install`."""
     with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(load(topology), name=name, components=COMPONENTS, folder=Path(folder)) as lab:
+        async with Lab.start(load_topology(topology), name=name, components=COMPONENTS, folder=Path(folder)) as lab:
             installed = await install(lab, **options)
             async with Client(lab.client_config) as client:
                 yield Running(lab, installed, client)

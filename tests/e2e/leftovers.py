@@ -12,7 +12,7 @@ from lab.processes import find_processes
 from lab.realnode import cgroups
 
 _DEVICES = Path("/sys/class/net")
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def leftovers_of(lab: dict[str, Any]) -> list[str]:
@@ -21,7 +21,7 @@ def leftovers_of(lab: dict[str, Any]) -> list[str]:
     Its slot is free once it has ended, and a lab of another test may take it at once, with names that differ in nothing.
     The bridge goes last and its alias says whose it is: under another lab's bridge no name is a leftover.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     slot = lab["nodes"][0]["netns"].split("-")[1]
     while True:
         owner = _owner(slot)
@@ -44,7 +44,7 @@ def _owner(slot: str) -> str | None:
 
 
 def _named_after(slot: str) -> list[str]:
-    found = [name for name in namespaces.names() if name.startswith(f"netaware-{slot}-")]
+    found = [name for name in namespaces.list_names() if name.startswith(f"netaware-{slot}-")]
     found += [
         p.name for p in _DEVICES.iterdir() if p.name.startswith(f"nav{slot}-") or p.name == bridge_name(int(slot))
     ]

@@ -17,7 +17,7 @@ from lab.realnode.images import ImageStore
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "netaware-system"
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 def start_shipped_lab(
@@ -39,7 +39,7 @@ def start_shipped_lab(
     store = ImageStore(Path(lab["state_dir"]) / "registry")
     for image, layout in images.items():
         for each in (image, *(f"{image.partition(':')[0]}:{tag}" for tag in more_tags)):
-            store.add_layout(each, layout)
+            store.add_oci_layout(each, layout)
     return Cluster(lab)
 
 
@@ -84,7 +84,7 @@ class Cluster:
     def await_rollout(self) -> None:
         for name in self.run("-n", NAMESPACE, "get", "daemonsets,deployments", "-o", "name").split():
             self.run(
-                "-n", NAMESPACE, "rollout", "status", name, f"--timeout={PATIENCE_S:.0f}s", timeout_s=PATIENCE_S + 10
+                "-n", NAMESPACE, "rollout", "status", name, f"--timeout={TIMEOUT_S:.0f}s", timeout_s=TIMEOUT_S + 10
             )
 
     def node_objects(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Cluster:
 
 
 def wait_until(check: Callable[[], bool], what: str, say: Callable[[], str] = lambda: "", every_s: float = 0.5) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not check():
         assert time.monotonic() < deadline, f"no {what} in time: {say()}"
         time.sleep(every_s)

@@ -14,9 +14,9 @@ import yaml
 
 from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
-from lab.realnode.programs import NodePrograms
-from tests.e2e.lines import Terminal
-from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, start_shipped_lab, wait_until
+from lab.realnode.programs import NodeBinaries
+from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
+from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.documents import blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
@@ -85,7 +85,7 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms, images: Mapping[str, Path]) -> Cluster:
+def cluster(tmp_path: Path, lab_command: Any, node_binaries: NodeBinaries, images: Mapping[str, Path]) -> Cluster:
     one = start_shipped_lab(lab_command, tmp_path, FOUR, images, NEXT_VERSION)
     wait_until(
         lambda: "False" not in one.run("get", "pods", "-A", "-o", "jsonpath={..conditions[*].status}"),
@@ -205,8 +205,8 @@ def places(cluster: Cluster) -> None:
             "rollout",
             "status",
             f"deployment/{name}",
-            f"--timeout={PATIENCE_S:.0f}s",
-            timeout_s=PATIENCE_S + 10,
+            f"--timeout={TIMEOUT_S:.0f}s",
+            timeout_s=TIMEOUT_S + 10,
         )
     pods = cluster.get("pods", "-n", "shop")["items"]
     zone = {n["name"]: n["zone"] for n in cluster.lab["nodes"]}
@@ -235,7 +235,7 @@ def uninstall_as_documented(cluster: Cluster) -> None:
 
 def shell(cluster: Cluster, script: str) -> None:
     terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
-    code, said = terminal.paste(f"set -eu\n{script}", timeout_s=PATIENCE_S)
+    code, said = terminal.paste(f"set -eu\n{script}", timeout_s=TIMEOUT_S)
     assert code == 0, f"{script}\n{said}{cluster.unready()}"
 
 

@@ -24,10 +24,10 @@ from controller.cluster.crds import (
 from controller.topology.weights import zone_costs_of
 from kubekit.client import Client
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
-from lab.controlplane import exists
+from lab.controlplane import object_exists
 from lab.installation import MANIFESTS
 from lab.polling import poll_until
-from lab.topology import load
+from lab.topology import load_topology
 from netperf.contract import NETAWARE_NAMESPACE
 from tests.e2e.labs import installed_lab
 from tests.integration.descheduler.harness import Event, create_bound_replica_set
@@ -67,7 +67,7 @@ async def total(controller_url: str, name: str = "netaware_descheduler_evictions
 async def deploy(client: Client) -> None:
     """The AppGroup: web in z2 depends on db, which stays in z1."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
-    await poll_until(partial(exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
+    await poll_until(partial(object_exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
     web = {"kind": "ReplicaSet", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": SHOP}
     db = {**web, "name": "db", "selector": "db"}
     spec = {
@@ -85,7 +85,7 @@ async def deploy(client: Client) -> None:
 
 @pytest.mark.usefixtures("privileges")
 async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency_returns() -> None:
-    topology = load("four-zones")
+    topology = load_topology("four-zones")
     section = {
         "dryRun": False,
         "intervalS": 1,
@@ -126,7 +126,7 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
         (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
         assert event.note.startswith('Pod evicted from node "n3" by the reason "pod is misplaced, network cost(')
 
-        lab.wan.change_link(*PAIR, rtt_us=topology.link(*PAIR).rtt_us)
+        lab.wan.change_link(*PAIR, rtt_us=topology.link_between(*PAIR).rtt_us)
 
         await poll_until(measured, "costs as before", 60)
         await asyncio.sleep(2 * HOLD_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.labs import installed_lab
-from tests.e2e.lines import Terminal
+from tests.e2e.terminal import Terminal
 from tests.support.documents import blocks, keep_files
 
 DEADLINE_S = 120.0

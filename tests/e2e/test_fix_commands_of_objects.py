@@ -21,7 +21,7 @@ from controller.cluster.crds import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab.cluster import Lab
 from netperf.contract import ZONE_LABEL
 from tests.e2e.labs import installed_lab
-from tests.e2e.lines import Terminal, brief
+from tests.e2e.terminal import Terminal, summarize
 from tests.unit.controller.situations import SITUATIONS
 
 DEADLINE_S = 420.0
@@ -227,7 +227,7 @@ class FixRunner:
         while True:
             # diagnose may fail or be slow while the API server is busy.
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, json.JSONDecodeError):
-                self.found = await asyncio.to_thread(self.terminal.findings)
+                self.found = await asyncio.to_thread(self.terminal.read_findings)
                 self._count += 1
             await asyncio.sleep(1)
 
@@ -240,7 +240,7 @@ class FixRunner:
             await asyncio.sleep(0.2)
 
     async def until_clean(self) -> None:
-        await self.until(lambda: not self.found, lambda: str(brief(self.found)))
+        await self.until(lambda: not self.found, lambda: str(summarize(self.found)))
 
     async def paste(self, line: str) -> str:
         async with self._few:
@@ -270,10 +270,10 @@ class FixRunner:
 
         await self.until(
             lambda: any(f["code"] == code for f in findings_of_namespace()),
-            lambda: f"{case.name} not named: {brief(self.found)}",
+            lambda: f"{case.name} not named: {summarize(self.found)}",
         )
         first = findings_of_namespace()[0]
-        assert first["code"] == code, f"{case.name}: {brief(findings_of_namespace())}"
+        assert first["code"] == code, f"{case.name}: {summarize(findings_of_namespace())}"
         for line in first["fix"]:
             command = self.terminal.command_in(line, case.placeholders)
             if command:
@@ -282,7 +282,7 @@ class FixRunner:
             await self.paste(line.replace("NS", namespace))
         await self.until(
             lambda: all(f["code"] != code for f in findings_of_namespace()),
-            lambda: f"not ended by {first['fix']}: {brief(findings_of_namespace())}",
+            lambda: f"not ended by {first['fix']}: {summarize(findings_of_namespace())}",
         )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from lab.realnode.programs import NodePrograms
-from tests.e2e.lines import Terminal, brief
+from lab.realnode.programs import NodeBinaries
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, Cluster, start_shipped_lab, wait_until
+from tests.e2e.terminal import Terminal, summarize
 from tests.unit.controller.situations import SITUATIONS
 
 pytestmark = pytest.mark.real_nodes
@@ -38,7 +38,7 @@ CHOICES = {"dist/overlay": "manifests/overlays/default"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms, images: Mapping[str, Path]) -> Cluster:
+def cluster(tmp_path: Path, lab_command: Any, node_binaries: NodeBinaries, images: Mapping[str, Path]) -> Cluster:
     one = start_shipped_lab(lab_command, tmp_path, THREE, images)
     for node in one.lab["nodes"]:
         one.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
@@ -108,13 +108,13 @@ ALSO = {"the controller is frozen": "controller-down"}
 @pytest.mark.timeout(2400, func_only=True)
 def test_the_lines_of_the_first_finding_end_it(cluster: Cluster) -> None:
     terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
-    terminal.until(lambda found: not found, DEADLINE_S)
+    terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
     codes = {situation.name: situation.code for situation in SITUATIONS}
     failed = []
     for name, make in BROKEN.items():
         try:
             end(terminal, cluster, make, {codes[name], ALSO.get(name, codes[name])})
-            terminal.until(lambda found: not found, DEADLINE_S)
+            terminal.wait_for_findings(lambda found: not found, DEADLINE_S)
         except AssertionError as error:
             failed.append(f"{name}: {error}")
             # It must not hide what failed before.
@@ -124,17 +124,17 @@ def test_the_lines_of_the_first_finding_end_it(cluster: Cluster) -> None:
 
 def end(terminal: Terminal, cluster: Cluster, make: Callable[[Cluster], None], codes: set[str]) -> None:
     make(cluster)
-    _, found = terminal.until(lambda found: bool(found) and found[0]["code"] in codes, DEADLINE_S)
-    assert terminal.findings("status")[0]["code"] in codes, "status tells another cause"
+    _, found = terminal.wait_for_findings(lambda found: bool(found) and found[0]["code"] in codes, DEADLINE_S)
+    assert terminal.read_findings("status")[0]["code"] in codes, "status tells another cause"
     begun, said = time.monotonic(), []
     while True:
-        said += terminal.follow(found[0]["fix"], CHOICES)
+        said += terminal.paste_fix_commands(found[0]["fix"], CHOICES)
         # What is being mended is still told for a while; its lines are pasted once more at most every half minute.
         try:
-            terminal.until(lambda found: all(f["code"] not in codes for f in found), 30)
+            terminal.wait_for_findings(lambda found: all(f["code"] not in codes for f in found), 30)
             break
         except AssertionError:
-            assert time.monotonic() - begun < DEADLINE_S, f"not ended: {brief(found)} {said}"
-            found = terminal.findings() or found
+            assert time.monotonic() - begun < DEADLINE_S, f"not ended: {summarize(found)} {said}"
+            found = terminal.read_findings() or found
     # Somebody who is not sure pastes it once more; the caller waits until there is no finding.
-    terminal.follow([line for line in found[0]["fix"] if " rollout undo " in line], CHOICES)
+    terminal.paste_fix_commands([line for line in found[0]["fix"] if " rollout undo " in line], CHOICES)

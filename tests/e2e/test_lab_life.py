@@ -55,7 +55,7 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
         assert seen["metadata"]["labels"]["topology.kubernetes.io/region"] == node["region"]
         assert {"type": "InternalIP", "address": node["address"]} in seen["status"]["addresses"]
         assert "taints" not in seen["spec"]
-        assert node["netns"] in namespaces.names()
+        assert node["netns"] in namespaces.list_names()
     Cluster(lab).run("create", "deployment", "web", "--image=none", "--replicas=4")
     wait_until(lambda: [p["status"]["phase"] for p in Cluster(lab).get("pods")["items"]] == ["Running"] * 4, "4 pods")
 
@@ -102,7 +102,7 @@ def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Co
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
     os.kill(lab["pid"], signal.SIGKILL)
     wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed", "the end of the lab")
-    assert set(namespaces.names()) >= {node["netns"] for node in lab["nodes"]}
+    assert set(namespaces.list_names()) >= {node["netns"] for node in lab["nodes"]}
     if cure == "up":
         fresh = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
         assert fresh["pid"] != lab["pid"]
@@ -142,10 +142,10 @@ def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_e
 def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
         wait_until((lab_command.labs / "e2e-ctrl-c" / "logs").exists, "its programs", every_s=0.05)
-        assert [name for name in namespaces.names() if name.endswith("-e2e-west")]
+        assert [name for name in namespaces.list_names() if name.endswith("-e2e-west")]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
-    assert not [name for name in namespaces.names() if name.endswith("-e2e-west")]
+    assert not [name for name in namespaces.list_names() if name.endswith("-e2e-west")]
     assert find_processes(lab_command.labs / "e2e-ctrl-c") == []
     assert not (lab_command.labs / "e2e-ctrl-c").exists()

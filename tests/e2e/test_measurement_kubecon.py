@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lab.installation import Installation
 from lab.netperf_install import Netperf
-from lab.topology import load
+from lab.topology import load_topology
 from tests.e2e.labs import installed_lab
 
 PAIRS = 105
@@ -51,7 +51,7 @@ def runs(agents: Samples) -> dict[tuple[str, str, str], float]:
 async def test_every_pair_of_15_zones_is_measured_within_the_round_close_to_its_delay(
     netperf_programs: Netperf,
 ) -> None:
-    topology = load("kubecon")
+    topology = load_topology("kubecon")
     config = {"topology": {"probing": {"slotS": SLOT_S, "intervalS": SLOT_S}}}
     async with installed_lab("e2e-kubecon", "kubecon", controller_config=config) as (_, installation, _):
         assert installation.prober == "netperf"
@@ -68,7 +68,7 @@ async def test_every_pair_of_15_zones_is_measured_within_the_round_close_to_its_
     failed = {key: count for key, count in ran.items() if key[2] != "ok"}
     over_us = {
         (labels["origin_zone"], labels["destination_zone"]): value * 1e6
-        - topology.link(labels["origin_zone"], labels["destination_zone"]).rtt_us
+        - topology.link_between(labels["origin_zone"], labels["destination_zone"]).rtt_us
         for labels, value in after["netaware_probe_latency_seconds"]
         if labels["quantile"] == "0.5"
     }

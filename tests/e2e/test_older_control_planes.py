@@ -20,13 +20,13 @@ from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique, polling
-from lab.build import Binaries, find_or_build
+from lab.build import Binaries, find_or_build_programs
 from lab.cluster import Lab
-from lab.controlplane import exists
+from lab.controlplane import object_exists
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import install
-from lab.topology import load
+from lab.topology import load_topology
 from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
@@ -52,7 +52,7 @@ def minor_of(binaries: Binaries) -> str:
 @pytest.fixture(scope="module")
 def oldest() -> Binaries:
     """Programs of the oldest supported release."""
-    return find_or_build(OLDEST_CONTROL_PLANE)
+    return find_or_build_programs(OLDEST_CONTROL_PLANE)
 
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
@@ -60,7 +60,7 @@ def oldest() -> Binaries:
 async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest(
     tmp_path: Path, record_property: Callable[[str, object], None], oldest: Binaries, placement: Placement
 ) -> None:
-    newest = find_or_build()
+    newest = find_or_build_programs()
     programs = tmp_path / "bin"
     programs.mkdir()
     link(programs, {**newest.paths, **oldest.paths})
@@ -77,7 +77,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
 
     binaries = Binaries(oldest.version, {name: programs / name for name in newest.paths})
     started = Lab.start(
-        load("four-zones"),
+        load_topology("four-zones"),
         name=f"e2e-oldest-{placement}",
         components=COMPONENTS,
         folder=tmp_path / "labs",
@@ -119,7 +119,7 @@ class Steps:
         self._lab, self._client, self._placement = lab, client, placement
         # In affinity mode the cluster's own scheduler places, and a label is all that a user writes.
         scheduler = "network-aware-scheduler" if placement == "extender" else "default-scheduler"
-        self._application = boutique.load(scheduler=scheduler, cpu="10m")
+        self._application = boutique.load_application(scheduler=scheduler, cpu="10m")
 
     async def kubectl(self, *arguments: str | Path) -> str:
         return await self._lab.control_plane.run_kubectl(*arguments, timeout_s=DEADLINE_S)
@@ -135,7 +135,7 @@ class Steps:
         await self.kubectl("create", "namespace", BOUTIQUE)
         if self._placement == "affinity":
             await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
-        account = partial(exists, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
+        account = partial(object_exists, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
         await until(account, "the namespace's service account")
         await until(self.are_gated, "pods of a group to be gated")
 

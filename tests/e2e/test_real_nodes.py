@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.realnode.programs import NodePrograms
+from lab.realnode.programs import NodeBinaries
 from tests.e2e.leftovers import leftovers_of
 from tests.e2e.real_cluster import Cluster, wait_until
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(360, func_only=True)
 
 
 @pytest.fixture
-def mixed(tmp_path: Path, lab_command: Command, node_programs: NodePrograms) -> dict[str, Any]:
+def mixed(tmp_path: Path, lab_command: Command, node_binaries: NodeBinaries) -> dict[str, Any]:
     file = tmp_path / "mixed.yaml"
     file.write_text(MIXED)
     up: dict[str, Any] = lab_command.json("up", "--name", "e2e-real", "--topology", str(file))

@@ -25,9 +25,9 @@ from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
 from lab.image_build import CONTROLLER, IMAGE_TAG
 from lab.realnode.cluster import APP_IMAGE
-from lab.realnode.programs import NodePrograms
-from lab.topology import load
-from tests.e2e.real_cluster import NAMESPACE, PATIENCE_S, Cluster, wait_until
+from lab.realnode.programs import NodeBinaries
+from lab.topology import load_topology
+from tests.e2e.real_cluster import NAMESPACE, TIMEOUT_S, Cluster, wait_until
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.prometheus_past import prometheus_of
 
@@ -89,7 +89,7 @@ class Stage:
 
     def metrics(self, node: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
         """Samples of the node's agent."""
-        address = self.lab.node(node).address
+        address = self.lab.network_of(node).address
         text = urllib.request.urlopen(f"http://{address}:9850/metrics", timeout=30).read().decode()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -105,7 +105,7 @@ class Stage:
 
     def tc(self, node: str, *words: str) -> str:
         """Output of tc in the node's network namespace."""
-        argv = ["nsenter", f"--net=/run/netns/{self.lab.node(node).netns}", "tc", *words]
+        argv = ["nsenter", f"--net=/run/netns/{self.lab.network_of(node).netns}", "tc", *words]
         return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
 
     def address(self, pod: str) -> str:
@@ -141,7 +141,7 @@ def pod(name: str, node: str, annotations: Mapping[str, str]) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(
-    node_programs: NodePrograms,
+    node_binaries: NodeBinaries,
     images: Mapping[str, Path],
     prometheus_programs: Mapping[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -149,11 +149,11 @@ async def stage(
     folder = tmp_path_factory.mktemp("three")
     (folder / "three.yaml").write_text(TOPOLOGY)
     with tempfile.TemporaryDirectory() as labs:
-        topology = load(str(folder / "three.yaml"))
+        topology = load_topology(str(folder / "three.yaml"))
         async with Lab.start(topology, name="e2e-workloads", folder=Path(labs)) as lab:
             assert lab.real_nodes.images is not None
             for name, layout in images.items():
-                lab.real_nodes.images.add_layout(name, layout)
+                lab.real_nodes.images.add_oci_layout(name, layout)
             cluster = Cluster(lab.describe())
             for node in NODES:
                 cluster.run("annotate", "node", node, "netaware.io/bandwidth-capacity=1G")
@@ -172,7 +172,8 @@ def scrape_jobs(lab: Lab) -> list[dict[str, Any]]:
 
     def job(name: str, port: int, **more: Any) -> dict[str, Any]:
         each = [
-            {"targets": [f"{network.address}:{port}"], "labels": {"node": network.node.name}} for network in lab.nodes
+            {"targets": [f"{network.address}:{port}"], "labels": {"node": network.node.name}}
+            for network in lab.networks
         ]
         return {"job_name": name, "static_configs": each, "scrape_interval": "5s", "scrape_timeout": "5s", **more}
 
@@ -277,8 +278,8 @@ async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(
     for node in others:
         cluster.run("cordon", node)
     cluster.run("apply", "-n", "burn", "-f", "-", text=json.dumps(burner))
-    rollout = ["rollout", "status", "deployment/burner", f"--timeout={PATIENCE_S:.0f}s"]
-    cluster.run("-n", "burn", *rollout, timeout_s=PATIENCE_S + 10)
+    rollout = ["rollout", "status", "deployment/burner", f"--timeout={TIMEOUT_S:.0f}s"]
+    cluster.run("-n", "burn", *rollout, timeout_s=TIMEOUT_S + 10)
 
     def nodes_of_burners() -> list[str]:
         pods = cluster.get("pods", "-n", "burn")["items"]

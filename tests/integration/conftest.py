@@ -17,7 +17,7 @@ import yaml
 
 from kubekit.client import Client
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane, exists
+from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane, object_exists
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -82,7 +82,7 @@ async def netaware_namespace(client: Client) -> AsyncIterator[str]:
 async def _new_namespace(client: Client) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
-    await eventually(lambda: exists(client, SERVICE_ACCOUNTS, "default", name))
+    await eventually(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
     yield name
     await client.delete(NAMESPACES, name)
 

@@ -15,7 +15,7 @@ from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique
 from lab.cluster import Lab
-from lab.controlplane import ControlPlane, exists
+from lab.controlplane import ControlPlane, object_exists
 from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.polling import poll_until
@@ -107,7 +107,7 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
     for name in names:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     for name in (*names, NETAWARE_NAMESPACE):
-        account = partial(exists, client, SERVICE_ACCOUNTS, "default", name)
+        account = partial(object_exists, client, SERVICE_ACCOUNTS, "default", name)
         await poll_until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
 
 
@@ -131,4 +131,4 @@ def group_namespace(index: int) -> str:
 
 
 def _application() -> boutique.Application:
-    return boutique.load(scheduler=OUR_SCHEDULER, cpu="100m")
+    return boutique.load_application(scheduler=OUR_SCHEDULER, cpu="100m")

@@ -17,11 +17,11 @@ from kubekit.config import load_cluster_config
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, credentials_of, free_ports
+from lab.controlplane import LOOPBACK, credentials_of, find_free_ports
 from lab.errors import BootError
-from lab.installation import CENTRAL, MANIFESTS, spawn_central
+from lab.installation import CENTRAL_PROGRAMS, MANIFESTS, start_central_program
 from lab.polling import poll_until
-from lab.programs import is_ready
+from lab.programs import answers_ok
 from lab.progress import Say
 from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
 from tests.scale import figures, populate
@@ -98,14 +98,14 @@ async def endless() -> AsyncIterator[asyncio.TaskGroup]:
 
 async def _start_programs(lab: Lab) -> str:
     """Controller, extender and scheduler, with the configuration as it is shipped and no pods of theirs; the controller's URL."""
-    urls = [f"http://{LOOPBACK}:{port}" for port in free_ports(2)]
-    for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
+    urls = [f"http://{LOOPBACK}:{port}" for port in find_free_ports(2)]
+    for (name, account, verb), url in zip(CENTRAL_PROGRAMS, urls, strict=True):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, account, file_name=name)
         config = MANIFESTS / "base" / "controller" / "config.yaml"
-        spawn_central(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
+        start_central_program(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
-        ready, what = partial(is_ready, f"{url}/readyz", 5), f"{url} to be ready"
-        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check, error=BootError)
+        ready, what = partial(answers_ok, f"{url}/readyz", 5), f"{url} to be ready"
+        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check_running, error=BootError)
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
 
@@ -130,7 +130,7 @@ async def _watch_levels(lab: Lab, length_s: float) -> list[Levels]:
     begun, levels = time.monotonic(), [_levels(lab)]
     while (elapsed_s := time.monotonic() - begun) < length_s:
         await asyncio.sleep(min(_LOOK_EVERY_S, length_s - elapsed_s))
-        lab.programs.check()
+        lab.programs.check_running()
         levels.append(_levels(lab))
     return levels
 

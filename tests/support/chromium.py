@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.debian import find_or_unpack
+from lab.debian import find_or_unpack_packages
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A font with the signs that the page uses; without any font Chromium draws nothing at all.
@@ -35,8 +35,10 @@ def find_or_fetch() -> Chromium:
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is not None:
         return Chromium(Path(found))
-    tree = find_or_unpack("chromium", _PACKAGES, programs=[_INSIDE])
-    return Chromium(tree.root / _INSIDE, {**tree.libraries, "FONTCONFIG_FILE": str(_font_settings(tree.root))})
+    tree = find_or_unpack_packages("chromium", _PACKAGES, programs=[_INSIDE])
+    return Chromium(
+        tree.root / _INSIDE, {**tree.library_environment, "FONTCONFIG_FILE": str(_font_settings(tree.root))}
+    )
 
 
 def _font_settings(root: Path) -> Path:

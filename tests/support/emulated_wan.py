@@ -33,7 +33,7 @@ def emulated_wan(
     """
     nodes = [LabNode(name, "r", zone, "1", "1Gi", "10", 10**9) for name, zone in zones.items()]
     network = skip_if_unsupported(lambda: create_network(nodes, folder))
-    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
+    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.node_networks]
     plan = WanPlan(WAN_DEVICE, 1, members, [to_wan_link(a, b, Link(rtt_us)) for a, b, rtt_us in links])
     (folder / "wan.json").write_bytes(msgspec.json.encode(plan))
     socket_path = folder / "wan.sock"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.prometheus import PrometheusClient
-from lab.controlplane import free_ports
+from lab.controlplane import find_free_ports
 from lab.polling import poll_until
-from lab.programs import is_ready
+from lab.programs import answers_ok
 
 PAST_S, STEP_S = 3900, 60
 
@@ -74,13 +74,13 @@ async def prometheus_of(
         assert await filling.wait() == 0
     every = {"scrape_interval": "1s", "scrape_timeout": "900ms"}
     (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": list(jobs)}))
-    (port,) = free_ports(1)
+    (port,) = find_free_ports(1)
     url = f"http://127.0.0.1:{port}"
     argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}"]
     program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:
-        await poll_until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)
+        await poll_until(partial(answers_ok, f"{url}/-/ready"), "Prometheus to be ready", 60)
         async with PrometheusClient(url, timeout_s=60) as client:
             yield client
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from controller.webhook.certificate import issue_certificate
-from lab.controlplane import free_ports
+from lab.controlplane import find_free_ports
 from lab.programs import Program, Programs
 
 
@@ -26,7 +26,7 @@ def printed(*arguments: str) -> list[dict[str, Any]]:
 def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:
     """Start it; the program, and the configuration that has an API server on this machine call it."""
     _, configuration = printed()
-    (port,) = free_ports(1)
+    (port,) = find_free_ports(1)
     certificate, key = issue_certificate("localhost", 2, datetime.datetime.now(datetime.UTC))
     (folder / "tls.crt").write_bytes(certificate)
     (folder / "tls.key").write_bytes(key)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.build import find_or_build
+from lab.build import find_or_build_programs
 from lab.realnode.programs import CNI
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, remove_groups, run
 
@@ -28,7 +28,7 @@ PROGRAMS = {"ptp": "./plugins/main/ptp", **CNI.programs}
 def plugin(path: str, version: str) -> Path:
     """A plugin's program, such as ``meta/bandwidth``; built once per version."""
     module = replace(CNI, version=version, checksum=CHECKSUMS[version], programs=PROGRAMS)
-    return find_or_build(module)[Path(path).name]
+    return find_or_build_programs(module)[Path(path).name]
 
 
 def call(program: Path, command: str, pod: NodePod, config: dict[str, Any]) -> dict[str, Any]:

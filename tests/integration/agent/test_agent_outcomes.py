@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import ControlPlane, credentials_of, free_ports
+from lab.controlplane import ControlPlane, credentials_of, find_free_ports
 from lab.netperf_install import Netperf
 from netperf.contract import ZONE_LABEL
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
@@ -119,7 +119,7 @@ class Home:
             "--bandwidth=off",
             *flags,
         ]
-        async with running_agent(self._folder, free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
+        async with running_agent(self._folder, find_free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
             yield agent
 
 

@@ -17,7 +17,7 @@ from agent.bandwidth.rules import plugin_ifb_name
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
-from lab.controlplane import ControlPlane, credentials_of, free_ports, save_credentials
+from lab.controlplane import ControlPlane, credentials_of, find_free_ports, save_credentials
 from tests.integration.agent.agents import Agent, call_agent, create_pod, give_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually
@@ -44,7 +44,7 @@ def node_name() -> str:
 
 @pytest.fixture
 def port() -> int:
-    return free_ports(1)[0]
+    return find_free_ports(1)[0]
 
 
 @pytest_asyncio.fixture
@@ -112,7 +112,7 @@ async def test_a_zeroed_or_removed_capacity_is_published_again_and_cleaned_up(
 async def test_an_agent_without_an_api_server_waits_and_stops_at_once(tmp_path: Path, port: int) -> None:
     folder = tmp_path / "credentials"
     folder.mkdir()
-    (folder / "server").write_text(f"http://127.0.0.1:{free_ports(1)[0]}")
+    (folder / "server").write_text(f"http://127.0.0.1:{find_free_ports(1)[0]}")
     async with running_agent(tmp_path, port, "--node-name=n1", f"--credentials={folder}") as agent:
 
         async def is_healthy() -> bool:

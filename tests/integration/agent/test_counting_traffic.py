@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from lab.debian import find_or_unpack
+from lab.debian import find_or_unpack_packages
 from lab.errors import UnsupportedError
 from tests.integration.agent.limit_figures import PORT, finish, serving, start
 from tests.integration.agent.pods_on_node import NodePod, node_pod, run
@@ -38,7 +38,7 @@ pytestmark = [
 def node(*rules: str, accounting: bool = True) -> Iterator[str]:
     """A node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
     try:
-        packages = find_or_unpack("node", ("runc", "nftables"))
+        packages = find_or_unpack_packages("node", ("runc", "nftables"))
     except UnsupportedError as error:
         pytest.skip(str(error))
     name = f"nanode-{uuid.uuid4().hex[:6]}"
@@ -61,12 +61,12 @@ def node(*rules: str, accounting: bool = True) -> Iterator[str]:
             )
         )
         done = subprocess.run(
-            ["ip", "netns", "exec", name, str(packages.program("nft")), "-f", "-"],
+            ["ip", "netns", "exec", name, str(packages.find_program("nft")), "-f", "-"],
             input=table,
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **packages.environment()},
+            env={**os.environ, **packages.environment},
         )
         assert done.returncode == 0, done.stderr
         yield name

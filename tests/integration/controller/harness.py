@@ -22,7 +22,7 @@ import yaml
 from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import credentials_of, free_ports
+from lab.controlplane import credentials_of, find_free_ports
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
@@ -47,7 +47,7 @@ class Replica:
     ) -> None:
         self._environment = {**os.environ, **(environment or {})}
         self.name = f"manager-{uuid.uuid4().hex[:6]}"
-        self.listen = f"127.0.0.1:{free_ports(1)[0]}"
+        self.listen = f"127.0.0.1:{find_free_ports(1)[0]}"
         self.log = folder / f"{self.name}.log"
         self._config = folder / f"{self.name}.yaml"
         body: dict[str, Any] = {

@@ -17,7 +17,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.wire import DEPLOYMENTS, PODS, Object
 from lab.controlplane import ControlPlane
-from lab.programs import run_to_end
+from lab.programs import run_command
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica, StartReplica
@@ -108,7 +108,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
     async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
         words = ["propose", "-n", namespace, f"--prometheus={known.url}", f"--kubeconfig={control_plane.kubeconfig}"]
         code = "import sys; from controller.cli import main; sys.exit(main())"
-        await run_to_end([sys.executable, "-c", code, *words, "--apply"], "propose", 60)
+        await run_command([sys.executable, "-c", code, *words, "--apply"], "propose", 60)
     (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)
     edges = {(w.workload.name, d.workload.name) for w in group.spec.workloads or () for d in w.dependencies or ()}
     assert edges == set(CALLS)

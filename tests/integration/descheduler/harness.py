@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestServer
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import EVENTS, PODS, Object, Pod, Resource
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, find_free_ports
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica
 
@@ -48,7 +48,7 @@ class FakeKubeletMetrics:
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=namespace)
-        self.port = free_ports(1)[0]
+        self.port = find_free_ports(1)[0]
         self._seconds: dict[tuple[str, str], float] = defaultdict(float)
         self._at = time.monotonic()
         self.nodes: set[str] = set()

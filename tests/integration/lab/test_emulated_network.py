@@ -32,8 +32,8 @@ class Wan(NamedTuple):
 
     def socket_on(self, name: str) -> socket.socket:
         """A UDP socket in the node's namespace, bound to its address."""
-        node = next(n for n in self.network.nodes if n.node.name == name)
-        with namespaces.entered(node.netns):
+        node = next(n for n in self.network.node_networks if n.node.name == name)
+        with namespaces.enter(node.netns):
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         # Room for a burst that was delayed and arrives at once, above the system's limit for ordinary users.
         made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
@@ -47,7 +47,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
     links = [("a", "b", FAR_US), ("a", "a", NEAR_US), ("b", "b", NEAR_US)]
     with emulated_wan(tmp_path, {"a1": "a", "a2": "a", "b1": "b"}, links) as (network, control):
         yield Wan(network, control)
-    assert not [name for name in namespaces.names() if name.startswith(f"netaware-{network.slot}-")]
+    assert not [name for name in namespaces.list_names() if name.startswith(f"netaware-{network.slot}-")]
 
 
 def round_trips_us(wan: Wan, origin: str, destination: str, count: int = 20) -> list[float]:
@@ -85,6 +85,6 @@ def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
     ):
         with pytest.raises(WanError, match=said):
             wan.control.change_link(*pair, **changes)
-    assert wan.control.links()["a", "b"] == Link(30_000.0)
+    assert wan.control.read_links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000

@@ -10,7 +10,7 @@ import pytest_asyncio
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.wire import PODS, Object
-from lab.build import find_or_build
+from lab.build import find_or_build_programs
 from lab.controlplane import ControlPlane, credentials_of
 from tests.integration.conftest import remove_definitions
 from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
@@ -29,7 +29,7 @@ async def plane(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture
 def kustomize() -> Kubectl:
     """kubectl without a cluster, for building."""
-    return Kubectl(find_or_build()["kubectl"], None)
+    return Kubectl(find_or_build_programs()["kubectl"], None)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import yaml
 
 from lab.controlplane import ControlPlane
 from lab.errors import BootError
-from lab.programs import run_to_end
+from lab.programs import run_command
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, KubectlError, on_top_of
 
 pytestmark = pytest.mark.helm
@@ -41,7 +41,7 @@ class Chart:
     async def helm(self, *arguments: str, kubeconfig: Path | None = None) -> str:
         """Run Helm. Raises BootError when it fails."""
         environment = {"HOME": str(self._home), "KUBECONFIG": str(kubeconfig or "")}
-        return (await run_to_end([self._program, *arguments], "helm", 120, env=environment)).decode()
+        return (await run_command([self._program, *arguments], "helm", 120, env=environment)).decode()
 
     async def render(self, *values: str, version: str = "1.37.2", namespace: str = NAMESPACE) -> dict[str, Any]:
         """The rendered objects by kind, namespace and name."""

@@ -17,7 +17,7 @@ import pytest_asyncio
 import yaml
 
 from lab import debian
-from lab.controlplane import free_ports
+from lab.controlplane import find_free_ports
 from lab.programs import Programs
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
@@ -137,10 +137,10 @@ def test_plugin_is_what_its_manifest_says(dist: Path, tmp_path: Path) -> None:
 @pytest_asyncio.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[str]:
     """HOST:PORT of an OCI registry of its own."""
-    found = shutil.which("docker-registry") or debian.find_or_unpack("registry", ["docker-registry"]).program(
-        "docker-registry"
-    )
-    (port,) = free_ports(1)
+    found = shutil.which("docker-registry") or debian.find_or_unpack_packages(
+        "registry", ["docker-registry"]
+    ).find_program("docker-registry")
+    (port,) = find_free_ports(1)
     storage = {"filesystem": {"rootdirectory": str(tmp_path / "storage")}}
     config = tmp_path / "registry.yaml"
     config.write_text(yaml.safe_dump({"version": 0.1, "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))

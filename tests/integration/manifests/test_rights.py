@@ -22,15 +22,15 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, Net
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
-from lab.controlplane import ControlPlane, credentials_of, free_ports
-from lab.installation import bound_kubeconfig, spawn_central
+from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
-from lab.programs import Program, run_to_end
+from lab.programs import Program, run_command
 from tests.integration.conftest import node_body
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed
 from tests.support.audit_log import audit_events
 
-CENTRAL = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
+CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
 # Zone, and a loopback address that no other test uses, by node.
 NODE_PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
@@ -121,13 +121,13 @@ async def _start(running: Running, folder: Path) -> None:
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5}
     config["topology"] = {"probing": probing, "costPolicy": trusting}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    extender_port, scheduler_port = free_ports(2)
+    extender_port, scheduler_port = find_free_ports(2)
     plane, admin = running.plane, running.admin
     verbs = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
-    for account, (verb, port) in zip(CENTRAL, verbs, strict=True):
-        kubeconfig = await bound_kubeconfig(admin, plane, account, account)
+    for account, (verb, port) in zip(CENTRAL_ACCOUNTS, verbs, strict=True):
+        kubeconfig = await write_bound_kubeconfig(admin, plane, account, account)
         url = f"http://127.0.0.1:{port}"
-        spawn_central(plane.programs, verb, verb, url, kubeconfig=kubeconfig, config=folder / "config.yaml")
+        start_central_program(plane.programs, verb, verb, url, kubeconfig=kubeconfig, config=folder / "config.yaml")
     _start_scheduler(running, folder, extender_port, scheduler_port)
     passphrase = folder / "passphrase"
     passphrase.write_text("0123456789abcdef0123456789abcdef")
@@ -138,7 +138,7 @@ async def _start(running: Running, folder: Path) -> None:
 
 async def _agent(running: Running, node: str) -> list[str]:
     """The command of a node's agent."""
-    kubeconfig = await bound_kubeconfig(
+    kubeconfig = await write_bound_kubeconfig(
         running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
     )
     run = [sys.executable, "-m", "agent", "run"]
@@ -179,7 +179,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
             topology = await admin.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
         except ApiError:
             return False
-        running.plane.programs.check()
+        running.plane.programs.check_running()
         return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
 
     await poll_until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
@@ -253,7 +253,7 @@ async def test_agents_clean_up_what_they_wrote(running: Running) -> None:
         if program.name.startswith("agent-") or program.name in CENTRAL_PROGRAMS:
             await running.plane.programs.stop(program)
     for node in NODE_PLACES:
-        await run_to_end([*await _agent(running, node), "--cleanup=once"], "the clean-up", 30)
+        await run_command([*await _agent(running, node), "--cleanup=once"], "the clean-up", 30)
         left = await running.admin.get(NODES, node, Node)
         assert [key for key in left.metadata.annotations or {} if key.startswith("netaware.io/")] == [
             "netaware.io/bandwidth-capacity"

@@ -57,7 +57,7 @@ class Wan(NamedTuple):
 def wan(tmp_path: Path) -> Iterator[Wan]:
     links = [(a, b, RTT_US) for a, b in (("east", "west"), ("east", "east"), ("west", "west"))]
     with emulated_wan(tmp_path, {"node-east": "east", "node-west": "west"}, links) as (network, control):
-        yield Wan(control, *network.nodes)
+        yield Wan(control, *network.node_networks)
 
 
 async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
@@ -75,13 +75,13 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
 
     def enter_and_serve() -> None:
         # In a thread of its own: processes are started when connections come, in the namespace of their thread.
-        with namespaces.entered(wan.destination.netns):
+        with namespaces.enter(wan.destination.netns):
             asyncio.run(serve())
 
     serving = asyncio.create_task(asyncio.to_thread(enter_and_serve))
     try:
         await asyncio.to_thread(listening.wait, 10)
-        with namespaces.entered(wan.origin.netns):
+        with namespaces.enter(wan.origin.netns):
             return await prober.probe(wan.destination.address, settings)
     finally:
         over.set()
@@ -122,9 +122,9 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
     stream = DatagramStream(wan.origin.address, PASSPHRASE)
     stream.set_targets([target], interval_s=seconds)
     async with AsyncExitStack() as stack:
-        with namespaces.entered(wan.destination.netns):
+        with namespaces.enter(wan.destination.netns):
             await stack.enter_async_context(running(DatagramResponder(target.address, target.port, PASSPHRASE)))
-        with namespaces.entered(wan.origin.netns):
+        with namespaces.enter(wan.origin.netns):
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace
         try:
@@ -200,7 +200,7 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
     quiet moment shows that the instrument is right.
     """
     async with datagrams_sent(wan, WATCHED_S) as window:
-        with namespaces.entered(wan.origin.netns):
+        with namespaces.enter(wan.origin.netns):
             argv = [sys.executable, pings.__file__, "0.1", wan.destination.address]
             pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         try:

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_config
+from lab.scheduling import build_scheduler_config
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, until_bound
 from tests.support.controller_program import controller_program
@@ -40,7 +40,7 @@ async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting
     await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}}, members=COUNT)
     async with controller_program(control_plane, "extender") as (program, url):
         # The shipped deadline is longer; what is shown is that a silence ends with it.
-        config = build_config(extender_url=url, extender_timeout_s=0.5)
+        config = build_scheduler_config(extender_url=url, extender_timeout_s=0.5)
         await scheduler(config)
         names = [f"pod-{i}" for i in range(COUNT)]
         for i, name in enumerate(names):
@@ -85,7 +85,7 @@ async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_al
     await set_costs(client, namespace, {("z1", "z2"): 5, ("z2", "z1"): 5})
     await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}}, members=1)
     async with extender() as url, lead(), refusing(zone_of) as (other_url, asked):
-        config = build_config(extender_url=url)
+        config = build_scheduler_config(extender_url=url)
         # Ignorable as ours is: those that are not are asked before all that are.
         other = {"urlPrefix": other_url, "filterVerb": "filter", "nodeCacheCapable": True, "ignorable": True}
         config["extenders"].append(other)

@@ -25,7 +25,7 @@ from controller.scheduler.default_scheduler import DefaultSchedulerModel
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Resource
 from lab.controlplane import ControlPlane
-from lab.scheduling import build_config
+from lab.scheduling import build_scheduler_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ async def test_every_pod_lands_where_the_model_of_kube_scheduler_says() -> None:
             start = ControlPlane.start("stock", state_dir=Path(folder) / "state", components=())
             plane = await stack.enter_async_context(start)
             client = await stack.enter_async_context(Client(plane.client_config))
-            config = build_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
+            config = build_scheduler_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
             await plane.start_scheduler(config)
             found = [landed for seed in SEEDS for landed in await play(client, seed)]
     assert len(found) > 50

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.build import CONTROL_PLANE, Module, UpstreamModule, find_go, find_or_build, kubernetes_link_flags
+from lab.build import CONTROL_PLANE, Module, UpstreamModule, find_go, find_or_build_programs, kubernetes_link_flags
 from lab.progress import Progress
 
 OLDEST_CONTROL_PLANE = Module(
@@ -82,4 +82,4 @@ def find_or_build_tools(module: Module) -> Mapping[str, Path]:
     """
     on_path = {name: shutil.which(name) for name in module.programs}
     found = {name: Path(path) for name, path in on_path.items() if path}
-    return found if len(found) == len(on_path) else find_or_build(module).paths
+    return found if len(found) == len(on_path) else find_or_build_programs(module).paths

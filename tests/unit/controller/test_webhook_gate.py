@@ -17,7 +17,7 @@ import pytest
 from controller.webhook import program
 from controller.webhook.gate import answer_review
 from lab.certificates import CertificateAuthority, KeyPair
-from lab.controlplane import free_ports
+from lab.controlplane import find_free_ports
 
 LABELS = {"appgroup.diktyo.x-k8s.io": "shop"}
 OURS, THEIRS = {"name": "netaware.io/topological-order"}, {"name": "a/b"}
@@ -62,7 +62,7 @@ async def test_a_new_certificate_is_served_once_its_key_is_there(
 ) -> None:
     authority, served = CertificateAuthority(tmp_path / "pki", "tests"), tmp_path / "served"
     first, second = (authority.issue(name, name, hosts=("127.0.0.1",)) for name in ("first", "second"))
-    client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), free_ports(1)
+    client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), find_free_ports(1)
 
     async def handshake() -> bytes:
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)

@@ -13,9 +13,9 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.__main__ import main
-from lab.build import find_or_build
+from lab.build import find_or_build_programs
 from lab.errors import BootError, BuildError
-from lab.programs import Programs, run_to_end
+from lab.programs import Programs, run_command
 from lab.reclaim import lab_paths, reclaim
 
 
@@ -68,7 +68,7 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
-        find_or_build()
+        find_or_build_programs()
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
 )
 async def test_failed_command_is_an_error_with_its_output(script: str, timeout_s: float, said: str) -> None:
     with pytest.raises(BootError, match=f"greeting: {said}"):
-        await run_to_end(["sh", "-c", script], "greeting", timeout_s)
+        await run_command(["sh", "-c", script], "greeting", timeout_s)

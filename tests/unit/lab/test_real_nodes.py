@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.image_build import Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
-from lab.topology import MAX_NODES, parse
+from lab.topology import MAX_NODES, parse_topology
 
 MIXED = """\
 name: mixed
@@ -22,9 +22,9 @@ links:
 
 
 def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
-    node = parse(MIXED, "mixed.yaml").nodes[1]
+    node = parse_topology(MIXED, "mixed.yaml").nodes[1]
     networks = [plan_network(slot, [node] * MAX_NODES) for slot in (0, 1, 249)]
-    ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.nodes]
+    ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.node_networks]
     assert len(set(ranges)) == 3 * MAX_NODES
     whole = ipaddress.IPv4Network(pod_ranges(1)[0])
     assert [whole.supernet_of(one) for one in ranges] == [MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))]

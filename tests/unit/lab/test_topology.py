@@ -9,7 +9,7 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.commands.arguments import read_topology
-from lab.topology import Link, load, parse
+from lab.topology import Link, load_topology, parse_topology
 
 TWO = """\
 name: two
@@ -25,7 +25,7 @@ links:
 
 def refused(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse(text, "lab.yaml")
+        parse_topology(text, "lab.yaml")
     return str(caught.value)
 
 
@@ -39,9 +39,9 @@ def refused(text: str) -> str:
 def test_shipped_topologies_have_their_zones_and_delays(
     name: str, zones: int, nodes: int, least_us: float, most_us: float
 ) -> None:
-    topology = load(name)
+    topology = load_topology(name)
     assert (len(topology.zones), len(topology.nodes)) == (zones, nodes)
-    found = sorted(topology.link(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
+    found = sorted(topology.link_between(a, b).rtt_us for a, b in itertools.combinations(topology.zones, 2))
     assert [found[0], found[-1]] == pytest.approx([least_us, most_us], rel=0.1)
     assert len(set(found)) == len(found), "every pair of zones has a delay of its own"
 
@@ -49,9 +49,9 @@ def test_shipped_topologies_have_their_zones_and_delays(
 def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(TWO)
-    topology = load(str(file))
-    assert topology.link("z2", "z1") == topology.link("z1", "z2") == Link(5000.0, 100.0, 0.005)
-    assert topology.link("z1", "z1").rtt_us == 150.0
+    topology = load_topology(str(file))
+    assert topology.link_between("z2", "z1") == topology.link_between("z1", "z2") == Link(5000.0, 100.0, 0.005)
+    assert topology.link_between("z1", "z1").rtt_us == 150.0
     nodes = [(n.name, n.cpu, n.nic_bps, n.kubelet) for n in topology.nodes]
     assert nodes == [("n1", "4", 10**9, "kwok"), ("n2", "2", 10**9, "real")]
     assert [n.name for n in topology.real_nodes] == ["n2"]
@@ -61,7 +61,7 @@ def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
 
 def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> None:
     with pytest.raises(ConfigError, match=r"--topology: nowhere: .*four-zones, kubecon, none"):
-        load("nowhere")
+        load_topology("nowhere")
     with pytest.raises(ConfigError, match="--nodes"):
         read_topology("none", "real")
     assert read_topology("none") is None

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LINE_S, LOOK_S = 180.0, 60.0
-CHOICE = re.compile(r"\b(?:ZONE|NODE|SPEED|REGION|dist/overlay)\b")
+PASTE_TIMEOUT_S, DIAGNOSE_TIMEOUT_S = 180.0, 60.0
+PLACEHOLDER = re.compile(r"\b(?:ZONE|NODE|SPEED|REGION|dist/overlay)\b")
 
 
 class Terminal:
@@ -35,7 +35,7 @@ class Terminal:
             "KUBE_EDITOR": "true",
         }
 
-    def paste(self, line: str, timeout_s: float = LINE_S) -> tuple[int, str]:
+    def paste(self, line: str, timeout_s: float = PASTE_TIMEOUT_S) -> tuple[int, str]:
         """Exit code and output of a line; it is ended after the timeout, as by Ctrl-C."""
         argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
         done = subprocess.run(
@@ -49,7 +49,7 @@ class Terminal:
         )
         return done.returncode, done.stdout
 
-    def findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
+    def read_findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
         """The findings of a command, from its JSON output."""
         argv = ["kubectl", "netaware", command, "-o", "json"]
         done = subprocess.run(
@@ -59,23 +59,25 @@ class Terminal:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=LOOK_S,
+            timeout=DIAGNOSE_TIMEOUT_S,
         )
         assert done.stdout.startswith("{"), f"{command}: {done.returncode} {done.stderr}"
         found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
         return found
 
-    def until(
+    def wait_for_findings(
         self, check: Callable[[list[dict[str, Any]]], bool], deadline_s: float
     ) -> tuple[float, list[dict[str, Any]]]:
         """Seconds until findings are as wanted, and these findings."""
         begun = time.monotonic()
-        while not check(found := self.findings()):
-            assert time.monotonic() - begun < deadline_s, f"after {deadline_s:.0f} s still {brief(found)}"
+        while not check(found := self.read_findings()):
+            assert time.monotonic() - begun < deadline_s, f"after {deadline_s:.0f} s still {summarize(found)}"
             time.sleep(1)
         return time.monotonic() - begun, found
 
-    def follow(self, lines: Sequence[str], choices: Mapping[str, str], timeout_s: float = LINE_S) -> list[str]:
+    def paste_fix_commands(
+        self, lines: Sequence[str], choices: Mapping[str, str], timeout_s: float = PASTE_TIMEOUT_S
+    ) -> list[str]:
         """Paste the commands among a finding's lines, first to last; what failed."""
         failed = []
         for line in lines:
@@ -89,9 +91,9 @@ class Terminal:
     def command_in(line: str, choices: Mapping[str, str]) -> str:
         """The command in a line, with values for its placeholders; empty if the line has no command."""
         _, _, command = f" {line}".partition(" kubectl ")
-        return CHOICE.sub(lambda found: choices[found[0]], f"kubectl {command}") if command else ""
+        return PLACEHOLDER.sub(lambda found: choices[found[0]], f"kubectl {command}") if command else ""
 
 
-def brief(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+def summarize(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """Findings, for an assertion's message."""
     return [(f["code"], f["summary"], f["cause"]) for f in found]

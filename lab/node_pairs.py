@@ -11,7 +11,7 @@ import msgspec
 from lab import measure, namespaces
 from lab.errors import BootError
 from lab.installation import Installation
-from lab.programs import pythonpath_env, run_to_end
+from lab.programs import build_pythonpath_env, run_command
 from netperf.sample import Measurement
 
 _PROBE_S, _DEADLINE_S = 1.0, 120.0
@@ -19,10 +19,12 @@ _PROBE_S, _DEADLINE_S = 1.0, 120.0
 _MAX_CONCURRENT = 2
 
 
-async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+async def measure_node_pairs(
+    installation: Installation, pairs: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], float]:
     """(Origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
     lab, prober = installation.lab, ["--prober", installation.prober]
-    env = {**installation.environment, measure.PASSPHRASE_VARIABLE: installation.passphrase, **pythonpath_env()}
+    env = {**installation.environment, measure.PASSPHRASE_VARIABLE: installation.passphrase, **build_pythonpath_env()}
     origins: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
         origins.setdefault(destination, []).append(origin)
@@ -30,10 +32,16 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
     semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def probe(origin: str, destination: str) -> float:
-        argv = [*namespaces.enter_command(lab.node(origin).netns), sys.executable, "-m", "lab.measure", "probe"]
-        argv += [lab.node(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
+        argv = [
+            *namespaces.build_enter_command(lab.network_of(origin).netns),
+            sys.executable,
+            "-m",
+            "lab.measure",
+            "probe",
+        ]
+        argv += [lab.network_of(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
         what = f"measuring {origin} to {destination}"
-        output = await run_to_end(argv, what, _DEADLINE_S, env=env)
+        output = await run_command(argv, what, _DEADLINE_S, env=env)
         median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
         if median is None:
             raise BootError(f"{what}: too few samples")
@@ -42,8 +50,8 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
     async def probe_all_to(destination: str) -> None:
         """One probe after the other, because all use the same data port."""
         async with semaphore:
-            argv = [sys.executable, "-m", "lab.measure", "serve", lab.node(destination).address, *prober]
-            name, netns = f"measure-{destination}", lab.node(destination).netns
+            argv = [sys.executable, "-m", "lab.measure", "serve", lab.network_of(destination).address, *prober]
+            name, netns = f"measure-{destination}", lab.network_of(destination).netns
             server = lab.programs.start(name, argv, netns=netns, env=env, is_essential=False)
             try:
                 for origin in origins[destination]:
