@@ -114,23 +114,25 @@ def find_last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
         if result_key is None or result_key.origin != node:
             continue
         result = _decode_value(key, result_key, value)
-        if not isinstance(result, Refusal) and result.sequence <= _max_sequence(now_s):
+        if not isinstance(result, Refusal) and result.sequence <= _max_plausible_sequence(now_s):
             last = max(last, result.sequence)
     return last
 
 
-def _max_sequence(now_s: float) -> float:
+def _max_plausible_sequence(now_s: float) -> float:
     """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's clock may not be set."""
     return max(now_s, _MIN_CLOCK_S) + 10 * YEAR_S
 
 
-def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] = ()) -> dict[str, str | None]:
+def encode_samples(
+    samples: Iterable[Sample], upstream_percentiles: Collection[Percentile] = ()
+) -> dict[str, str | None]:
     """The keys that a writer sets for its samples, with their values; None removes a key.
 
     Args:
         samples: samples of any test.
-        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. A missing percentile removes the
-            number. The number of a flagged sample is not written, because upstream's format has no flags; the last number stays.
+        upstream_percentiles: percentiles to write in upstream's format too, as whole milliseconds, at least 1. A missing percentile
+            removes the number. A flagged sample leaves the last number unchanged, because upstream's format has no flags.
     """
     data: dict[str, str | None] = {}
     for sample in samples:
@@ -139,11 +141,11 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
         data[key] = msgspec.json.encode(_round_sample(sample)).decode()
         if measurement.test == "TCP_STREAM" or not set(sample.quality_flags) <= {"loss"}:
             continue
-        for percentile in upstream:
-            external_key = upstream_key(sample.origin.node, sample.destination.node, percentile)
-            if external_key is not None:
+        for percentile in upstream_percentiles:
+            key_for_upstream = upstream_key(sample.origin.node, sample.destination.node, percentile)
+            if key_for_upstream is not None:
                 value_us = sample.percentile_us(percentile)
-                data[external_key] = None if value_us is None else str(max(1, math.floor(value_us / 1000 + 0.5)))
+                data[key_for_upstream] = None if value_us is None else str(max(1, math.floor(value_us / 1000 + 0.5)))
     return data
 
 
@@ -182,8 +184,8 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
             if key.startswith(KEY_PREFIX):
                 removed.add(key)
         elif key not in planned:
-            external_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
-            removed |= {key, *(k for k in external_keys if k is not None and k in data)}
+            upstream_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
+            removed |= {key, *(k for k in upstream_keys if k is not None and k in data)}
         elif isinstance(_decode_value(key, result_key, value), Refusal):
             removed.add(key)
     return removed
@@ -228,16 +230,16 @@ def decode_results(
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
-    external: dict[NodePair, UpstreamValues] = {}
+    values_by_nodes: dict[NodePair, UpstreamValues] = {}
     for key, value in data.items():
         outcome = _decode_key(key, value, locations, planned)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif isinstance(outcome, UpstreamValue):
-            add_value(external, outcome)
+            add_value(values_by_nodes, outcome)
         elif outcome is not None:
             # A year more than in `find_last_sequence`, because the writer's clock may be ahead and its sequence grows.
-            if outcome.sequence > _max_sequence(now_s) + YEAR_S:
+            if outcome.sequence > _max_plausible_sequence(now_s) + YEAR_S:
                 outcome = msgspec.structs.replace(outcome, sequence=0)
             if isinstance(outcome, Sample):
                 samples[key] = outcome
@@ -247,7 +249,7 @@ def decode_results(
     for sample in samples.values():
         pair = sample.origin.node, sample.destination.node
         newest_sequences[pair] = max(sample.sequence, newest_sequences.get(pair, 0))
-    refusals += _add_external(external, locations, planned or (), newest_sequences, samples)
+    refusals += _add_upstream_samples(values_by_nodes, locations, planned or (), newest_sequences, samples)
     return Results(
         samples=samples,
         failures={
@@ -273,8 +275,8 @@ def _decode_key(
     return decode_value(key, value, locations)
 
 
-def _add_external(
-    external: Mapping[NodePair, UpstreamValues],
+def _add_upstream_samples(
+    values_by_nodes: Mapping[NodePair, UpstreamValues],
     locations: Mapping[str, NodeLocation],
     planned: Collection[str],
     measured_pairs: Container[NodePair],
@@ -285,8 +287,8 @@ def _add_external(
     The numbers of ``measured_pairs``, which have a sample in our format, are ignored, because our agent wrote them too.
     """
     refusals: list[Refusal] = []
-    unplanned = _unplanned_pairs(external, locations, planned)
-    for (origin, destination), values in external.items():
+    unplanned = _find_unplanned_pairs(values_by_nodes, locations, planned)
+    for (origin, destination), values in values_by_nodes.items():
         if (origin, destination) in unplanned:
             detail = f"no plan has the pair {origin}, {destination}"
             refusals += [make_refusal(key, "unplanned", detail, origin) for key, *_ in values.values()]
@@ -355,7 +357,7 @@ def _find_sample_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
     return None
 
 
-def _unplanned_pairs(
+def _find_unplanned_pairs(
     pairs: Iterable[NodePair], locations: Mapping[str, NodeLocation], planned: Collection[str]
 ) -> set[NodePair]:
     """The unplanned pairs in zones that agents measure; other components may measure elsewhere."""

@@ -228,7 +228,9 @@ class ResultsWriter:
                 sample = msgspec.structs.replace(result.sample, sequence=result.sample.sequence + offset)
                 # Upstream's keys do not name a test, so only the usual one is written in that format.
                 is_usual_test = plan is not None and result.test == plan.settings.test
-                data |= encode_samples([sample], upstream=self._upstream_percentiles if is_usual_test else ())
+                data |= encode_samples(
+                    [sample], upstream_percentiles=self._upstream_percentiles if is_usual_test else ()
+                )
             if result.failure is not None:
                 failure = msgspec.structs.replace(result.failure, sequence=result.failure.sequence + offset)
                 data |= encode_failure(failure, result.test)
