@@ -15,6 +15,8 @@ from kubekit.wire import Condition, split_key
 from netperf.contract import AGENT, CONTROLLER, REGION_LABEL, ZONE_LABEL
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 
+NEW_ZONE_ROUNDS = 3.0
+"""Rounds before a pair without a measurement is reported: a new installation or zone is measured within two."""
 OUTLIER_ROUNDS = 8.0
 """Rounds before an outlier is reported, because its pair is probed again after at most six."""
 _OPEN_PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
@@ -79,7 +81,9 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
         yield _report_no_plan(facts, tuple(sorted(working_zones)))
         return
     yield from _find_failed_conditions(facts)
-    yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
+    conditions = (c for of_topology in facts.topology_conditions.values() for c in of_topology)
+    if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in conditions):
+        yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
     # Costs of other pairs may be inferred over these paths, and are then old too.
     if not silent_zones and not dead_paths:
         yield from _find_stale(facts, pairs)
@@ -150,8 +154,11 @@ def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
     finding = _FINDINGS_BY_REASON.get(condition.reason)
     if condition.type != "OutlierNodes" or (finding is not None and finding.severity != "info"):
         return False
-    since = condition.changed_s
-    return since is not None and facts.now_s - since < OUTLIER_ROUNDS * facts.interval_s
+    return _is_recent(condition, OUTLIER_ROUNDS, facts)
+
+
+def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
+    return condition.changed_s is not None and facts.now_s - condition.changed_s < rounds * facts.interval_s
 
 
 def _report_condition(topology_key: str, condition: Condition, facts: Facts) -> Finding:

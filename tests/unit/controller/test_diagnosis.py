@@ -271,9 +271,18 @@ BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed
 QUEUED = tuple(pod(name, created_s=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
 
 
+def condition_facts(type_: str, status: str, reason: str, *, ago_s: float, **fields: Any) -> Facts:
+    since = msgspec.convert(condition(type_, status, reason, "ignored: n2", ago_s=ago_s), Condition)
+    return facts(topology_conditions={"netaware-system/nt-default": (since,)}, **fields)
+
+
 def outlier_facts(ago_s: float) -> Facts:
-    odd = msgspec.convert(condition("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition)
-    return facts(topology_conditions={"netaware-system/nt-default": (odd,)})
+    return condition_facts("OutlierNodes", "True", "NodesContradicted", ago_s=ago_s)
+
+
+def unmeasured_facts(ago_s: float) -> Facts:
+    absent = network(absent=(("z0", "z1"),))
+    return condition_facts("Measured", "False", "PairsAbsent", ago_s=ago_s, network=absent)
 
 
 def facts_of(message: str) -> Facts:
@@ -298,6 +307,9 @@ def facts_of(message: str) -> Facts:
         # An outlier is reported after the next probe of its pair.
         (outlier_facts(470.0), []),
         (outlier_facts(490.0), ["topology-NodesContradicted"]),
+        # The first rounds after an installation, or with a new zone.
+        (unmeasured_facts(170.0), []),
+        (unmeasured_facts(190.0), ["pairs-unmeasured"]),
         # Gated pods wait for the pod without a node of the same group.
         (facts(pods=(pod(scheduled=UNSCHEDULABLE), *gated_pods(workload="cart"))), ["no-node-capacity"]),
         (
