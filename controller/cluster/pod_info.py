@@ -11,7 +11,7 @@ import msgspec
 from controller.cluster.eligibility import Constraints, parse_int64
 from controller.cluster.pods import Pod, PodSpec, PodStatus
 from controller.cluster.resource_requests import has_infeasible_resize, ports_of, requests_of
-from controller.cluster.volumes import claims_of
+from controller.cluster.volumes import claim_names_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
@@ -181,7 +181,7 @@ class PodReader:
             ingress_limit=(meta.annotations or {}).get(INGRESS_ANNOTATION),
             egress_limit=(meta.annotations or {}).get(EGRESS_ANNOTATION),
             host_ports=ports_of(spec),
-            claim_names=tuple(claims_of(pod)),
+            claim_names=tuple(claim_names_of(pod)),
             group_pod=pod if pod.group else None,
             ips=tuple(address.ip for address in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )

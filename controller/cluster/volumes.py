@@ -123,7 +123,7 @@ class Volumes(Index):
         self.version = 0
         self._volumes: dict[str, PersistentVolume] = {}
         self._claims: dict[str, PersistentVolumeClaim] = {}
-        self._classes: dict[str, StorageClass] = {}
+        self._storage_classes: dict[str, StorageClass] = {}
         self._volume_name_by_claim: dict[str, str] = {}
         self._available: dict[str, PersistentVolume] = {}
         self._selectors_by_claim_spec: dict[bytes, tuple[NodeSelector, ...]] = {}
@@ -133,48 +133,50 @@ class Volumes(Index):
         cls,
         volumes: Iterable[PersistentVolume],
         claims: Iterable[PersistentVolumeClaim],
-        classes: Iterable[StorageClass] = (),
+        storage_classes: Iterable[StorageClass] = (),
     ) -> Volumes:
-        """Build from volumes, claims and classes."""
+        """Build an index of these objects."""
         index = cls()
         for volume in volumes:
             index.on_volume_change(volume.metadata.key, None, volume)
         for claim in claims:
             index.on_claim_change(claim.metadata.key, None, claim)
-        for class_ in classes:
-            index.on_class_change(class_.metadata.key, None, class_)
+        for storage_class in storage_classes:
+            index.on_storage_class_change(storage_class.metadata.key, None, storage_class)
         return index
 
     def subscribe_to(
-        self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
+        self,
+        volumes: Store[PersistentVolume],
+        claims: Store[PersistentVolumeClaim],
+        storage_classes: Store[StorageClass],
     ) -> None:
         """Add all objects of these stores, and follow their changes."""
         subscribe_from_start(volumes, self.on_volume_change)
         subscribe_from_start(claims, self.on_claim_change)
-        subscribe_from_start(classes, self.on_class_change)
+        subscribe_from_start(storage_classes, self.on_storage_class_change)
 
     def on_volume_change(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """Update a volume."""
-        before = self._volumes.get(name)
-        claim = _claim_key_of(before)
-        if claim and self._volume_name_by_claim.get(claim) == name:
-            del self._volume_name_by_claim[claim]
+        claim_key = _claim_key_of(self._volumes.get(name))
+        if claim_key and self._volume_name_by_claim.get(claim_key) == name:
+            del self._volume_name_by_claim[claim_key]
         self._available.pop(name, None)
-        self._replace(self._volumes, name, new)
-        if claim := _claim_key_of(new):
-            self._volume_name_by_claim[claim] = name
+        self._replace_object(self._volumes, name, new)
+        if claim_key := _claim_key_of(new):
+            self._volume_name_by_claim[claim_key] = name
         elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE_PHASES:
             self._available[name] = new
 
     def on_claim_change(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """Update a claim."""
-        self._replace(self._claims, key, new)
+        self._replace_object(self._claims, key, new)
 
-    def on_class_change(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
-        """Update a class."""
-        self._replace(self._classes, name, new)
+    def on_storage_class_change(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
+        """Update a StorageClass."""
+        self._replace_object(self._storage_classes, name, new)
 
-    def _replace(self, objects: dict[str, StorageObject], key: str, new: StorageObject | None) -> None:
+    def _replace_object(self, objects: dict[str, StorageObject], key: str, new: StorageObject | None) -> None:
         before = objects.pop(key, None)
         if new is not None:
             objects[key] = new
@@ -184,7 +186,7 @@ class Volumes(Index):
 
     def node_selectors_of_pod(self, pod: Pod) -> tuple[NodeSelector, ...]:
         """Node selectors of the volumes that a pod mounts."""
-        return self.node_selectors_of_claims(pod.metadata.namespace, claims_of(pod))
+        return self.node_selectors_of_claims(pod.metadata.namespace, claim_names_of(pod))
 
     def node_selectors_of_next_replica(self, pod: Pod) -> tuple[NodeSelector, ...]:
         """Node selectors for another replica of a pod's workload, which has unbound claims in place of the pod's own.
@@ -192,23 +194,23 @@ class Volumes(Index):
         A pod's own claims are those of ephemeral volumes, and those whose names end in the pod's, as a StatefulSet names them.
         """
         selectors: list[NodeSelector] = []
-        ephemeral = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
-        for name in claims_of(pod):
+        ephemeral_names = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
+        for name in claim_names_of(pod):
             claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
-            if claim is None or not (name in ephemeral or name.endswith(f"-{pod.metadata.name}")):
+            if claim is None or not (name in ephemeral_names or name.endswith(f"-{pod.metadata.name}")):
                 selectors += self.node_selectors_of_claims(pod.metadata.namespace, [name])
             else:
                 spec = msgspec.structs.replace(claim.spec, volume_name="")
                 selectors += self._selectors_of_unbound(PersistentVolumeClaim(spec=spec))
         return tuple(selectors)
 
-    def node_selectors_of_claims(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
+    def node_selectors_of_claims(self, namespace: str, claim_names: Iterable[str]) -> tuple[NodeSelector, ...]:
         """Node selectors of the volumes of these claims; a node must match all of them.
 
         A bound volume that the store does not have yet gives none.
         """
         selectors: list[NodeSelector] = []
-        for name in claims:
+        for name in claim_names:
             key = f"{namespace}/{name}"
             claim = self._claims.get(key)
             volume_name = claim.spec.volume_name if claim is not None else ""
@@ -221,8 +223,8 @@ class Volumes(Index):
 
     def _selectors_of_unbound(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
         """The node selector of an unbound claim; none without WaitForFirstConsumer, because the claim is bound before its pod is placed."""
-        class_ = self._classes.get(claim.spec.storage_class_name)
-        if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
+        storage_class = self._storage_classes.get(claim.spec.storage_class_name)
+        if storage_class is None or storage_class.volume_binding_mode != "WaitForFirstConsumer":
             return ()
         node = claim.metadata.annotation(SELECTED_NODE_ANNOTATION)
         if node:
@@ -230,13 +232,13 @@ class Volumes(Index):
         key = msgspec.json.encode(claim.spec)
         if key not in self._selectors_by_claim_spec:
             alternatives = [_terms_of_volume(v) for v in self._available.values() if _matches_claim(v, claim)]
-            if class_.provisioner not in _STATIC_PROVISIONERS:
-                alternatives.append(_terms_of_class(class_))
+            if storage_class.provisioner not in _STATIC_PROVISIONERS:
+                alternatives.append(_terms_of_class(storage_class))
             self._selectors_by_claim_spec[key] = _combine(alternatives)
         return self._selectors_by_claim_spec[key]
 
 
-def claims_of(pod: Pod) -> Iterator[str]:
+def claim_names_of(pod: Pod) -> Iterator[str]:
     """Names of the claims that a pod mounts."""
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
@@ -298,13 +300,13 @@ def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | N
     ]
 
 
-def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
+def _terms_of_class(storage_class: StorageClass) -> Sequence[NodeSelectorTerm] | None:
     """Terms of which a node must match one, so that the class provisions a volume for it; None if the class allows every node."""
-    if not class_.allowed_topologies:
+    if not storage_class.allowed_topologies:
         return None
     return [
         NodeSelectorTerm([MatchExpression(r.key, "In", r.values) for r in term.match_label_expressions or ()])
-        for term in class_.allowed_topologies
+        for term in storage_class.allowed_topologies
     ]
 
 

@@ -65,7 +65,7 @@ class Planners(World):
 
     def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
         self.file = msgspec.structs.replace(self.file, storage_classes=[class_], claims=[*claims], volumes=[*volumes])
-        self.volumes.on_class_change(class_.metadata.name, None, class_)
+        self.volumes.on_storage_class_change(class_.metadata.name, None, class_)
         for claim in claims:
             self.volumes.on_claim_change(claim.metadata.key, None, claim)
         for volume in volumes:

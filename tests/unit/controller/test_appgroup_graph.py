@@ -19,14 +19,12 @@ def reference(text: str, kind: str = "") -> dict[str, str]:
     return {"selector": selector, "name": name, "kind": own_kind or kind}
 
 
-def dependency(text: str, **limits: Any) -> dict[str, Any]:
+def call(text: str, **limits: Any) -> dict[str, Any]:
     return {"workload": reference(text), **limits}
 
 
 def build(*workloads: Workload) -> DependencyGraph:
-    items = [
-        {"workload": reference(text, "Deployment"), "dependencies": dependencies} for text, dependencies in workloads
-    ]
+    items = [{"workload": reference(text, "Deployment"), "dependencies": calls} for text, calls in workloads]
     return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
 
@@ -35,27 +33,23 @@ def build(*workloads: Workload) -> DependencyGraph:
     [
         # A dependency is found by its selector, else by its name and kind.
         (
-            [("a/x", [dependency("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
+            [("a/x", [call("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
             [DependencyEdge(0, 1, 1_000_000, 5)],
             [],
         ),
-        ([("a/web", [dependency("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
-        (
-            [("a/web", [dependency("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])],
-            [DependencyEdge(0, 2)],
-            [],
-        ),
-        ([("a/web", [dependency("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
-        ([("a", [dependency("nowhere"), dependency("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
-        ([("a/x", [dependency("/x")])], [], ["SelfDependency"]),
+        ([("a/web", [call("/db")]), ("b/db", [])], [DependencyEdge(0, 1)], []),
+        ([("a/web", [call("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [DependencyEdge(0, 2)], []),
+        ([("a/web", [call("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
+        ([("a", [call("nowhere"), call("b")]), ("b", [])], [DependencyEdge(0, 1)], ["UnknownDependency"]),
+        ([("a/x", [call("/x")])], [], ["SelfDependency"]),
         # Of a repeated dependency the strictest limits count; invalid numbers become the nearest valid ones.
         (
             [
                 (
                     "a",
                     [
-                        dependency("b", maxNetworkCost=9, minBandwidth="1k"),
-                        dependency("b", maxNetworkCost=4, minBandwidth="500"),
+                        call("b", maxNetworkCost=9, minBandwidth="1k"),
+                        call("b", maxNetworkCost=4, minBandwidth="500"),
                     ],
                 ),
                 ("b", []),
@@ -65,10 +59,7 @@ def build(*workloads: Workload) -> DependencyGraph:
         ),
         (
             [
-                (
-                    "a",
-                    [dependency("b", maxNetworkCost=20_000, minBandwidth="much"), dependency("c", minBandwidth="-5")],
-                ),
+                ("a", [call("b", maxNetworkCost=20_000, minBandwidth="much"), call("c", minBandwidth="-5")]),
                 ("b", []),
                 ("c", []),
             ],
@@ -90,7 +81,7 @@ def test_dependencies_become_edges_and_faults_are_reported(
 
 
 def test_a_workload_without_a_unique_selector_is_a_fault() -> None:
-    graph = build(("a/one", []), ("a/two", [dependency("a")]), ("/x", []), ("b", []))
+    graph = build(("a/one", []), ("a/two", [call("a")]), ("/x", []), ("b", []))
     assert [workload.name for workload in graph.workloads] == ["one", ""]
     assert graph.selectors == ("a", "b")
     assert [fault.reason for fault in graph.faults] == ["DuplicateSelector", "NoSelector"]

@@ -150,7 +150,7 @@ def test_the_version_counts_changes_of_node_selectors_only() -> None:
     index.on_volume_change("pv2", None, volume("pv2"))
     assert nodes_for(index, waiting_pod) == "n1"
     index.on_claim_change("d/data", claim("data", "pv2"), unbound_claim())
-    index.on_class_change("local", None, LOCAL)
+    index.on_storage_class_change("local", None, LOCAL)
     assert nodes_for(index, waiting_pod) == ""
     for offer in OFFERED:
         index.on_volume_change(offer.metadata.name, None, offer)
