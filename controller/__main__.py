@@ -23,6 +23,7 @@ from netperf.contract import NETAWARE_NAMESPACE
 
 EXTENDER_LISTEN, OPENER_LISTEN, WEBHOOK_LISTEN = "127.0.0.1:9876", "127.0.0.1:9853", ":9443"
 """Default addresses; the manager's is in `ControllerConfiguration`."""
+NAMESPACE_HELP = f"namespace of netaware (default {NETAWARE_NAMESPACE})"
 DEFAULT_CERTIFICATE_DAYS, MAX_CERTIFICATE_DAYS = 3650, 36500
 
 
@@ -137,7 +138,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_listen_and_log_flags(webhook, WEBHOOK_LISTEN)
     help_text = "print the webhook's certificate and configuration, for kubectl apply"
     manifests = add_command("webhook-certificate", _print_webhook_manifests, help_text)
-    _add_namespace_flag(manifests, default=NETAWARE_NAMESPACE)
+    manifests.add_argument("--namespace", default=NETAWARE_NAMESPACE, help=NAMESPACE_HELP)
     help_text = f"days of validity (default {DEFAULT_CERTIFICATE_DAYS})"
     manifests.add_argument("--days", type=_parse_days, default=DEFAULT_CERTIFICATE_DAYS, help=help_text)
     check = add_command("check-config", _check_config, "check a configuration file without a cluster")
@@ -150,12 +151,8 @@ def _add_common_flags(parser: argparse.ArgumentParser, default_listen: str) -> N
     parser.add_argument("--config", metavar="FILE", help=help_text)
     help_text = "directory with server, ca.crt and token (default: the pod's ServiceAccount)"
     parser.add_argument("--credentials", metavar="DIR", help=help_text)
-    _add_namespace_flag(parser)
+    parser.add_argument("--namespace", help=NAMESPACE_HELP)
     _add_listen_and_log_flags(parser, default_listen)
-
-
-def _add_namespace_flag(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    parser.add_argument("--namespace", default=default, help=f"namespace of netaware (default {NETAWARE_NAMESPACE})")
 
 
 def _add_listen_and_log_flags(parser: argparse.ArgumentParser, default_listen: str) -> None:

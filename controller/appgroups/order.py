@@ -58,10 +58,7 @@ def _alternate(sequence: list[int]) -> list[int]:
 
 
 def _sort_by_kahn(callees: Adjacency) -> list[int]:
-    """Kahn's algorithm with a stack: the workload whose last caller was sorted most recently comes next.
-
-    In a cycle no workload is ready, and the first in spec order comes next.
-    """
+    """Kahn's algorithm with a stack: the workload that became ready last comes next; in a cycle, the first in spec order."""
     in_degrees = [0] * len(callees)
     for own_callees in callees:
         for callee in own_callees:

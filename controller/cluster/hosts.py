@@ -142,7 +142,8 @@ class NodeCache:
         for pod, change in ((before, -1), (after, 1)):
             if pod is not None:
                 self._count_in_template(pod, change)
-        if _use_of(before) == _use_of(after):
+        uses = [(pod.occupied_node, pod.requests_with_ports) if pod is not None else None for pod in (before, after)]
+        if uses[0] == uses[1]:
             return
         if before is not None:
             self.freed_count += 1
@@ -169,10 +170,6 @@ class NodeCache:
     def assigned_node(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty if they are not."""
         return self.pods[pod_key].occupied_node if pod_key in self.pods else ""
-
-
-def _use_of(pod: PodInfo | None) -> tuple[str, Mapping[str, int]] | None:
-    return (pod.occupied_node, pod.requests_with_ports) if pod is not None else None
 
 
 def host_of(node: Node) -> Host:

@@ -51,8 +51,8 @@ def compute_allocations(
             for origin, caller_count in callers.items():
                 for destination, callee_count in callees.items():
                     if origin != destination:
-                        needed_bps = edge.min_bandwidth_bps * caller_count * callee_count
-                        numerators[origin, destination][replicas] += needed_bps
+                        count = caller_count * callee_count
+                        numerators[origin, destination][replicas] += edge.min_bandwidth_bps * count
     return {
         pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in parts.items()), Fraction()))
         for pair, parts in sorted(numerators.items())

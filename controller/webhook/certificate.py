@@ -20,6 +20,7 @@ from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
 from controller.webhook.gate import WEBHOOK_PATH
 from netperf.contract import PART_OF_LABELS
 
+Json = dict[str, Any]
 WEBHOOK_NAME = "netaware-webhook"
 """Name of the webhook's Service, Secret and configuration."""
 _MAX_CLOCK_SKEW = datetime.timedelta(minutes=5)
@@ -37,7 +38,7 @@ _HAS_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
 _HAS_NO_PLACEMENT = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
 
 
-def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[str, Any]]:
+def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -> list[Json]:
     """The Secret and the MutatingWebhookConfiguration of an installation.
 
     Args:
@@ -73,12 +74,8 @@ def build_webhook_manifests(namespace: str, days: int, now: datetime.datetime) -
 
 
 def _build_webhook(
-    name: str,
-    client_config: dict[str, Any],
-    namespace_selector: dict[str, Any],
-    pod_requirements: list[Any],
-    conditions: list[Any],
-) -> dict[str, Any]:
+    name: str, client_config: Json, namespace_selector: Json, pod_requirements: list[Json], conditions: list[Json]
+) -> Json:
     """One webhook; selectors and conditions are those of the policies in manifests/policies/appgroup-gate.yaml."""
     webhook = {
         "name": f"{name}.gate.netaware.io",
