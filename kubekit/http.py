@@ -170,12 +170,17 @@ def allow_hosts(hosts: Collection[str]) -> Middleware:
 
     Addresses, names without a dot, and names inside a cluster are always allowed.
     """
-    allowed = {host.lower() for host in hosts}
+    allowed_hosts = {host.lower() for host in hosts}
 
     @web.middleware
     async def check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = _host_name(request.host)
-        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or parse_address(name) is not None:
+        if (
+            name in allowed_hosts
+            or "." not in name
+            or name.endswith(_CLUSTER_SUFFIXES)
+            or parse_address(name) is not None
+        ):
             return await handler(request)
         return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
 

@@ -140,9 +140,9 @@ class ConnectionPools:
 def _create_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
     """Create a socket with keepalive for an entry of ``getaddrinfo``."""
     family, kind, protocol, _, _ = address
-    created = socket.socket(family, kind, protocol)
-    created.settimeout(0)
-    created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp_socket = socket.socket(family, kind, protocol)
+    tcp_socket.settimeout(0)
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Some operating systems that the CLI supports lack some options.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
@@ -151,5 +151,5 @@ def _create_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> so
         ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
     ):
         if hasattr(socket, name):
-            created.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return created
+            tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return tcp_socket

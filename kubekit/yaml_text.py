@@ -23,12 +23,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """Rejects repeated keys; PyYAML silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        seen_keys: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen:
+            if key.value in seen_keys:
                 problem = f"the field {key.value} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
+            seen_keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 

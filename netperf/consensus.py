@@ -223,11 +223,11 @@ def _resolve_disputes(
         and (us < triangle_minimum_us(link, undisputed_us_by_link) or _has_contradictions(latencies_by_link[link]))
     }
     for link in sorted(disputed | implausible):
-        rejected = latencies = latencies_by_link[link]
+        rejected_latencies = latencies = latencies_by_link[link]
         if link in disputed:
-            rejected = _choose_rejected(link, latencies, agreed_us_by_link.get(link), undisputed_us_by_link)
-        latencies_by_link[link] = [latency for latency in latencies if latency not in rejected]
-        ignored.update(rejected)
+            rejected_latencies = _choose_rejected(link, latencies, agreed_us_by_link.get(link), undisputed_us_by_link)
+        latencies_by_link[link] = [latency for latency in latencies if latency not in rejected_latencies]
+        ignored.update(rejected_latencies)
     return frozenset(disputed | implausible)
 
 

@@ -125,14 +125,14 @@ def compute_costs(
     oldest_at_s = now_s - max(policy.expire_after_s, stale_s)
     pairs = [(a, b) for a in sorted(region_by_zone) for b in sorted(region_by_zone) if a != b]
     state = {pair: state.get(pair, ZonePairState()) for pair in pairs}
-    fresh = {pair: _select_fresh_node_pairs(state[pair], policy, now_s, stale_s) for pair in pairs}
-    unreachable = {link for link in {link_between(*p) for p in pairs} if _is_unreachable(link, state, fresh)}
-    consensus = _find_consensus(fresh, state, unreachable)
+    fresh_node_pairs = {pair: _select_fresh_node_pairs(state[pair], policy, now_s, stale_s) for pair in pairs}
+    unreachable = {link for link in {link_between(*p) for p in pairs} if _is_unreachable(link, state, fresh_node_pairs)}
+    consensus = _find_consensus(fresh_node_pairs, state, unreachable)
     measured_latencies = {
-        p: latency for p in pairs if (latency := _find_measured_latency(p, fresh, consensus)) is not None
+        p: latency for p in pairs if (latency := _find_measured_latency(p, fresh_node_pairs, consensus)) is not None
     }
     reachable = [p for p in pairs if link_between(*p) not in unreachable]
-    latencies = _choose_latencies(reachable, measured_latencies, state, fresh, oldest_at_s)
+    latencies = _choose_latencies(reachable, measured_latencies, state, fresh_node_pairs, oldest_at_s)
     latencies |= {p: _unreachable_latency(state[p], now_s) for p in pairs if link_between(*p) in unreachable}
     entries: dict[ZonePair, ZoneCost] = {}
     new_state: CostState = {}
@@ -162,13 +162,15 @@ def _choose_latencies(
     pairs: Sequence[ZonePair],
     measured: Mapping[ZonePair, _ZonePairLatency],
     state: CostState,
-    fresh: _FreshNodePairs,
+    fresh_node_pairs: _FreshNodePairs,
     oldest_at_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
     """Choose a latency for each pair: measured, else last good, else inferred, else unverified."""
     latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
-        if (latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh, oldest_at_s)) is not None:
+        if (
+            latency := measured.get(pair) or _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s)
+        ) is not None:
             latencies[pair] = latency
     if len(latencies) < len(pairs):
         zones = sorted({zone for pair in pairs for zone in pair})
@@ -180,7 +182,7 @@ def _choose_latencies(
         }
     for pair in pairs:
         if pair not in latencies:
-            latency = _find_last_good_latency(pair, state, fresh, oldest_at_s, unverified=True)
+            latency = _find_last_good_latency(pair, state, fresh_node_pairs, oldest_at_s, unverified=True)
             latencies |= {pair: latency} if latency is not None else {}
     return latencies
 
@@ -268,7 +270,7 @@ def _select_fresh_node_pairs(
     return tuple(chosen.values())
 
 
-def _is_unreachable(link: ZoneLink, state: CostState, fresh: _FreshNodePairs) -> bool:
+def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNodePairs) -> bool:
     """Whether every pair of nodes has failed several times in a row.
 
     Without samples and failures a link stays as it was, because missing results are no recovery.
@@ -276,7 +278,7 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh: _FreshNodePairs) ->
     directions = (link, link[::-1])
     failures = [failure for pair in directions for failure in state[pair].failures]
     failed_pairs = {(failure.origin.node, failure.destination.node) for failure in failures}
-    measured = (p for pair in directions for p in fresh[pair] if p.prober != "external")
+    measured = (p for pair in directions for p in fresh_node_pairs[pair] if p.prober != "external")
     if any((p.origin.node, p.destination.node) not in failed_pairs for p in measured):
         return False
     if not failures:
@@ -286,38 +288,40 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh: _FreshNodePairs) ->
     return all(not failure.has_answered and failure.failures_in_a_row >= required for failure in failures)
 
 
-def _find_consensus(fresh: _FreshNodePairs, state: CostState, unreachable: set[ZoneLink]) -> Consensus:
+def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable: set[ZoneLink]) -> Consensus:
     latencies = [
         NodePairLatency(p.origin.node, p.destination.node, link_between(*pair), p.smoothed.latency_us)
-        for pair, node_pairs in fresh.items()
+        for pair, node_pairs in fresh_node_pairs.items()
         if link_between(*pair) not in unreachable
         for p in node_pairs
         if p.prober != "external"
     ]
-    links = {link_between(*pair) for pair in fresh}
+    links = {link_between(*pair) for pair in fresh_node_pairs}
     agreed_us_by_link = {link: us for link in links if (us := starting_latency_us(state[link], state[link[::-1]]))}
     return find_consensus(latencies, agreed_us_by_link, {link for link in links if state[link].is_disputed})
 
 
 def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now_s: float) -> tuple[NodePairState, ...]:
     """The pairs of nodes, with the time since which their latencies are ignored."""
-    marked: list[NodePairState] = []
+    marked_node_pairs: list[NodePairState] = []
     for node_pair in node_pairs:
         since_s = now_s if node_pair.ignored_since_s is None else node_pair.ignored_since_s
         is_ignored = (node_pair.origin.node, node_pair.destination.node) in consensus.ignored_pairs
-        marked.append(msgspec.structs.replace(node_pair, ignored_since_s=since_s if is_ignored else None))
-    return tuple(marked)
+        marked_node_pairs.append(msgspec.structs.replace(node_pair, ignored_since_s=since_s if is_ignored else None))
+    return tuple(marked_node_pairs)
 
 
-def _find_measured_latency(pair: ZonePair, fresh: _FreshNodePairs, consensus: Consensus) -> _ZonePairLatency | None:
+def _find_measured_latency(
+    pair: ZonePair, fresh_node_pairs: _FreshNodePairs, consensus: Consensus
+) -> _ZonePairLatency | None:
     """The latency that the pairs of nodes of both directions agree on, else that of another component; None if both are missing."""
     link = link_between(*pair)
     latency_us = consensus.latency_us_by_link.get(link)
     if latency_us is None:
-        return _find_external_latency(pair, fresh)
+        return _find_external_latency(pair, fresh_node_pairs)
     measured = [
         p
-        for p in (*fresh[pair], *fresh[pair[::-1]])
+        for p in (*fresh_node_pairs[pair], *fresh_node_pairs[pair[::-1]])
         if p.prober != "external" and (p.origin.node, p.destination.node) not in consensus.ignored_pairs
     ]
     fewest_samples = min(p.smoothed.count for p in measured)
@@ -330,7 +334,7 @@ def _find_measured_latency(pair: ZonePair, fresh: _FreshNodePairs, consensus: Co
     return _ZonePairLatency(
         latency_us=latency_us,
         mad_us=mad_us,
-        basis="measured" if any(p in measured for p in fresh[pair]) else "mirrored",
+        basis="measured" if any(p in measured for p in fresh_node_pairs[pair]) else "mirrored",
         seen_at_s=max(p.sighting.first_seen_at_s for p in measured),
         error_us=error_us,
         node_pair_count=len(measured),
@@ -338,11 +342,11 @@ def _find_measured_latency(pair: ZonePair, fresh: _FreshNodePairs, consensus: Co
     )
 
 
-def _find_external_latency(pair: ZonePair, fresh: _FreshNodePairs) -> _ZonePairLatency | None:
+def _find_external_latency(pair: ZonePair, fresh_node_pairs: _FreshNodePairs) -> _ZonePairLatency | None:
     """The latency of this direction by another component, else of the reverse direction; None if both are missing."""
     bases: dict[ZonePair, Basis] = {pair: "measured", pair[::-1]: "mirrored"}
     for direction, basis in bases.items():
-        best = choose_representative(p for p in fresh[direction] if p.prober == "external")
+        best = choose_representative(p for p in fresh_node_pairs[direction] if p.prober == "external")
         if best is not None:
             us = best.smoothed.latency_us
             return _ZonePairLatency(us, 0.0, basis, best.sighting.first_seen_at_s, STALE_ERROR_RATIO * us, 1)
@@ -350,7 +354,7 @@ def _find_external_latency(pair: ZonePair, fresh: _FreshNodePairs) -> _ZonePairL
 
 
 def _find_last_good_latency(
-    pair: ZonePair, state: CostState, fresh: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
+    pair: ZonePair, state: CostState, fresh_node_pairs: _FreshNodePairs, oldest_at_s: float, *, unverified: bool = False
 ) -> _ZonePairLatency | None:
     """The newer of both directions' last good latencies; None if it has expired.
 
@@ -368,7 +372,7 @@ def _find_last_good_latency(
                 us := p.smoothed.latency_us, 0.0, "stale", p.sighting.first_seen_at_s, STALE_ERROR_RATIO * us
             )
             for p in pair_state.node_pairs
-            if (p in fresh[direction]) == unverified
+            if (p in fresh_node_pairs[direction]) == unverified
         ]
     newest = max(candidates, key=lambda latency: (latency.seen_at_s, latency.latency_us), default=None)
     return newest if newest is not None and newest.seen_at_s >= oldest_at_s else None

@@ -155,11 +155,11 @@ def infer_latencies_us(zones: Sequence[str], measured_us: Mapping[ZonePair, floa
     edges_us = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
     inferred: dict[ZonePair, float] = {}
     for i, origin in enumerate(zones):
-        missing = [j for j, us in enumerate(edges_us[i]) if j != i and us == math.inf]
-        if not missing:
+        missing_indices = [j for j, us in enumerate(edges_us[i]) if j != i and us == math.inf]
+        if not missing_indices:
             continue
         paths_us = _shortest_paths_us(i, edges_us)
-        inferred |= {(origin, zones[j]): paths_us[j] for j in missing if paths_us[j] < math.inf}
+        inferred |= {(origin, zones[j]): paths_us[j] for j in missing_indices if paths_us[j] < math.inf}
     return inferred
 
 

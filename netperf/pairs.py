@@ -196,9 +196,9 @@ def select_probe_nodes(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, 
     peers_by_zone: dict[str, dict[str, Peer]] = defaultdict(dict)
     refusals: list[Refusal] = []
     problems = {node: _find_node_problem(node) for node in sorted(nodes, key=lambda n: n.name)}
-    announced = Counter(node.address for node, problem in problems.items() if problem is None)
+    address_counts = Counter(node.address for node, problem in problems.items() if problem is None)
     for node, problem in problems.items():
-        if problem is None and announced[node.address] > 1:
+        if problem is None and address_counts[node.address] > 1:
             problem = "shared-address", f"another node announces {node.address} as well"
         if problem is None:
             peers_by_zone[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
@@ -326,12 +326,12 @@ class _NodeChooser:
         """
         seed = _hash(f"{key.zone_a}\0{key.zone_b}\0{key.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
-        allowed = (
+        allowed_nodes = (
             [name for name in hashes if name not in avoided]
             or [name for name in hashes if name not in strictly_avoided]
             or list(hashes)
         )
-        candidates = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
+        candidates = [name for name in allowed_nodes if self._load[name] < self._share[zone]] or allowed_nodes
         node = max(candidates, key=lambda name: (_mix(hashes[name] ^ seed), name))
         self._load[node] += 1
         return node

@@ -177,18 +177,18 @@ def find_keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set
     The upstream keys of an unplanned pair are removed too if the pair has a key of our format, because an agent then wrote them.
     ``planned`` has `list_planned_keys` of all current plans.
     """
-    removed: set[str] = set()
+    obsolete_keys: set[str] = set()
     for key, value in data.items():
         result_key = parse_key(key)
         if result_key is None:
             if key.startswith(KEY_PREFIX):
-                removed.add(key)
+                obsolete_keys.add(key)
         elif key not in planned:
             upstream_keys = (upstream_key(result_key.origin, result_key.destination, p) for p in PERCENTILES)
-            removed |= {key, *(k for k in upstream_keys if k is not None and k in data)}
+            obsolete_keys |= {key, *(k for k in upstream_keys if k is not None and k in data)}
         elif isinstance(_decode_value(key, result_key, value), Refusal):
-            removed.add(key)
-    return removed
+            obsolete_keys.add(key)
+    return obsolete_keys
 
 
 def _round_sample(sample: Sample) -> Sample:

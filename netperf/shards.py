@@ -36,15 +36,15 @@ def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) 
     A zone keeps its name in ``previous`` if possible. ``base`` is the name of the first ConfigMap.
     """
     free_places = dict.fromkeys(shard_names(base, len(zones)), zones_per_shard(len(zones)))
-    assigned: dict[str, str] = {}
+    name_by_zone: dict[str, str] = {}
     for zone in sorted(zones):
         name = previous.get(zone, "")
         if free_places.get(name, 0) > 0:
-            assigned[zone] = name
+            name_by_zone[zone] = name
             free_places[name] -= 1
     for zone in sorted(zones):
-        if zone not in assigned:
+        if zone not in name_by_zone:
             name = next(name for name, count in free_places.items() if count > 0)
-            assigned[zone] = name
+            name_by_zone[zone] = name
             free_places[name] -= 1
-    return assigned
+    return name_by_zone

@@ -36,11 +36,11 @@ def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, in
         Slot by pair, and the number of slots (at least 1). All previous slots are dropped if keeping them needs more than
         ceil(1.25 n) + 1 slots, where n is the number of slots without them.
     """
-    kept, kept_count = _assign_first_fit(pairs, previous_slots)
+    kept_slots, kept_count = _assign_first_fit(pairs, previous_slots)
     if not previous_slots:
-        return kept, kept_count
-    fresh, fresh_count = _assign_first_fit(pairs, {})
-    return (kept, kept_count) if kept_count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
+        return kept_slots, kept_count
+    new_slots, new_count = _assign_first_fit(pairs, {})
+    return (kept_slots, kept_count) if kept_count <= math.ceil(1.25 * new_count) + 1 else (new_slots, new_count)
 
 
 def _assign_first_fit(

@@ -55,9 +55,9 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
     The variable may name the netperf program or the directory that holds both.
     """
-    configured = environ.get(BINARY_VARIABLE)
-    if configured:
-        path = Path(configured)
+    configured_path = environ.get(BINARY_VARIABLE)
+    if configured_path:
+        path = Path(configured_path)
         directory = path if path.is_dir() else path.parent
         return shutil.which(str(directory / name))
     return shutil.which(name, path=environ.get("PATH"))
@@ -99,9 +99,9 @@ def parse_output(text: str, test: Test) -> Measurement:
             the throughput is invalid.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    missing = [key for key in output_selectors(test) if key not in values]
-    if missing:
-        raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
+    missing_keys = [key for key in output_selectors(test) if key not in values]
+    if missing_keys:
+        raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing_keys)}")
     duration_s = _parse_number(values["ELAPSED_TIME"], minimum=0)
     retransmits = _parse_retransmits(values)
     if test == "TCP_STREAM":
