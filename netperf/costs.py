@@ -289,6 +289,7 @@ def _is_unreachable(link: ZoneLink, state: CostState, fresh_node_pairs: _FreshNo
 
 
 def _find_consensus(fresh_node_pairs: _FreshNodePairs, state: CostState, unreachable: set[ZoneLink]) -> Consensus:
+    """The consensus of our agents' fresh latencies of the reachable links."""
     latencies = [
         NodePairLatency(p.origin.node, p.destination.node, link_between(*pair), p.smoothed.latency_us)
         for pair, node_pairs in fresh_node_pairs.items()

@@ -261,6 +261,7 @@ def _choose_nodes(
     options: PlanOptions,
     now_s: float,
 ) -> dict[_PairKey, _PairNodes]:
+    """Choose the nodes of each pair: the previous ones until the rotation if possible, then others for the rest."""
     chooser = _NodeChooser(keys, peers_by_zone)
     chosen: dict[_PairKey, _PairNodes] = {}
     for key in keys:

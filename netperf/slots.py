@@ -46,6 +46,7 @@ def assign_slots(pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, in
 def _assign_first_fit(
     pairs: Sequence[ZoneLink], previous_slots: Mapping[ZoneLink, int]
 ) -> tuple[dict[ZoneLink, int], int]:
+    """Keep the previous slots that are free, and give the lowest free slot to other pairs; returns as `assign_slots`."""
     used_slots: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
     slots: dict[ZoneLink, int] = {}
     unassigned: list[ZoneLink] = []
