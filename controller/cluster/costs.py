@@ -136,7 +136,7 @@ class CostTable:
 
 def choose_topology(
     topologies: Mapping[str, NetworkTopology],
-    rules: NetworkOverheadArgs,
+    args: NetworkOverheadArgs,
     *,
     netaware_namespace: str,
     namespace: str = "",
@@ -145,21 +145,21 @@ def choose_topology(
 
     Args:
         topologies: all NetworkTopologies, by ``namespace/name``.
-        rules: namespaces and name to look for.
+        args: their `namespaces` and `network_topology_name` decide where it is searched.
         netaware_namespace: where netaware is installed.
         namespace: namespace of the groups; empty for the cluster as a whole.
     """
-    everywhere = rules.search_everywhere
-    for searched in (namespace, *rules.namespaces, netaware_namespace) if everywhere else rules.namespaces:
-        topology = topologies.get(f"{searched}/{rules.network_topology_name}")
+    everywhere = args.search_everywhere
+    for searched in (namespace, *args.namespaces, netaware_namespace) if everywhere else args.namespaces:
+        topology = topologies.get(f"{searched}/{args.network_topology_name}")
         if topology is not None:
             return topology
     return next(iter(topologies.values())) if everywhere and len(topologies) == 1 else None
 
 
-def choose_weight(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
+def choose_weight(topology: NetworkTopology | None, args: NetworkOverheadArgs) -> WeightInfo | None:
     """The weight whose costs are used: the requested weight, else the fallback; None if neither has entries."""
-    for name in (rules.weights_name, rules.fallback_weights_name):
+    for name in (args.weights_name, args.fallback_weights_name):
         weight = topology.weight(name) if topology is not None and name else None
         if weight is not None and weight.topology_list:
             return weight
@@ -188,13 +188,13 @@ class CostIndex(Index):
     """The costs for the groups of each namespace, updated by watch events.
 
     Args:
-        rules: which NetworkTopology and weight to use.
+        args: decide which NetworkTopology and weight are used.
         netaware_namespace: where netaware is installed.
         is_one_zone: see `has_no_zone_labels`.
     """
 
-    def __init__(self, rules: NetworkOverheadArgs, netaware_namespace: str, *, is_one_zone: bool = False) -> None:
-        self._rules, self._netaware_namespace, self._one_zone = rules, netaware_namespace, is_one_zone
+    def __init__(self, args: NetworkOverheadArgs, netaware_namespace: str, *, is_one_zone: bool = False) -> None:
+        self._args, self._netaware_namespace, self._is_one_zone = args, netaware_namespace, is_one_zone
         self._topologies: dict[str, NetworkTopology] = {}
         self._costs_by_topology: dict[str, Costs] = {}
 
@@ -202,13 +202,13 @@ class CostIndex(Index):
     def from_objects(
         cls,
         topologies: Iterable[NetworkTopology],
-        rules: NetworkOverheadArgs,
+        args: NetworkOverheadArgs,
         netaware_namespace: str,
         *,
         is_one_zone: bool,
     ) -> CostIndex:
         """Build an index of NetworkTopologies."""
-        index = cls(rules, netaware_namespace, is_one_zone=is_one_zone)
+        index = cls(args, netaware_namespace, is_one_zone=is_one_zone)
         for topology in topologies:
             index.on_change(topology.metadata.key, None, topology)
         return index
@@ -227,14 +227,14 @@ class CostIndex(Index):
     def on_nodes_change(self, locations: Iterable[Location]) -> None:
         """Update the locations of all nodes. Not called in parity with upstream."""
         is_one_zone = has_no_zone_labels(locations)
-        if is_one_zone != self._one_zone:
-            self._one_zone = is_one_zone
+        if is_one_zone != self._is_one_zone:
+            self._is_one_zone = is_one_zone
             self._costs_by_topology.clear()
 
     def for_namespace(self, namespace: str) -> Costs:
         """The costs that the groups of a namespace use; namespaces with the same NetworkTopology share them."""
         topology = choose_topology(
-            self._topologies, self._rules, netaware_namespace=self._netaware_namespace, namespace=namespace
+            self._topologies, self._args, netaware_namespace=self._netaware_namespace, namespace=namespace
         )
         key = topology.metadata.key if topology is not None else ""
         if key not in self._costs_by_topology:
@@ -243,13 +243,13 @@ class CostIndex(Index):
 
     def _build_costs(self, topology: NetworkTopology | None) -> Costs:
         if topology is None:
-            return Costs(CostTable(is_one_zone=self._one_zone))
-        meta, weight = topology.metadata, choose_weight(topology, self._rules)
+            return Costs(CostTable(is_one_zone=self._is_one_zone))
+        meta, weight = topology.metadata, choose_weight(topology, self._args)
         weight_name = weight.name if weight is not None else ""
         # Only NetperfCosts is computed from the latencies in the annotation.
         is_measured = weight_name == NETPERF_COSTS
         latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if is_measured else None
-        table = CostTable(weight, latencies, is_one_zone=self._one_zone)
+        table = CostTable(weight, latencies, is_one_zone=self._is_one_zone)
         latency_error = latencies.problem if latencies is not None else ""
         return Costs(table, meta.key, weight_name, f"{meta.uid}/{meta.resource_version}", latency_error)
 

@@ -40,14 +40,14 @@ class Membership(Index):
     """AppGroups with their graphs, and the group of each pod, updated by watch events.
 
     Args:
-        rules: their `namespaces` and `search_everywhere` decide where groups are searched.
+        args: their `namespaces` and `search_everywhere` decide where groups are searched.
 
     Attributes:
         groups: all AppGroups by key.
     """
 
-    def __init__(self, rules: NetworkOverheadArgs) -> None:
-        self._rules = rules
+    def __init__(self, args: NetworkOverheadArgs) -> None:
+        self._args = args
         self._admitted_by_namespace: dict[str, frozenset[str]] = {}
         self.groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, DependencyGraph] = {}
@@ -55,10 +55,10 @@ class Membership(Index):
 
     @classmethod
     def from_objects(
-        cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs
+        cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], args: NetworkOverheadArgs
     ) -> Membership:
         """Build from AppGroups and namespaces."""
-        membership = cls(rules)
+        membership = cls(args)
         for namespace in namespaces:
             membership.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
         for group in groups:
@@ -105,7 +105,7 @@ class Membership(Index):
     def group_key_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup to which pods of a namespace with the label ``name`` belong; empty if there is none."""
         keys = self._keys_by_name.get(name, {})
-        everywhere, configured = self._rules.search_everywhere, self._rules.namespaces
+        everywhere, configured = self._args.search_everywhere, self._args.namespaces
         searched = (namespace, *configured) if everywhere else configured
         key = next((f"{n}/{name}" for n in searched if f"{n}/{name}" in keys), "")
         if key or not keys or not everywhere:
@@ -127,7 +127,7 @@ class Membership(Index):
     def pod_namespaces(self, key: str) -> Set[str] | None:
         """Namespaces whose pods may belong to a group; None if those of all namespaces may."""
         group_namespace = self.groups[key].metadata.namespace
-        if not self._rules.search_everywhere or group_namespace in self._rules.namespaces:
+        if not self._args.search_everywhere or group_namespace in self._args.namespaces:
             return None
         return self._namespaces_of(key)
 
@@ -138,7 +138,7 @@ class Membership(Index):
     def list_refusing_namespaces(self, key: str) -> list[str]:
         """Namespaces of a group's workloads that do not admit the group, sorted."""
         group_namespace = self.groups[key].metadata.namespace
-        if group_namespace in self._rules.namespaces:
+        if group_namespace in self._args.namespaces:
             return []
         return sorted(
             n for n in self._namespaces_of(key) if group_namespace not in {n, *self._admitted_by_namespace.get(n, ())}

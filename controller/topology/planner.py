@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -36,6 +37,22 @@ EXPECTED_ROUNDS = 2
 """Probing rounds for which results of an earlier plan are expected, because agents read a new plan late."""
 DEBOUNCE_S = 1.0
 """Delay of a plan after a change, because nodes change in bursts."""
+
+
+class _ComputedPlan(NamedTuple):
+    """A new probe plan, and what was computed with it in a thread.
+
+    Attributes:
+        previous: the stored plans by zone.
+        plan: the new plan.
+        expected_keys: keys of results of both.
+        zone_count: number of zones with nodes.
+    """
+
+    previous: dict[str, ZonePlan]
+    plan: PairPlan
+    expected_keys: Collection[str]
+    zone_count: int
 
 
 class ProbePlanner:
@@ -111,15 +128,21 @@ class ProbePlanner:
         plan_objects = {plan_object.metadata.name: plan_object for plan_object in self._cache.plans}
         nodes, pods = list(self._cache.nodes), list(self._cache.agent_pods)
         # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
-        previous, plan, keys, self.zone_count = await asyncio.to_thread(
-            self._compute_plan, plan_objects, nodes, pods, self._wall()
-        )
-        self._expect_keys(keys)
+        computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, self._wall())
+        plan, self.zone_count = computed.plan, computed.zone_count
+        self._expect_keys(computed.expected_keys)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
-        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
+        await self._write_changed_plans(plan_objects, computed)
+        self._plans, self.interval_s = plan.zones, plan.interval_s
+        self._report_plan(plan)
+        await self._remove_obsolete_results()
+        return min(REPLAN_INTERVAL_S, self.interval_s)
+
+    async def _write_changed_plans(self, plan_objects: Mapping[str, ConfigMap], computed: _ComputedPlan) -> None:
+        plans = {plan_object_name(zone): zone_plan for zone, zone_plan in computed.plan.zones.items()}
         for name, zone_plan in plans.items():
-            if name in plan_objects and previous.get(zone_plan.zone) == zone_plan:
+            if name in plan_objects and computed.previous.get(zone_plan.zone) == zone_plan:
                 continue
             try:
                 await self._write_plan(name, zone_plan, plan_objects.get(name))
@@ -129,10 +152,6 @@ class ProbePlanner:
         for name in sorted(plan_objects.keys() - plans.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
-        self._plans, self.interval_s = plan.zones, plan.interval_s
-        self._report_plan(plan)
-        await self._remove_obsolete_results()
-        return min(REPLAN_INTERVAL_S, self.interval_s)
 
     async def _create_results(self, results: ObjectName) -> None:
         """Create a results ConfigMap if it does not exist, because agents may only update it."""
@@ -151,14 +170,13 @@ class ProbePlanner:
 
     def _compute_plan(
         self, plan_objects: Mapping[str, ConfigMap], nodes: Sequence[Node], pods: Sequence[PodInfo], wall_s: float
-    ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
-        """The previous plans by zone, the new plan, the keys of both, and the number of zones with nodes."""
+    ) -> _ComputedPlan:
         previous, agent_pods = _decode_plans(plan_objects), agent_pods_by_node(pods)
         probe_nodes = [to_probe_node(node, agent_pods) for node in nodes]
         plan = plan_pairs(probe_nodes, self._config.probing, previous, wall_s)
         # Another leader may have made the previous plan, so its keys may not be expected yet.
         keys = list_planned_keys((*previous.values(), *plan.zones.values()))
-        return previous, plan, keys, len({node.zone for node in probe_nodes} - {""})
+        return _ComputedPlan(previous, plan, keys, len({node.zone for node in probe_nodes} - {""}))
 
     def _expect_keys(self, keys: Collection[str]) -> None:
         """Expect these keys until `EXPECTED_ROUNDS` after they are no longer planned."""
