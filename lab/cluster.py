@@ -1,6 +1,6 @@
-"""A whole lab: control plane, nodes and wide-area network.
+"""Starts and stops a whole lab: control plane, nodes and wide-area network.
 
-``async with Lab.start(load("four-zones")) as lab`` is what the command line, the demo and the end-to-end tests use.
+The command line, the demo and the end-to-end tests use ``async with Lab.start(load_topology("four-zones")) as lab``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build_programs
-from lab.controlplane import LOOPBACK, ControlPlane
+from lab.controlplane import ControlPlane
+from lab.controlplane_commands import LOOPBACK
 from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
@@ -45,9 +46,9 @@ T = TypeVar("T")
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
 _POLL_S, _WATCH_S = 0.02, 0.25
-log = logs.get("lab")
 # The same for all labs, so that loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
+log = logs.get("lab")
 
 
 @dataclass
@@ -55,16 +56,16 @@ class Lab:
     """A running lab.
 
     Attributes:
-        name: of the lab.
-        paths: its files.
-        topology: None for a control plane without nodes.
+        name: name of the lab.
+        paths: paths of its files.
+        topology: its topology; None for a control plane without nodes.
         control_plane: API server, etcd and controllers.
         programs: all programs of the lab.
         networks: networks of the nodes, in the order of the topology.
         urls: name of a program, such as ``controller`` -> URL at which it serves.
-        boot_s: duration of the start, seconds.
+        boot_s: how long the start took, seconds.
         real_nodes: the nodes with a real kubelet, and the images that they can pull.
-        host_server: the API server's URL on the host if the lab runs in a user namespace; else empty.
+        host_server: URL of the API server for the host, if the lab runs in a user namespace; else empty.
     """
 
     name: str
@@ -90,14 +91,14 @@ class Lab:
         binaries: Binaries | None = None,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[Lab]:
-        """Clean up after a killed lab of the same name, then boot. The end of the block removes the lab.
+        """Remove the leftovers of a killed lab of the same name, then boot. The end of the block removes the lab.
 
         Args:
             topology: nodes and delays; None for the control plane alone, which needs no privileges.
             name: labs of different names run side by side.
-            components: programs beside etcd and the API server; without ``scheduler``, one with an extender can be started later.
-            folder: folder of the state directories, by default the user's.
-            binaries: the control plane's programs, by default found or built.
+            components: programs beside etcd and the API server; without ``scheduler``, the caller can start one with an extender.
+            folder: parent of the state directory; None for `labs_dir`.
+            binaries: files of the control plane's programs; None to find or build them.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
@@ -121,7 +122,7 @@ class Lab:
                     try:
                         yield lab
                     finally:
-                        # Other commands take a lab with a description as up.
+                        # The description tells other commands that the lab is up.
                         paths.description.unlink(missing_ok=True)
             except Exception:
                 await _run_in_thread(_keep_logs, paths)
@@ -144,17 +145,17 @@ class Lab:
         return {network.node.name: network for network in self.networks}[name]
 
     async def log_ended_programs(self) -> None:
-        """Log each program that ends unexpectedly, once, while the lab goes on. Never returns."""
-        reported: set[str] = set()
+        """Log each program that ends unexpectedly, once. Never returns."""
+        logged: set[str] = set()
         while True:
             for program in self.programs:
-                if program.has_failed and program.name not in reported:
-                    reported.add(program.name)
+                if program.has_failed and program.name not in logged:
+                    logged.add(program.name)
                     log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
             await asyncio.sleep(_WATCH_S)
 
     def describe(self) -> dict[str, Any]:
-        """The output of `up --json`, as plain data."""
+        """Return the output of `up --json`, as plain data."""
         nodes = [
             {
                 "name": network.node.name,
@@ -174,7 +175,7 @@ class Lab:
             "name": self.name,
             "pid": os.getpid(),
             "state_dir": str(self.paths.state_dir),
-            "kubeconfig": str(self._host_kubeconfig()),
+            "kubeconfig": str(self._write_host_kubeconfig()),
             "kubectl": str(self.control_plane.kubectl),
             "server": self.host_server or self.control_plane.server,
             "enter": enter if self.host_server else [],
@@ -188,12 +189,12 @@ class Lab:
         }
 
     def _build_enter_command(self, network: NodeNetwork) -> list[str]:
-        """The command that opens a shell on a node."""
+        """Return the command that opens a shell on a node."""
         node = self.real_nodes.nodes.get(network.node.name)
         return ["nsenter", f"--target={node.pid}", "--all"] if node else namespaces.build_enter_command(network.netns)
 
-    def _host_kubeconfig(self) -> Path:
-        """The administrator's kubeconfig for the host."""
+    def _write_host_kubeconfig(self) -> Path:
+        """Return the administrator's kubeconfig for the host; written first if the lab runs in a user namespace."""
         kubeconfig = self.control_plane.kubeconfig
         if not self.host_server:
             return kubeconfig
@@ -202,8 +203,8 @@ class Lab:
         host_kubeconfig.write_text(kubeconfig.read_text().replace(self.control_plane.server, self.host_server))
         return host_kubeconfig
 
-    def publish(self) -> None:
-        """Write the file of `describe`, which tells other commands that the lab is up."""
+    def write_description(self) -> None:
+        """Write the output of `describe` to a file, which tells other commands that the lab is up."""
         write_atomically(self.paths.description, msgspec.json.encode(self.describe()))
 
 
@@ -217,7 +218,7 @@ async def _boot(
     *,
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
-    # A crash in native code leaves its stack in the program's log.
+    # PYTHONFAULTHANDLER: after a crash in native code the program's log has its stack.
     programs = Programs(paths.state_dir, {**build_pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     if topology is not None:
@@ -226,7 +227,7 @@ async def _boot(
     async with ControlPlane.start(
         paths.name,
         state_dir=paths.state_dir,
-        # On real nodes our scheduler runs as a pod; a second scheduler of its name would place the same pods without our extender.
+        # On real nodes our scheduler runs as a pod. A second scheduler of the same name would place its pods without our extender.
         components=components if node_binaries is None else tuple(c for c in components if c != "scheduler"),
         address=address,
         binaries=binaries,
@@ -246,7 +247,7 @@ async def _boot(
 
 
 def find_node_binaries(topology: Topology | None) -> NodeBinaries | None:
-    """Programs of real nodes, None if the topology has no real node. Blocks; raises as `find_or_build_node_binaries`."""
+    """Programs of real nodes; None if the topology has no real node. Blocks; raises as `find_or_build_node_binaries`."""
     return find_or_build_node_binaries() if topology is not None and topology.real_nodes else None
 
 
@@ -277,15 +278,21 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
-    what = "the emulated network to start"
+    description = "the emulated network to start"
     await poll_until(
-        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=programs.check_running, error=BootError
+        socket_path.exists,
+        description,
+        _WAN_TIMEOUT_S,
+        every_s=_POLL_S,
+        on_retry=programs.check_running,
+        error=BootError,
     )
 
 
 async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread. Waits for the thread also when cancelled, because the clean-up that follows would remove what
-    the thread still creates.
+    """Run blocking work in a thread.
+
+    Waits for the thread also when cancelled, because the clean-up that follows would miss what the thread still creates.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:

@@ -1,7 +1,7 @@
 """Boots a control plane: etcd, kube-apiserver, and on request controller manager, scheduler and kwok.
 
-Programs listen on free ports, and files are in one state directory, so several control planes can run side by side. The API server
-is stopped before etcd, because it ignores SIGTERM for a minute without etcd.
+Programs listen on free ports, and files are in one state directory, so several control planes can run side by side. The API server is
+stopped before etcd, because without etcd it ignores SIGTERM for a minute.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,17 +25,22 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
-from lab import controlplane_commands
 from lab.build import Binaries, find_or_build_programs
 from lab.certificates import CertificateAuthority, KeyPair, generate_signing_key
+from lab.controlplane_commands import (
+    LOOPBACK,
+    build_api_server_command,
+    build_controller_manager_command,
+    build_etcd_command,
+)
+from lab.credentials import credentials_of, save_credentials, save_kubeconfig
 from lab.errors import BootError
 from lab.polling import poll_until
 from lab.programs import Program, Programs, run_command
 from lab.scheduling import DEFAULT_PROFILE, build_scheduler_config
 
-LOOPBACK = controlplane_commands.LOOPBACK
 SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.1", "10.96.0.10"
-# Long, for emulated and busy machines.
+# Long enough for emulated and for busy machines.
 READY_TIMEOUT_S = 300.0
 KUBECTL_TIMEOUT_S = 60.0
 KWOK_NODE_ANNOTATION = (KWOK_ANNOTATION, "fake")
@@ -53,7 +57,7 @@ class ControlPlane:
     Attributes:
         state_dir: folder of certificates, etcd's data, logs and kubeconfigs.
         address: IP address at which the API server listens.
-        version: of Kubernetes, for example ``v1.37.2``.
+        version: version of Kubernetes, for example ``v1.37.2``.
         binaries: files of the programs.
         programs: the running programs.
         authority: signs all certificates.
@@ -95,8 +99,8 @@ class ControlPlane:
             state_dir: an empty or absent directory.
             components: any of ``controller-manager``, ``scheduler`` (both profiles, no extender) and ``kwok``.
             address: IP address at which the API server listens; all its clients must reach it.
-            binaries: files of the programs, by default found or built.
-            programs: keeps the processes, by default an own instance; a lab passes its own.
+            binaries: files of the programs; None to find or build them.
+            programs: the lab's running programs, to which these are added; None for a control plane without a lab.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
@@ -106,10 +110,10 @@ class ControlPlane:
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build_programs)
         authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
-        own_programs = programs or Programs(state_dir)
+        running_programs = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
         control_plane = cls(
-            state_dir, address, binaries.version, binaries, own_programs, authority, token, api_server_flags=flags
+            state_dir, address, binaries.version, binaries, running_programs, authority, token, api_server_flags=flags
         )
         try:
             await control_plane._boot()
@@ -122,12 +126,12 @@ class ControlPlane:
                 await starters[component]()
             yield control_plane
         finally:
-            # A cancelled stop would leave programs running.
-            await asyncio.shield(asyncio.ensure_future(own_programs.stop_all()))
+            # Shielded, because a cancelled stop would leave programs running.
+            await asyncio.shield(asyncio.ensure_future(running_programs.stop_all()))
 
     @property
-    def _feature_gates(self) -> tuple[str, ...]:
-        """The flag that enables PodGroups, which are beta and off by default in 1.37; empty for older versions."""
+    def _feature_gate_flags(self) -> tuple[str, ...]:
+        """Flags that enable PodGroups, which are beta and off by default in 1.37; empty for older versions."""
         minor = int(self.version.split(".")[1])
         return ("--feature-gates=GenericWorkload=true",) if minor >= 37 else ()
 
@@ -137,7 +141,7 @@ class ControlPlane:
         return self.state_dir / "kubeconfig"
 
     def kubeconfig_of(self, name: str) -> Path:
-        """Path of the kubeconfig of this name."""
+        """Path of the kubeconfig with this stem."""
         return self.state_dir / f"{name}.kubeconfig"
 
     @property
@@ -160,12 +164,12 @@ class ControlPlane:
         """Start kube-controller-manager and wait for the default service account, which it creates.
 
         Args:
-            flags: further flags, which override ours.
+            flags: further flags, which override the lab's.
         """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         binary = self.binaries["kube-controller-manager"]
-        command = controlplane_commands.build_controller_manager_command(binary, kubeconfig, self.authority)
-        program = self.programs.start("kube-controller-manager", [*command, *self._feature_gates, *flags])
+        command = build_controller_manager_command(binary, kubeconfig, self.authority)
+        program = self.programs.start("kube-controller-manager", [*command, *self._feature_gate_flags, *flags])
         async with Client(self.client_config) as client:
             account = SERVICE_ACCOUNTS.path("default", "default")
             await self._wait_until(lambda: _responds(client, account), "the default service account")
@@ -182,9 +186,9 @@ class ControlPlane:
         """Start kube-scheduler and wait until it is ready.
 
         Args:
-            config: a KubeSchedulerConfiguration without credentials; by default made from ``extender_url`` and ``profiles``.
-            name: of its process in this control plane.
-            extender_url: base URL of an extender.
+            config: a KubeSchedulerConfiguration without credentials; None to build it from ``extender_url`` and ``profiles``.
+            name: name of the program in this control plane.
+            extender_url: base URL of an extender; None for no extender.
             profiles: scheduler names.
         """
         port = find_free_ports(1)[0]
@@ -202,7 +206,7 @@ class ControlPlane:
             f"--secure-port={port}",
             f"--tls-cert-file={self._serving.certificate}",
             f"--tls-private-key-file={self._serving.key}",
-            *self._feature_gates,
+            *self._feature_gate_flags,
         ]
         program = self.programs.start(name, argv)
         health = ClusterConfig(f"https://{LOOPBACK}:{port}", ssl_context=self.client_config.ssl_context)
@@ -229,7 +233,7 @@ class ControlPlane:
         """Issue a client certificate for ``user``; write and return a kubeconfig with it, ``<file_name>.kubeconfig``."""
         pair = self.authority.issue(file_name, user, organization=organization)
         credentials = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
-        return self._kubeconfig_for(self.kubeconfig_of(file_name), user, credentials, "default")
+        return self._write_kubeconfig_and_credentials(self.kubeconfig_of(file_name), user, credentials, "default")
 
     async def write_token_kubeconfig(
         self,
@@ -242,11 +246,11 @@ class ControlPlane:
         """Request a service account's token, valid for a day; write and return a kubeconfig with it.
 
         Args:
-            namespace: of the service account.
-            service_account: its name.
-            file_name: stem of the file in the state directory, by default the service account's name.
-            bound_pod: name and uid of a pod to bind the token to; the API server then adds the pod's node to the user's
-                extra fields, on which the policy for agents relies.
+            namespace: namespace of the service account.
+            service_account: name of the service account.
+            file_name: stem of the file in the state directory; empty for the service account's name.
+            bound_pod: name and uid of the pod to bind the token to. The API server adds the node of a bound pod to the user's extra
+                fields, which the policy for agents needs.
         """
         spec: dict[str, Any] = {"expirationSeconds": _TOKEN_LIFETIME_S}
         if bound_pod is not None:
@@ -254,12 +258,16 @@ class ControlPlane:
         url = SERVICE_ACCOUNTS.path(namespace, service_account, "token")
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         async with Client(self.client_config) as client:
-            answer = await client.request("POST", url, body=body)
-        token = {"token": str(msgspec.json.decode(answer)["status"]["token"])}
-        return self._kubeconfig_for(self.kubeconfig_of(file_name or service_account), service_account, token, namespace)
+            response = await client.request("POST", url, body=body)
+        token = {"token": str(msgspec.json.decode(response)["status"]["token"])}
+        return self._write_kubeconfig_and_credentials(
+            self.kubeconfig_of(file_name or service_account), service_account, token, namespace
+        )
 
-    def _kubeconfig_for(self, path: Path, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
-        """Write a kubeconfig, and beside it the directory that our own programs read."""
+    def _write_kubeconfig_and_credentials(
+        self, path: Path, user: str, credentials: Mapping[str, str], namespace: str
+    ) -> Path:
+        """Write a kubeconfig, and beside it the credentials directory that our programs read; return the kubeconfig's path."""
         cluster = {"server": self.server, "certificate-authority": str(self.authority.certificate)}
         save_kubeconfig(path, cluster, user, credentials, namespace)
         save_credentials(credentials_of(path), cluster["server"], self.authority.certificate, credentials, namespace)
@@ -278,7 +286,7 @@ class ControlPlane:
                 await self._boot_once()
                 return
             except BootError as error:
-                # Another program may have taken the port since it was chosen; choose other ports.
+                # Another program may have taken a port since `find_free_ports`; the next attempt chooses other ports.
                 if "address already in use" not in str(error) or attempt == _BOOT_ATTEMPTS - 1:
                     raise
                 await self.programs.stop_all()
@@ -286,16 +294,20 @@ class ControlPlane:
     async def _boot_once(self) -> None:
         etcd_port, peer_port, api_port = find_free_ports(3)
         self.server, self.etcd = f"https://{self.address}:{api_port}", f"https://{LOOPBACK}:{etcd_port}"
-        pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
-        binary, data_dir = self.binaries["etcd"], self.state_dir / "etcd"
+        etcd_pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
         self.programs.start(
             "etcd",
-            controlplane_commands.build_etcd_command(
-                binary, data_dir, pair, self.authority.certificate, ports=(etcd_port, peer_port)
+            build_etcd_command(
+                self.binaries["etcd"],
+                self.state_dir / "etcd",
+                etcd_pair,
+                self.authority.certificate,
+                client_port=etcd_port,
+                peer_port=peer_port,
             ),
         )
         await self._wait_until(lambda: _is_listening(etcd_port), "etcd to listen")
-        command = controlplane_commands.build_api_server_command(
+        command = build_api_server_command(
             self.binaries["kube-apiserver"],
             self.authority,
             self._serving,
@@ -304,61 +316,25 @@ class ControlPlane:
             etcd=self.etcd,
             tokens=self.state_dir / "tokens.csv",
         )
-        podgroups = ("--runtime-config=scheduling.k8s.io/v1beta1=true",) if self._feature_gates else ()
-        flags = (*self._feature_gates, *podgroups, *self.api_server_flags)
+        podgroup_flags = ("--runtime-config=scheduling.k8s.io/v1beta1=true",) if self._feature_gate_flags else ()
+        flags = (*self._feature_gate_flags, *podgroup_flags, *self.api_server_flags)
         self.programs.start("kube-apiserver", [*command, *flags])
         admin = self.authority.issue("admin", "kubernetes-admin", organization="system:masters")
-        keys = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
-        self._kubeconfig_for(self.kubeconfig, "kubernetes-admin", keys, "default")
+        credentials = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
+        self._write_kubeconfig_and_credentials(self.kubeconfig, "kubernetes-admin", credentials, "default")
         async with Client(self.client_config, timeout_s=5.0) as client:
             await self._wait_until(lambda: _responds(client, "/readyz"), "the API server to be ready")
 
-    async def _wait_until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Poll until ``ready``. Raises BootError if a program ends, or after `READY_TIMEOUT_S`."""
+    async def _wait_until(self, check: Callable[[], Awaitable[bool]], description: str) -> None:
+        """Poll until ``check`` is true. Raises BootError if a program ends, or after `READY_TIMEOUT_S`."""
         await poll_until(
-            ready,
-            lambda: f"{what}; {list(self.programs)[-1].log_excerpt}",
+            check,
+            lambda: f"{description}; {list(self.programs)[-1].log_excerpt}",
             READY_TIMEOUT_S,
             every_s=_POLL_S,
             on_retry=self.programs.check_running,
             error=BootError,
         )
-
-
-def save_kubeconfig(
-    path: Path, cluster: Mapping[str, str], user: str, credentials: Mapping[str, str], namespace: str = "default"
-) -> None:
-    """Write a kubeconfig with one context, readable by its owner only."""
-    data = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "lab",
-        "clusters": [{"name": "lab", "cluster": dict(cluster)}],
-        "users": [{"name": user, "user": dict(credentials)}],
-        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
-    }
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
-
-
-def credentials_of(kubeconfig: Path) -> Path:
-    """The directory, beside a kubeconfig, with the same credentials for our own programs."""
-    return kubeconfig.with_suffix(".credentials")
-
-
-def save_credentials(
-    folder: Path, server: str, authority: Path, credentials: Mapping[str, str], namespace: str = "default"
-) -> None:
-    """Write a directory as `kubekit.config.load_cluster_config` reads it; ``credentials`` are those of `save_kubeconfig`."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "server").write_text(server)
-    (folder / "namespace").write_text(namespace)
-    shutil.copyfile(authority, folder / "ca.crt")
-    if token := credentials.get("token"):
-        (folder / "token").write_text(token)
-    else:
-        shutil.copyfile(credentials["client-certificate"], folder / "tls.crt")
-        shutil.copyfile(credentials["client-key"], folder / "tls.key")
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -371,7 +347,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 async def object_exists(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
-    """Whether there is an object of this name. Raises as `Client.get`."""
+    """Whether an object of this name exists. Raises as `Client.get`."""
     try:
         await client.get(resource, name, Object, namespace=namespace)
     except ApiError as error:

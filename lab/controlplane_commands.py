@@ -1,4 +1,4 @@
-"""Command lines of etcd, kube-apiserver and kube-controller-manager."""
+"""Builds the command lines of etcd, kube-apiserver and kube-controller-manager."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _FRONT_PROXY = "front-proxy-client"
 
 
 def build_etcd_command(
-    binary: Path, data_dir: Path, pair: KeyPair, authority: Path, *, ports: tuple[int, int]
+    binary: Path, data_dir: Path, serving: KeyPair, ca_file: Path, *, client_port: int, peer_port: int
 ) -> list[str | Path]:
-    """Command of etcd on the loopback address; ``ports`` are those for clients and for peers.
+    """The command of etcd, listening on the loopback address.
 
-    Etcd requires client certificates of the authority, because any user of the machine can connect to a loopback port.
+    Etcd requires client certificates of the authority in ``ca_file``, because any user of the machine can connect to a loopback port.
     """
-    client, peer = (f"https://{LOOPBACK}:{port}" for port in ports)
+    client_url, peer_url = (f"https://{LOOPBACK}:{port}" for port in (client_port, peer_port))
     tls_flags = [
         flag
         for prefix in ("", "peer-")
         for flag in (
-            f"--{prefix}cert-file={pair.certificate}",
-            f"--{prefix}key-file={pair.key}",
-            f"--{prefix}trusted-ca-file={authority}",
+            f"--{prefix}cert-file={serving.certificate}",
+            f"--{prefix}key-file={serving.key}",
+            f"--{prefix}trusted-ca-file={ca_file}",
             f"--{prefix}client-cert-auth=true",
         )
     ]
@@ -33,12 +33,12 @@ def build_etcd_command(
         binary,
         "--name=lab",
         f"--data-dir={data_dir}",
-        f"--listen-client-urls={client}",
-        f"--advertise-client-urls={client}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=lab={peer}",
-        # The data is deleted with the lab: do not wait for disks.
+        f"--listen-client-urls={client_url}",
+        f"--advertise-client-urls={client_url}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster=lab={peer_url}",
+        # The data does not outlive the lab, so do not wait for disks.
         "--unsafe-no-fsync",
         "--log-level=warn",
         *tls_flags,
@@ -48,12 +48,13 @@ def build_etcd_command(
 def build_api_server_command(
     binary: Path, authority: CertificateAuthority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
 ) -> list[str | Path]:
-    """Command of kube-apiserver.
+    """The command of kube-apiserver.
 
     Args:
         binary: the program.
-        authority: signs its client certificates for kubelets and extension servers; its folder has etcd's and service accounts' keys.
-        serving: certificate of the server.
+        authority: signs the server's client certificates for kubelets and extension servers; its folder has the keys of etcd and of
+            service accounts.
+        serving: the server's certificate.
         address: IP address to listen at.
         port: port to listen at.
         etcd: URL of etcd.
@@ -70,7 +71,7 @@ def build_api_server_command(
         f"--etcd-keyfile={pki / 'etcd.key'}",
         f"--bind-address={address}",
         f"--secure-port={port}",
-        # The endpoint of the service "kubernetes" may not be a loopback address; no node uses the endpoint then.
+        # The server refuses a loopback address as endpoint of the Service "kubernetes"; no node uses the endpoint in this case.
         f"--advertise-address={_DOCUMENTATION_ADDRESS if address == LOOPBACK else address}",
         f"--tls-cert-file={serving.certificate}",
         f"--tls-private-key-file={serving.key}",
@@ -83,7 +84,7 @@ def build_api_server_command(
         f"--kubelet-client-certificate={to_kubelets.certificate}",
         f"--kubelet-client-key={to_kubelets.key}",
         "--kubelet-preferred-address-types=InternalIP",
-        # Extension API servers (metrics-server) are reached at their pods: the host has no kube-proxy.
+        # Reach extension API servers (metrics-server) at their pods, because the host has no kube-proxy.
         "--enable-aggregator-routing=true",
         f"--requestheader-client-ca-file={ca_file}",
         f"--requestheader-allowed-names={_FRONT_PROXY}",
@@ -103,7 +104,7 @@ def build_api_server_command(
 def build_controller_manager_command(
     binary: Path, kubeconfig: Path, authority: CertificateAuthority
 ) -> list[str | Path]:
-    """Command of kube-controller-manager, which signs service accounts' tokens with a key in the authority's folder."""
+    """The command of kube-controller-manager, which signs service accounts' tokens with a key in the authority's folder."""
     return [
         binary,
         f"--kubeconfig={kubeconfig}",

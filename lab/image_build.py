@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import build_lock, run_step
+from lab.build import lock_build, run_step
 from lab.debian import UnpackedPackages, find_archives, find_or_unpack_packages
 from lab.errors import UnsupportedError
 from lab.network import find_missing_privileges
@@ -93,7 +93,7 @@ def find_or_build_image(recipe: Recipe) -> Path:
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
     home.mkdir(parents=True, exist_ok=True)
     progress = Progress()
-    with build_lock(home / "lock", progress, "images"):
+    with lock_build(home / "lock", progress, "images"):
         if not (layout / "index.json").exists():
             _Builder(home, progress).build(recipe, layout)
             _remove_old_builds(home, recipe.name)

@@ -23,7 +23,9 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, find_free_ports, object_exists
+from lab.controlplane import ControlPlane, find_free_ports, object_exists
+from lab.controlplane_commands import LOOPBACK
+from lab.credentials import credentials_of
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_netperf_if_available
 from lab.polling import poll_until

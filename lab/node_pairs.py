@@ -15,19 +15,19 @@ from lab.programs import build_pythonpath_env, run_command
 from netperf.sample import Measurement
 
 _PROBE_S, _DEADLINE_S = 1.0, 120.0
-# A run of netperf occupies a core at each end.
+# A netperf test occupies a core at each end.
 _MAX_CONCURRENT = 2
 
 
 async def measure_node_pairs(
     installation: Installation, pairs: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
-    """(Origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
+    """Return (origin, destination) -> median round trip, µs. Raises BootError if a probe fails."""
     lab, prober = installation.lab, ["--prober", installation.prober]
     env = {**installation.environment, measure.PASSPHRASE_VARIABLE: installation.passphrase, **build_pythonpath_env()}
-    origins: dict[str, list[str]] = {}
+    origins_by_destination: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
-        origins.setdefault(destination, []).append(origin)
+        origins_by_destination.setdefault(destination, []).append(origin)
     medians_us: dict[tuple[str, str], float] = {}
     semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
 
@@ -40,26 +40,26 @@ async def measure_node_pairs(
             "probe",
         ]
         argv += [lab.network_of(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
-        what = f"measuring {origin} to {destination}"
-        output = await run_command(argv, what, _DEADLINE_S, env=env)
+        description = f"measuring {origin} to {destination}"
+        output = await run_command(argv, description, _DEADLINE_S, env=env)
         median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
         if median is None:
-            raise BootError(f"{what}: too few samples")
+            raise BootError(f"{description}: too few samples")
         return median
 
     async def probe_all_to(destination: str) -> None:
-        """One probe after the other, because all use the same data port."""
+        """Probe a destination from one origin after the other, because all probes use the same data port."""
         async with semaphore:
             argv = [sys.executable, "-m", "lab.measure", "serve", lab.network_of(destination).address, *prober]
             name, netns = f"measure-{destination}", lab.network_of(destination).netns
             server = lab.programs.start(name, argv, netns=netns, env=env, is_essential=False)
             try:
-                for origin in origins[destination]:
+                for origin in origins_by_destination[destination]:
                     medians_us[origin, destination] = await probe(origin, destination)
             finally:
                 await lab.programs.stop(server)
 
     async with asyncio.TaskGroup() as group:
-        for destination in origins:
+        for destination in origins_by_destination:
             group.create_task(probe_all_to(destination))
     return medians_us

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-Say = Callable[[str], None]
+ProgressPrinter = Callable[[str], None]
 """Prints a line of progress."""
 _BAR = 20
 

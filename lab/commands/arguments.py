@@ -1,4 +1,4 @@
-"""Arguments that several commands share, so that they are spelt and explained the same way everywhere."""
+"""Arguments that several commands have, with the same names and help texts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.console import Console
 
 from kubekit.errors import ConfigError
 from lab.errors import LabError
-from lab.progress import Say
+from lab.progress import ProgressPrinter
 from lab.reclaim import LabPaths, find_running_pid, lab_paths
 from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load_topology
 
-_NAME = "lab"
+_DEFAULT_NAME = "lab"
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """``--name``."""
+    """Add the option ``--name``."""
     parser.add_argument(
-        "--name", default=_NAME, help="which lab; labs of different names run side by side (%(default)s)"
+        "--name", default=_DEFAULT_NAME, help="which lab; labs of different names run side by side (%(default)s)"
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Add the option ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
 
 
@@ -35,7 +35,7 @@ def print_json(value: object) -> None:
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
-    """``--topology``."""
+    """Add the option ``--topology``."""
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
     parser.add_argument(
         "--topology",
@@ -46,7 +46,7 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
-    """``--nodes``."""
+    """Add the option ``--nodes``."""
     parser.add_argument(
         "--nodes",
         choices=KUBELETS,
@@ -54,17 +54,17 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def progress_printer() -> Say:
+def make_progress_printer() -> ProgressPrinter:
     """Return a function that prints a line to stderr, with the seconds since this call."""
     started, console = time.monotonic(), Console(stderr=True)
 
-    def say(text: str) -> None:
+    def print_progress(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
-    return say
+    return print_progress
 
 
-def find_running(name: str) -> LabPaths:
+def find_running_lab(name: str) -> LabPaths:
     """Paths of a running lab. Raises LabError if it does not run."""
     paths = lab_paths(name)
     if find_running_pid(paths) is None:
@@ -74,7 +74,7 @@ def find_running(name: str) -> LabPaths:
 
 def name_option(name: str) -> str:
     """The ``--name`` option of a printed command; empty for the default name."""
-    return "" if name == _NAME else f" --name {name}"
+    return "" if name == _DEFAULT_NAME else f" --name {name}"
 
 
 def read_topology(text: str, kubelets: str | None = None) -> Topology | None:

@@ -15,7 +15,7 @@ from lab import report
 from lab.build import find_or_build_programs
 from lab.cluster import find_node_binaries
 from lab.commands import arguments
-from lab.demo import OVERLAYS, run_demo
+from lab.demo import OVERLAY_BY_PLACEMENT, run_demo
 from lab.netperf_install import find_netperf_if_available
 from lab.shipped import find_or_build_images
 from lab.topology import Topology
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--name", default="demo", help="name of the demo's own lab (%(default)s)")
     parser.add_argument(
         "--placement",
-        choices=OVERLAYS,
+        choices=OVERLAY_BY_PLACEMENT,
         default="extender",
         help="by the bundled scheduler with our extender, or by node affinity (%(default)s)",
     )
@@ -62,11 +62,16 @@ def run(args: argparse.Namespace) -> int:
     find_node_binaries(topology)
     images = find_or_build_images() if topology.real_nodes else None
     launch.exec_if_wrapped()
-    say = arguments.progress_printer()
+    print_progress = arguments.make_progress_printer()
 
     async def main() -> None:
         result = await run_demo(
-            topology, name=args.name, placement=args.placement, say=say, images=images, seed=args.seed
+            topology,
+            name=args.name,
+            placement=args.placement,
+            print_progress=print_progress,
+            images=images,
+            seed=args.seed,
         )
         if args.json:
             print(report.encode(result), flush=True)

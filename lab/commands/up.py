@@ -118,7 +118,7 @@ async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Na
             await install_as_shipped(lab, images)
         elif args.programs:
             await install(lab)
-        lab.publish()
+        lab.write_description()
         _print(lab.describe(), as_json=args.json)
         await lab.log_ended_programs()
 

@@ -57,7 +57,7 @@ def rows(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
 
 
 def _control(name: str) -> WanControl:
-    return WanControl(arguments.find_running(name).wan_socket)
+    return WanControl(arguments.find_running_lab(name).wan_socket)
 
 
 def _changes(args: argparse.Namespace) -> dict[str, float]:

@@ -15,7 +15,8 @@ import psutil
 from kubekit import quantity
 from lab import namespaces
 from lab.certificates import KeyPair
-from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
+from lab.controlplane import SERVICE_DNS, ControlPlane
+from lab.credentials import save_kubeconfig
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from lab.nodes import topology_labels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import Module, UpstreamModule, find_or_build_programs, kubernetes_link_flags
+from lab.build import Module, UpstreamModule, build_kubernetes_link_flags, find_or_build_programs
 from lab.debian import UnpackedPackages, find_or_unpack_packages
 from lab.errors import UnsupportedError
 from lab.progress import Progress
@@ -24,7 +24,7 @@ NODE = Module(
         "pause": "./pause",
     },
     versioned_by="k8s.io/kubernetes",
-    link_flags=kubernetes_link_flags,
+    link_flags=build_kubernetes_link_flags,
 )
 APP = Module(
     name="app",

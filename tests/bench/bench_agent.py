@@ -21,7 +21,8 @@ import psutil
 from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.controlplane import ControlPlane, find_free_ports
+from lab.credentials import credentials_of
 from lab.netperf_install import find_netperf_if_available
 from tests.bench.figures import Figures, figure
 from tests.integration.agent.agents import Agent, create_pod, give_address, running_agent

@@ -19,7 +19,8 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, find_free_ports
+from lab.controlplane import find_free_ports
+from lab.controlplane_commands import LOOPBACK
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import Installation, install, start_central_program, write_bound_kubeconfig

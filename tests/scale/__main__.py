@@ -31,7 +31,7 @@ def main() -> int:
     found: list[ScaleReport] = []
 
     async def run() -> None:
-        found.append(await run_scale(sizes, name=args.name, say=arguments.progress_printer()))
+        found.append(await run_scale(sizes, name=args.name, say=arguments.make_progress_printer()))
         arguments.print_json(found[0])
 
     code = run_program(run)

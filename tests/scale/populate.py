@@ -19,7 +19,7 @@ from lab.controlplane import ControlPlane, object_exists
 from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.polling import poll_until
-from lab.progress import Say
+from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF_LABELS
 from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
@@ -68,7 +68,7 @@ async def install_rules(lab: Lab) -> None:
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
 
 
-async def restore(plane: ControlPlane, sizes: Sizes, say: Say) -> list[list[str]]:
+async def restore(plane: ControlPlane, sizes: Sizes, say: ProgressPrinter) -> list[list[str]]:
     """All nodes, with an agent's pod on each, the pods of the groups that just stand there, and others up to the number asked
     for; names of the nodes by index of the zone.
     """

@@ -17,12 +17,14 @@ from kubekit.config import load_cluster_config
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, credentials_of, find_free_ports
+from lab.controlplane import find_free_ports
+from lab.controlplane_commands import LOOPBACK
+from lab.credentials import credentials_of
 from lab.errors import BootError
 from lab.installation import CENTRAL_PROGRAMS, MANIFESTS, start_central_program
 from lab.polling import poll_until
 from lab.programs import answers_ok
-from lab.progress import Say
+from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
 from tests.scale import figures, populate
 from tests.scale.agents import ZoneAgents
@@ -39,7 +41,7 @@ _SETTLE_S, _LOOK_EVERY_S = 30.0, 5.0
 _DEADLINE_S = 600.0
 
 
-async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
+async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleReport:
     """Run a cluster of these sizes in a lab of its own, measure it, and clean up.
 
     Raises:

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.controlplane import ControlPlane, find_free_ports
+from lab.credentials import credentials_of
 from lab.polling import poll_until
 from lab.programs import Program, answers_ok
 

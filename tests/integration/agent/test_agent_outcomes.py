@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.controlplane import ControlPlane, find_free_ports
+from lab.credentials import credentials_of
 from lab.netperf_install import Netperf
 from netperf.contract import ZONE_LABEL
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name

@@ -17,7 +17,8 @@ from agent.bandwidth.rules import plugin_ifb_name
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
-from lab.controlplane import ControlPlane, credentials_of, find_free_ports, save_credentials
+from lab.controlplane import ControlPlane, find_free_ports
+from lab.credentials import credentials_of, save_credentials
 from tests.integration.agent.agents import Agent, call_agent, create_pod, give_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually

@@ -22,7 +22,8 @@ import yaml
 from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import credentials_of, find_free_ports
+from lab.controlplane import find_free_ports
+from lab.credentials import credentials_of
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan

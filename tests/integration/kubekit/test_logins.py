@@ -24,7 +24,8 @@ from controller.cli.kubeconfig import find_cluster_config
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableError
 from kubekit.wire import CONFIGMAPS, NODES, Node
-from lab.controlplane import LOOPBACK, ControlPlane
+from lab.controlplane import ControlPlane
+from lab.controlplane_commands import LOOPBACK
 from tests.integration.conftest import token_of
 
 PLUGIN = Path(__file__).parent / "login_plugin.py"

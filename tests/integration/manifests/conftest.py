@@ -11,7 +11,8 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster_config
 from kubekit.wire import PODS, Object
 from lab.build import find_or_build_programs
-from lab.controlplane import ControlPlane, credentials_of
+from lab.controlplane import ControlPlane
+from lab.credentials import credentials_of
 from tests.integration.conftest import remove_definitions
 from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
 

@@ -22,7 +22,8 @@ from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, Net
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
-from lab.controlplane import ControlPlane, credentials_of, find_free_ports
+from lab.controlplane import ControlPlane, find_free_ports
+from lab.credentials import credentials_of
 from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command

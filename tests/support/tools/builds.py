@@ -10,7 +10,14 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.build import CONTROL_PLANE, Module, UpstreamModule, find_go, find_or_build_programs, kubernetes_link_flags
+from lab.build import (
+    CONTROL_PLANE,
+    Module,
+    UpstreamModule,
+    build_kubernetes_link_flags,
+    find_go,
+    find_or_build_programs,
+)
 from lab.progress import Progress
 
 OLDEST_CONTROL_PLANE = Module(
@@ -18,7 +25,7 @@ OLDEST_CONTROL_PLANE = Module(
     folder=Path(__file__).parent / "controlplane-1.34",
     programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
     versioned_by="k8s.io/kubernetes",
-    link_flags=kubernetes_link_flags,
+    link_flags=build_kubernetes_link_flags,
 )
 """Programs of the oldest supported Kubernetes; etcd, kwok and kubectl are those of the newest."""
 HELM = Module(

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import encode_basic_auth, web
 
 from controller.prometheus import PrometheusClient, PrometheusError
-from lab.controlplane import LOOPBACK
+from lab.controlplane_commands import LOOPBACK
 
 
 async def test_errors_name_the_address_without_the_password() -> None:
