@@ -1,6 +1,6 @@
-"""The controller manager: stores on all replicas, controllers on the leader.
+"""The controller manager: runs stores on all replicas, and the controllers on the leader.
 
-All replicas fill their stores, so that a new leader can start at once. The leader's client checks the leadership before each write.
+All replicas fill their stores, so that a new leader can start at once. The controllers' client checks the leadership before each write.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ log = logs.get("controller.manager")
 
 
 async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -> None:
-    """Run until cancelled.
+    """Run the controllers, and serve page, metrics and health checks, until cancelled.
 
     Raises:
         ConfigError: the listen address cannot be bound.
     """
     registry = CollectorRegistry()
-    for collect in (ProcessCollector, PlatformCollector, GCCollector):
-        collect(registry=registry)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
     async with Client(cluster, user_agent=f"{CONTROLLER}/{installed_version()}") as client:
         manager = Manager(client, config, registry)
         await manager.run()
@@ -60,8 +60,8 @@ class Manager:
 
     Attributes:
         identity: name of this replica in the Lease and in events.
-        cache: the stores.
-        elector: this replica's leader elector.
+        cache: the stores that the controllers share.
+        elector: leader elector of this replica.
     """
 
     def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
@@ -76,16 +76,16 @@ class Manager:
             self.elector.fence.extend(float("inf"))
         leader_client = client.with_fence(self.elector.fence)
         self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
-        self._make_controllers(leader_client)
-        self._make_diagnosis(client)
+        self._create_controllers(leader_client)
+        self._create_page_and_events(client)
         self._register_metrics()
 
-    def _make_controllers(self, leader_client: Client) -> None:
-        """Create the controllers. Stores call handlers in the order of creation, and the others read the scheduler's indexes."""
+    def _create_controllers(self, leader_client: Client) -> None:
+        """Create the controllers. Scheduling is first, because stores call handlers in this order, and the others read its indexes."""
         config, cache, reporting = self._config, self.cache, (self._recorder, self._registry)
         prices = config.traffic.prices.resolve()
         scheduling = GatingController(
-            leader_client, cache, config.scheduler, *reporting, notify=self._enqueue, prices=prices
+            leader_client, cache, config.scheduler, *reporting, notify=self._enqueue_group, prices=prices
         )
         self._scheduling, state = scheduling, scheduling.state
         self._topology = TopologyController(
@@ -104,11 +104,16 @@ class Manager:
         )
         self._descheduler = Descheduler(leader_client, cache, config.descheduler, *reporting, scheduling=scheduling)
         self._traffic = TrafficController(
-            leader_client, cache, config.traffic, self._registry, membership=state.membership, notify=self._enqueue
+            leader_client,
+            cache,
+            config.traffic,
+            self._registry,
+            membership=state.membership,
+            notify=self._enqueue_group,
         )
         self._bootstrap = Bootstrap(leader_client, cache.topologies, config.bootstrap, namespace=config.namespace)
 
-    def _make_diagnosis(self, client: Client) -> None:
+    def _create_page_and_events(self, client: Client) -> None:
         config = self._config
         snapshots = SnapshotReader(
             self.cache, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
@@ -117,25 +122,25 @@ class Manager:
         self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)
 
     def _register_metrics(self) -> None:
-        is_leader = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
-        is_leader.set_function(lambda: float(self.elector.fence.is_held))
-        self._sync_s = Gauge(
+        leader_gauge = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
+        leader_gauge.set_function(lambda: float(self.elector.fence.is_held))
+        self._sync_gauge = Gauge(
             "netaware_informer_sync_seconds", "Time until all stores had listed once.", registry=self._registry
         )
         self._registry.register(InformerMetrics(lambda: self.cache.by_name))
         self._event_loop_monitor = EventLoopMonitor(self._registry)
 
-    def _enqueue(self, group: str) -> None:
-        self._app_group.enqueue(group)
+    def _enqueue_group(self, key: str) -> None:
+        self._app_group.enqueue(key)
 
-    async def _extra_conditions(self, group: str) -> list[Condition]:
-        return [*await self._scheduling.conditions(group), *self._traffic.conditions(group)]
+    async def _extra_conditions(self, key: str) -> list[Condition]:
+        return [*await self._scheduling.conditions(key), *self._traffic.conditions(key)]
 
     async def run(self) -> None:
         """Run until cancelled."""
         server = Server(
             self._config.listen,
-            checks=self._checks(),
+            checks=self._health_checks(),
             registry=self._registry,
             public_hosts=self._config.page.allowed_hosts,
         )
@@ -147,17 +152,17 @@ class Manager:
             "events": self._recorder.run(),
             "memory": self._compact_memory_after_sync(),
             "loop": self._event_loop_monitor.run(),
-            "election": self._elect(),
+            "election": self._run_election(),
         }
         await supervise(tasks)
 
-    async def _elect(self) -> None:
+    async def _run_election(self) -> None:
         if self._config.leader_election.enabled:
-            await self.elector.run(self._lead)
+            await self.elector.run(self._run_controllers)
         else:
-            await self._lead(self.elector.fence)
+            await self._run_controllers(self.elector.fence)
 
-    async def _lead(self, _: WriteFence) -> None:
+    async def _run_controllers(self, _: WriteFence) -> None:
         await self.cache.wait_for_sync()
         await supervise(
             {
@@ -174,11 +179,11 @@ class Manager:
     async def _compact_memory_after_sync(self) -> None:
         started = time.monotonic()
         await self.cache.wait_for_sync()
-        self._sync_s.set(time.monotonic() - started)
+        self._sync_gauge.set(time.monotonic() - started)
         log.info("all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.cache.by_name.items()})
         await run_memory_compaction()
 
-    def _checks(self) -> HealthChecks:
+    def _health_checks(self) -> HealthChecks:
         checks = HealthChecks()
         checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.list_unsynced()) else ""
         checks.ready["informers"] = lambda: describe_stale_stores(self.cache.by_name.values())
