@@ -116,7 +116,11 @@ class Manager:
     def _create_page_and_events(self, client: Client) -> None:
         config = self._config
         snapshots = SnapshotReader(
-            self.cache, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
+            self.cache,
+            client,
+            config.namespace,
+            policy=config.topology.resolve_cost_policy(),
+            scheduler=config.scheduler,
         )
         self._page = Page(config.page, snapshots, PageAuthorizer(client, config.namespace))
         self._event_reporter = EventReporter(lambda: snapshots.read(time.time()), self._recorder)

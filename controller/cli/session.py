@@ -124,7 +124,7 @@ class Session:
         zone_count = len(build_zone_map(nodes).region_by_zone)
         names = list_results_names(topologies, plans, self.netaware_namespace, zone_count)
         return {
-            "policy": config.topology.policy(),
+            "policy": config.topology.resolve_cost_policy(),
             "scheduler": config.scheduler,
             "prices": config.traffic.prices.resolve(),
             "nodes": tuple(nodes),

@@ -66,9 +66,8 @@ def requests_of(spec: PodSpec, status: PodStatus | None = None) -> Amounts:
     is_infeasible = has_infeasible_resize(status)
     total: Amounts = {}
     for container in spec.containers or ():
-        add_amounts(
-            total, _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
-        )
+        requests = _container_requests(container, status_by_name.get(container.name), is_infeasible=is_infeasible)
+        add_amounts(total, requests)
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers or ():
@@ -114,13 +113,7 @@ def capacity_of(name: str, allocatable: Mapping[str, int]) -> int:
 def first_insufficient(
     requests: Mapping[str, int], allocatable: Mapping[str, int], *other_requests: Mapping[str, float]
 ) -> str:
-    """Name of the first resource of which a node has too little for a pod; empty if it has enough.
-
-    Args:
-        requests: requests of the pod.
-        allocatable: allocatable amounts of the node.
-        other_requests: sums of requests of other pods on the node.
-    """
+    """Name of the first resource of which a node has too little for a pod, beside other pods; empty if it has enough."""
     for name, value in requests.items():
         free: float | None = allocatable.get(name)
         if (

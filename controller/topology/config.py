@@ -25,9 +25,9 @@ class TopologyConfig(Section, frozen=True):
 
     def check_rules(self, field: str) -> None:
         """Raise ConfigError if a field of the cost policy is unknown or out of range."""
-        self.policy(field)
+        self.resolve_cost_policy(field)
 
-    def policy(self, field: str = "topology") -> CostPolicy:
+    def resolve_cost_policy(self, field: str = "topology") -> CostPolicy:
         """The controller's cost policy. ``field`` is the name of the section in errors.
 
         Raises:

@@ -40,14 +40,7 @@ DEBOUNCE_S = 1.0
 
 
 class _ComputedPlan(NamedTuple):
-    """A new probe plan, and what was computed with it in a thread.
-
-    Attributes:
-        previous: the stored plans by zone.
-        plan: the new plan.
-        expected_keys: keys of results of both.
-        zone_count: number of zones with nodes.
-    """
+    """The stored plans by zone, the new plan, the keys of results of both, and the number of zones with nodes."""
 
     previous: dict[str, ZonePlan]
     plan: PairPlan

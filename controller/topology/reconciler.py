@@ -68,7 +68,7 @@ class TopologyController:
     ) -> None:
         self._client, self._cache, self._config = client, cache, config
         self._clock, self._wall = clock, wall
-        self._defaults = config.policy()
+        self._defaults = config.resolve_cost_policy()
         self._status_writer = StatusWriter(
             client, recorder, NETWORK_TOPOLOGIES, count_field="nodeCount", action="Measure", is_bad=status.is_bad
         )

@@ -41,7 +41,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
     assert config.leader_election.resolve().duration_s == 5
     assert config.topology.probing.interval_s == 10
-    assert config.topology.policy().unit_us == 100
+    assert config.topology.resolve_cost_policy().unit_us == 100
     assert config.app_group.namespaces == ("shop",)
     assert config.scheduler.network_overhead_args.weights_name == "NetperfCosts"
 
