@@ -1,8 +1,7 @@
-"""``python -m tests.chaos``: faults drawn from a seed on a lab with all our programs and load, then quiet, then a check.
+"""``python -m tests.chaos``: injects faults drawn from a seed into a lab with all our programs and load, and checks invariants.
 
-What is checked comes from the API server's audit log, from objects and from /proc, never from what our programs say of themselves.
-Exit code 0 when no invariant was broken, 1 when one was. A run that is killed leaves what ``python -m lab down --name NAME`` or the
-next run of that name takes away.
+Invariants are checked in the API server's audit log, in objects and in /proc, without trusting our programs. The exit code is 0 if none
+was broken, else 1. ``python -m lab down --name NAME`` or the next run of that name removes the lab of a killed run.
 """
 
 from __future__ import annotations
@@ -33,33 +32,35 @@ def build_parser() -> argparse.ArgumentParser:
     arguments.add_topology(parser)
     arguments.add_json(parser)
     parser.add_argument("--name", default="chaos", help="name of the run's own lab (%(default)s)")
-    parser.add_argument("--seed", type=int, help="which faults come when; by default another one each time")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults come (%(default)s)")
+    parser.add_argument("--seed", type=int, help="seed of the faults (default: random)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="minutes for which faults are injected (%(default)s)"
+    )
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; its report on stdout, what happens on stderr."""
+    """Run chaos; prints the report on stdout and progress on stderr."""
     topology = arguments.read_topology(args.topology)
     if topology is None or topology.real_nodes:
-        raise ConfigError("--topology", "nodes are needed, and those that kwok plays", "name another topology")
+        raise ConfigError("--topology", "has no nodes, or real ones", "name a topology with simulated nodes")
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     launch = plan_relaunch("tests.chaos")
     find_or_build_programs()
     find_netperf_if_available()
     launch.exec_if_wrapped()
-    found: list[ChaosReport] = []
+    reports: list[ChaosReport] = []
 
     async def main() -> None:
-        kept = lab_paths(args.name).state_dir.with_suffix(f".{seed}.logs")
-        found.append(await run_chaos(topology, name=args.name, seed=seed, minutes=args.minutes, kept=kept))
+        logs_dir = lab_paths(args.name).state_dir.with_suffix(f".{seed}.logs")
+        reports.append(await run_chaos(topology, name=args.name, seed=seed, minutes=args.minutes, logs_dir=logs_dir))
         if args.json:
-            arguments.print_json(found[0])
+            arguments.print_json(reports[0])
         else:
-            print(yaml.safe_dump(msgspec.to_builtins(found[0]), sort_keys=False), end="")
+            print(yaml.safe_dump(msgspec.to_builtins(reports[0]), sort_keys=False), end="")
 
     code = run_program(main)
-    return EXIT_FAILED if code == 0 and (not found or found[0].violations) else code
+    return EXIT_FAILED if code == 0 and (not reports or reports[0].violations) else code
 
 
 if __name__ == "__main__":

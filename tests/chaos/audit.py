@@ -1,8 +1,8 @@
-"""Reads the API server's audit log: who wrote what while who held the Lease, and how long pods were gated. Pure: lines in, violations out.
+"""Finds violations in the API server's audit log: writes of replicas that did not hold the Lease, and pods that were gated too long.
 
-The API server itself refuses a second binding of a pod, a binding of a gated one, and agents' writes about other nodes. The order of writes is etcd's revision, which the answer to each write carries, so no clock is trusted. A killed API server may
-have lost the line of a write that took effect: a Lease that is found renewed by somebody whose taking it was not seen was taken
-at some time in between, and both may have written there.
+The API server itself refuses a second binding, the binding of a gated pod, and writes of agents about other nodes. Writes are ordered by
+etcd's revision, which each response carries, so that no clock is trusted. A killed API server may lose the line of a write that took
+effect. If the line in which a replica acquires the Lease is lost, both replicas may have written before its first renewal.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kubekit.wire import DECODE_ERRORS, Wire
 CONTROLLER_USER, LEASE = "system:serviceaccount:netaware-system:netaware-controller", "netaware-controller"
 POD_CLAIM = "authentication.kubernetes.io/pod-name"
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
-# Asking is not writing; events are not fenced objects, and a Lease is what fences.
+# Reviews change nothing, events are not fenced, and the Lease is itself the fence.
 _NOT_FENCED = frozenset({"leases", "events", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "tokenreviews"})
 
 
 class User(Wire, frozen=True):
-    """The user of a request."""
+    """User of a request."""
 
     username: str = ""
     extra: dict[str, list[str]] | None = None
 
 
 class ObjectRef(Wire, frozen=True):
-    """The object of a request."""
+    """Object of a request."""
 
     resource: str = ""
     subresource: str = ""
@@ -41,13 +41,13 @@ class ObjectRef(Wire, frozen=True):
 
 
 class ResponseStatus(Wire, frozen=True):
-    """The status of a response."""
+    """Status of a response."""
 
     code: int = 0
 
 
 class AuditEvent(Wire, frozen=True):
-    """audit.k8s.io/v1 Event: the fields we read."""
+    """An Event of audit.k8s.io/v1, with the fields that are read here."""
 
     stage: str = ""
     verb: str = ""
@@ -60,35 +60,35 @@ class AuditEvent(Wire, frozen=True):
 
     @property
     def succeeded(self) -> bool:
-        """A write that took effect."""
-        done = self.stage == "ResponseComplete" and 200 <= self.response_status.code < 300
-        return done and self.verb in _WRITES
+        """Whether this is a write that took effect."""
+        is_ok = self.stage == "ResponseComplete" and 200 <= self.response_status.code < 300
+        return is_ok and self.verb in _WRITES
 
     @property
     def revision(self) -> int | None:
-        """Etcd's revision after this write; None where the answer does not say."""
+        """Etcd's revision after this write; None if the response has none."""
         body = self.response_object if isinstance(self.response_object, dict) else {}
         text = (body.get("metadata") or {}).get("resourceVersion", "")
         return int(text) if str(text).isdecimal() and body.get("kind") != "Status" else None
 
     @property
-    def when(self) -> float:
-        """Seconds since 1970 at its end."""
+    def ended_s(self) -> float:
+        """Time of the response, in seconds since 1970."""
         return datetime.fromisoformat(self.stage_timestamp).timestamp()
 
     @property
-    def begun(self) -> float:
-        """Seconds since 1970 when it was asked; it takes effect between then and its end."""
+    def requested_s(self) -> float:
+        """Time of the request, in seconds since 1970. A write takes effect between request and response."""
         return datetime.fromisoformat(self.request_received_timestamp or self.stage_timestamp).timestamp()
 
     @property
     def pod(self) -> str:
-        """The pod that the user's token is bound to."""
+        """Name of the pod that the user's token is bound to."""
         return ((self.user.extra or {}).get(POD_CLAIM) or [""])[0]
 
 
-def read(lines: Iterable[bytes]) -> list[AuditEvent]:
-    """The events of an audit log; half a line, as a killed API server leaves it, is left out."""
+def read_events(lines: Iterable[bytes]) -> list[AuditEvent]:
+    """Events of an audit log, without the incomplete lines of a killed API server."""
     decoder = msgspec.json.Decoder(AuditEvent)
     events = []
     for line in lines:
@@ -100,7 +100,7 @@ def read(lines: Iterable[bytes]) -> list[AuditEvent]:
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """From a revision on: who holds the Lease, and whether taking it was seen."""
+    """A replica that holds the Lease from a revision on; ``renewed_unseen`` if the log lacks the line in which it acquired the Lease."""
 
     revision: int
     pod: str
@@ -109,86 +109,89 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 def lease_holders(events: Iterable[AuditEvent]) -> list[LeaseHolder]:
-    """The Lease's holders in the order of revisions."""
-    found: list[LeaseHolder] = []
+    """Holders of the Lease, by revision."""
+    holders: list[LeaseHolder] = []
     writes = [e for e in events if e.object_ref.resource == "leases" and e.object_ref.name == LEASE and e.succeeded]
     for event in sorted((e for e in writes if e.revision is not None), key=lambda e: e.revision or 0):
         spec = event.response_object.get("spec") or {}
         identity = spec.get("holderIdentity") or ""
         unseen = bool(identity) and spec.get("renewTime") != spec.get("acquireTime")
         pod = event.pod if identity else ""
-        found.append(LeaseHolder(event.revision or 0, pod, identity, unseen))
-    return found
+        holders.append(LeaseHolder(event.revision or 0, pod, identity, unseen))
+    return holders
 
 
 def unfenced_writes(events: list[AuditEvent]) -> list[str]:
-    """Writes of a controller that did not hold the Lease at that revision: two writers, or one that was deposed.
+    """Violations by replicas of the controller that wrote without holding the Lease.
 
-    A write that changes nothing is answered with the revision of whoever changed the object last. It is known by that: etcd had
-    gone further before it was asked.
+    The response to a write that changes nothing carries the revision of the last change. Such a write is recognized because etcd had
+    reached that revision before the request.
     """
     holders = lease_holders(events)
     revisions = [h.revision for h in holders]
     violations = []
-    ended = sorted((e.when, e.revision) for e in events if e.succeeded and e.revision is not None)
-    times, reached = [when for when, _ in ended], list(accumulate((revision for _, revision in ended), max))
-    ours = [e for e in events if e.user.username == CONTROLLER_USER and e.succeeded]
-    known = [e for e in ours if e.object_ref.resource not in _NOT_FENCED and e.revision is not None]
-    for event in sorted(known, key=lambda e: e.revision or 0):
+    writes = [e for e in events if e.succeeded and e.revision is not None]
+    ended = sorted((e.ended_s, e.revision or 0) for e in writes)
+    times, reached = [ended_s for ended_s, _ in ended], list(accumulate((revision for _, revision in ended), max))
+    ours = [e for e in writes if e.user.username == CONTROLLER_USER and e.object_ref.resource not in _NOT_FENCED]
+    for event in sorted(ours, key=lambda e: e.revision or 0):
         revision, ref = event.revision or 0, event.object_ref
-        before = bisect_left(times, event.begun)
+        before = bisect_left(times, event.requested_s)
         if before and revision <= reached[before - 1]:
-            continue  # It changed nothing.
-        at = bisect_left(revisions, revision)
-        allowed = _writers(holders, at)
-        pod = event.pod
-        if allowed is not None and pod not in allowed:
-            who = " or ".join(sorted(allowed)) or "nobody"
-            violations.append(
-                f"deposed: {pod} wrote {ref.resource} {ref.namespace}/{ref.name} at revision {revision}, held by {who}"
-            )
+            continue  # The write changed nothing.
+        allowed = _allowed_writers(holders, bisect_left(revisions, revision))
+        if allowed is not None and event.pod not in allowed:
+            holder = " or ".join(sorted(allowed)) or "nobody"
+            written = f"{ref.resource} {ref.namespace}/{ref.name} at revision {revision}"
+            violations.append(f"deposed: {event.pod} wrote {written}, held by {holder}")
     return violations
 
 
-def _writers(holders: list[LeaseHolder], at: int) -> set[str] | None:
-    """Pods that may write between the Lease's writes ``at - 1`` and ``at``; None where no line tells."""
-    if at == 0:
+def _allowed_writers(holders: list[LeaseHolder], index: int) -> set[str] | None:
+    """Pods that may write before the holder at this index and after the holder before it; None if the log does not tell."""
+    if index == 0:
         return None
-    before = holders[at - 1]
+    before = holders[index - 1]
     writers = {before.pod} - {""}
-    if at < len(holders) and holders[at].renewed_unseen and holders[at].identity != before.identity:
-        writers.add(holders[at].pod)
-    # After the last line that was kept, a lost one may have been followed by writes.
-    return None if at == len(holders) and not writers else writers
+    if index < len(holders) and holders[index].renewed_unseen and holders[index].identity != before.identity:
+        writers.add(holders[index].pod)
+    # A lost line may follow the last one of the log.
+    return None if index == len(holders) and not writers else writers
 
 
 class GatedPod(msgspec.Struct):
-    """A pod that was created with a gate; seconds since 1970. It ends with its release, its binding (the line of the release was lost) or its deletion."""
+    """A pod that was created with a gate.
+
+    Attributes:
+        name: namespace and name.
+        created_s: seconds since 1970.
+        ended_s: time of its release, of its binding if the line of the release is lost, or of its deletion; None while it is gated.
+    """
 
     name: str
-    created: float
-    ended: float | None = None
+    created_s: float
+    ended_s: float | None = None
 
 
 def gated_pods(events: Iterable[AuditEvent]) -> list[GatedPod]:
-    """Every pod that the log saw created with a gate."""
+    """All pods that were created with a gate."""
     by_uid: dict[str, GatedPod] = {}
     newest: dict[str, GatedPod] = {}
-    of_pods = [e for e in events if e.object_ref.resource == "pods" and e.succeeded]
-    for event in sorted(of_pods, key=lambda e: e.when):
+    writes = [e for e in events if e.object_ref.resource == "pods" and e.succeeded]
+    for event in sorted(writes, key=lambda e: e.ended_s):
         ref, meta = event.object_ref, _part(event.response_object, "metadata")
         name, uid = f"{ref.namespace}/{meta.get('name') or ref.name}", str(meta.get("uid", ""))
         if event.verb == "create" and not ref.subresource:
-            pod = GatedPod(name, event.when, None if _is_gated(event.response_object) else event.when)
+            pod = GatedPod(name, event.ended_s, None if _is_gated(event.response_object) else event.ended_s)
             by_uid[uid] = newest[name] = pod
         elif event.verb == "deletecollection":
-            # The end of a namespace: a pod without a node is gone by it, and no line of its own says so.
+            # A namespace ends: its unbound pods are deleted by this one request.
             items = event.response_object.get("items") if isinstance(event.response_object, dict) else None
             for uid in (str(_part(item, "metadata").get("uid", "")) for item in items or ()):
                 if uid in by_uid:
-                    by_uid[uid].ended = by_uid[uid].ended or event.when
+                    by_uid[uid].ended_s = by_uid[uid].ended_s or event.ended_s
         elif _ends_gate(event) and (found := by_uid.get(uid) or newest.get(f"{ref.namespace}/{ref.name}")):
-            found.ended = found.ended or event.when
+            found.ended_s = found.ended_s or event.ended_s
     return list(by_uid.values())
 
 
@@ -196,7 +199,7 @@ def _ends_gate(event: AuditEvent) -> bool:
     sub = event.object_ref.subresource
     if sub:
         return sub == "binding" and event.verb == "create"
-    # An answer that is no pod, as in a log of another level, tells nothing.
+    # A log of another level has responses without the pod.
     is_open = bool(_part(event.response_object, "spec")) and not _is_gated(event.response_object)
     return event.verb == "delete" or (event.verb in {"patch", "update"} and is_open)
 
@@ -210,20 +213,20 @@ def _is_gated(pod: Any) -> bool:
     return bool(_part(pod, "spec").get("schedulingGates"))
 
 
-def gated_too_long(events: list[AuditEvent], limit_s: float, away: Sequence[tuple[float, float]] = ()) -> list[str]:
-    """Pods whose gate stayed shut beyond the limit.
+def gated_too_long(events: list[AuditEvent], limit_s: float, outages: Sequence[tuple[float, float]] = ()) -> list[str]:
+    """Violations by pods that were gated for longer than the limit.
 
     Args:
         events: in any order.
-        limit_s: how long a pod may be gated, with leeway.
-        away: begin and end of times that do not count, since nobody could open a gate: no API server, no leader.
+        limit_s: how long a pod may be gated.
+        outages: begin and end of times that do not count, because there was no API server or no leader.
     """
-    until = max((e.when for e in events if e.stage_timestamp), default=0.0)
+    log_end_s = max((e.ended_s for e in events if e.stage_timestamp), default=0.0)
     violations = []
     for pod in gated_pods(events):
-        end = until if pod.ended is None else pod.ended
-        lost_s = sum(max(0.0, min(end, b) - max(pod.created, a)) for a, b in away)
-        if end - pod.created - lost_s > limit_s:
-            gated_s = end - pod.created
-            violations.append(f"gated: pod {pod.name} for {gated_s:.0f} s, {lost_s:.0f} s of it with nobody to open it")
+        end_s = log_end_s if pod.ended_s is None else pod.ended_s
+        gated_s = end_s - pod.created_s
+        outage_s = sum(max(0.0, min(end_s, to_s) - max(pod.created_s, from_s)) for from_s, to_s in outages)
+        if gated_s - outage_s > limit_s:
+            violations.append(f"gated: pod {pod.name} for {gated_s:.0f} s, of which {outage_s:.0f} s without a leader")
     return violations

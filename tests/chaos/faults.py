@@ -1,4 +1,4 @@
-"""Which faults a run consists of. Pure: a seed, a length and the names of what there is give the same list every time."""
+"""Draws the faults of a run from a seed: equal arguments give equal faults."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 CONTROL_PLANE = ("etcd", "kube-apiserver")
 HELPERS = ("kube-scheduler", "kube-controller-manager", "kwok")
 DENIED = ("configmaps", "pods", "networktopologies", "appgroups", "leases")
-# How often each kind comes beside others: what takes the whole cluster's time comes less often, so that the rest is seen too.
-WEIGHTS = {
+# Relative frequencies. Faults of the whole cluster are rare, because nothing else can be observed while they last.
+WEIGHT_BY_KIND = {
     "kill": 6.0,
     "pause": 4.0,
     "kill-control-plane": 1.0,
@@ -25,14 +25,14 @@ WEIGHTS = {
     "deny": 1.0,
     "etcd-full": 1.0,
 }
-LASTING = frozenset({"pause", "pause-control-plane", "cut", "latency", "relabel", "deny", "etcd-full"})
-"""Kinds that are reverted after a while."""
+REVERTED_KINDS = frozenset({"pause", "pause-control-plane", "cut", "latency", "relabel", "deny", "etcd-full"})
+"""Faults that are reverted after their duration."""
 MEAN_GAP_S, SHORTEST_GAP_S = 2.0, 0.3
 _SHORTEST_S, _LONGEST_S = 1.0, 14.0
 
 
-class World(msgspec.Struct, frozen=True):
-    """Names of targets: our programs, agents among them, and the topology's zones and nodes."""
+class FaultTargets(msgspec.Struct, frozen=True):
+    """Names of our programs with their agents, and of the topology's zones and nodes."""
 
     programs: tuple[str, ...]
     zones: tuple[str, ...]
@@ -44,41 +44,41 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         at_s: seconds after the start.
-        kind: one of `WEIGHTS`.
-        target: program, node, kind of object, or two zones joined by ``/``; empty where the kind has only one.
-        for_s: after so many seconds it is taken back; 0 for what is not.
+        kind: a key of `WEIGHT_BY_KIND`.
+        target: program, node, resource, or two zones joined by ``/``; empty for faults of the whole cluster.
+        duration_s: seconds until the fault is reverted; 0 for faults that are not.
     """
 
     at_s: float
     kind: str
     target: str = ""
-    for_s: float = 0.0
+    duration_s: float = 0.0
 
 
-def draw(seed: int, length_s: float, world: World) -> list[Fault]:
-    """The faults of a run, in order of time. About half come before recovery from the last."""
-    chance = Random(seed)
+def draw_faults(seed: int, length_s: float, targets: FaultTargets) -> list[Fault]:
+    """The faults of a run, by time. About half of them come before the cluster has recovered from the last one."""
+    rng = Random(seed)
     faults: list[Fault] = []
     at_s = 0.0
     while True:
-        at_s += max(SHORTEST_GAP_S, chance.expovariate(1 / MEAN_GAP_S))
+        at_s += max(SHORTEST_GAP_S, rng.expovariate(1 / MEAN_GAP_S))
         if at_s >= length_s:
             return faults
-        (kind,) = chance.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
-        for_s = round(chance.uniform(_SHORTEST_S, _LONGEST_S), 1) if kind in LASTING else 0.0
-        faults.append(Fault(round(at_s, 2), kind, _target(chance, kind, world), for_s))
+        (kind,) = rng.choices(tuple(WEIGHT_BY_KIND), tuple(WEIGHT_BY_KIND.values()))
+        duration_s = round(rng.uniform(_SHORTEST_S, _LONGEST_S), 1) if kind in REVERTED_KINDS else 0.0
+        faults.append(Fault(round(at_s, 2), kind, _target(rng, kind, targets), duration_s))
 
 
-def _target(chance: Random, kind: str, world: World) -> str:
+def _target(rng: Random, kind: str, targets: FaultTargets) -> str:
     if kind in {"cut", "latency"}:
-        return "/".join(sorted(chance.sample(world.zones, 2)))
-    targets = {
-        "kill": world.programs,
-        "pause": world.programs,
+        return "/".join(sorted(rng.sample(targets.zones, 2)))
+    choices = {
+        "kill": targets.programs,
+        "pause": targets.programs,
         "kill-control-plane": CONTROL_PLANE,
         "pause-control-plane": CONTROL_PLANE,
         "kill-helper": HELPERS,
-        "relabel": world.nodes,
+        "relabel": targets.nodes,
         "deny": DENIED,
     }
-    return chance.choice(targets[kind]) if kind in targets else ""
+    return rng.choice(choices[kind]) if kind in choices else ""

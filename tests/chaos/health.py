@@ -1,8 +1,7 @@
-"""Tells while faults are injected whether all is well, and how long it took to be well again.
+"""Monitors the health of a lab from outside while faults are injected, and measures how long recovery takes.
 
-Well is what somebody outside sees: the API server answers, every program of ours says it is ready, one of the controllers renews
-the Lease. A disturbance lasts from the first fault to the first moment at which all is well; more faults may fall into it, and
-recovery counts from the last of them, when what lasts a while is over.
+A lab is healthy if the API server answers, all programs of ours are ready, and a controller renews the Lease. Recovery lasts from the
+last fault, or from its revert, to the first moment at which the lab is healthy.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from lab.installation import TOPOLOGY_NAME
 from netperf.contract import CONTROLLER, NETAWARE_NAMESPACE
 from tests.chaos.faults import Fault
 
-SETTLED_S = 10.0
+STABLE_S = 10.0
 _POLL_S = 0.5
-_ANSWER_S = 2.0
-LOST_S = {
+_REQUEST_TIMEOUT_S = 2.0
+ALLOWED_OUTAGE_S = {
     "kill": 14.0,
     "pause": 14.0,
     "deny": 14.0,
@@ -36,76 +35,81 @@ LOST_S = {
     "pause-control-plane": 14.0,
     "kill-control-plane": 30.0,
 }
-"""Seconds of outage that a fault may cause, by kind: a Lease's duration and two attempts to take it; a control plane's restart."""
+"""Seconds of outage that a fault may cause: a Lease's duration and two attempts to acquire it, or a restart of the control plane."""
 
 log = logging.getLogger(__name__)
 
 
 class HealthMonitor:
-    """Looks at a lab from outside.
+    """Checks a lab's health twice a second.
 
     Args:
-        client: the administrator's, with a short deadline.
-        urls: what serves ``/readyz``, by program.
-        pending: how many faults still last.
+        client: has the administrator's rights and a short timeout.
+        urls: URL of each program.
+        count_pending: returns how many faults are not reverted yet.
+
+    Attributes:
+        problems: why the lab is not healthy now; empty if it is.
+        recoveries: duration of each recovery, and the outage that its faults may cause, in seconds.
+        outages: begin and end of times in which no gate could be opened.
     """
 
-    def __init__(self, client: Client, urls: dict[str, str], pending: Callable[[], int]) -> None:
-        self._client, self._urls, self._pending = client, urls, pending
+    def __init__(self, client: Client, urls: dict[str, str], count_pending: Callable[[], int]) -> None:
+        self._client, self._urls, self._count_pending = client, urls, count_pending
         self._fault_at: float | None = None
-        self._lost_s = 0.0
-        self._well_since: float | None = None
+        self._allowed_outage_s = 0.0
+        self._healthy_since: float | None = None
         self.recoveries: list[tuple[float, float]] = []
-        self.ailing: list[str] = []
-        self.away: list[tuple[float, float]] = []
+        self.problems: list[str] = []
+        self.outages: list[tuple[float, float]] = []
 
-    def injected(self, fault: Fault) -> None:
-        """A fault is done now."""
-        self._fault_at, self._well_since = time.monotonic(), None
-        self._lost_s = max(self._lost_s, LOST_S.get(fault.kind, 0.0))
+    def on_fault(self, fault: Fault) -> None:
+        """Begin a new recovery."""
+        self._fault_at, self._healthy_since = time.monotonic(), None
+        self._allowed_outage_s = max(self._allowed_outage_s, ALLOWED_OUTAGE_S.get(fault.kind, 0.0))
 
     @property
-    def well_s(self) -> float:
-        """For how long all has been well, seconds."""
-        return 0.0 if self._well_since is None else time.monotonic() - self._well_since
+    def healthy_s(self) -> float:
+        """Seconds since which the lab has been healthy."""
+        return 0.0 if self._healthy_since is None else time.monotonic() - self._healthy_since
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
+        """Check until cancelled."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)) as session:
             while True:
                 began = time.monotonic()
-                if self._pending():
+                if self._count_pending():
                     self._fault_at = began if self._fault_at is not None else None
-                self.ailing = await self._look(session)
-                # Without them no gate is opened.
-                if any(not text.startswith(("agent-", "extender")) for text in self.ailing):
-                    self.away.append((time.time() - _POLL_S - (time.monotonic() - began), time.time()))
-                if self.ailing:
-                    self._well_since = None
+                self.problems = await self._find_problems(session)
+                # Gates are opened without agents and the extender.
+                if any(not problem.startswith(("agent-", "extender")) for problem in self.problems):
+                    self.outages.append((time.time() - _POLL_S - (time.monotonic() - began), time.time()))
+                if self.problems:
+                    self._healthy_since = None
                 elif self._fault_at is None or self._fault_at <= began:
-                    self._is_well(began)
+                    self._on_healthy(began)
                 await asyncio.sleep(_POLL_S)
 
-    def _is_well(self, now: float) -> None:
-        self._well_since = self._well_since or now
-        if self._fault_at is not None and not self._pending():
+    def _on_healthy(self, now: float) -> None:
+        self._healthy_since = self._healthy_since or now
+        if self._fault_at is not None and not self._count_pending():
             took_s = max(0.0, now - self._fault_at)
-            self.recoveries.append((took_s, self._lost_s))
-            log.info("well again %.1f s after the last fault", took_s)
-            self._fault_at, self._lost_s = None, 0.0
+            self.recoveries.append((took_s, self._allowed_outage_s))
+            log.info("healthy %.1f s after the last fault", took_s)
+            self._fault_at, self._allowed_outage_s = None, 0.0
 
-    async def _look(self, session: aiohttp.ClientSession) -> list[str]:
-        async def ready(name: str, url: str) -> str:
+    async def _find_problems(self, session: aiohttp.ClientSession) -> list[str]:
+        async def check_ready(name: str, url: str) -> str:
             try:
                 async with session.get(f"{url}/readyz") as answer:
                     return "" if answer.status == 200 else f"{name}: {answer.status} {(await answer.text())[:200]}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 return f"{name}: {type(error).__name__}"
 
-        answers = await asyncio.gather(self._lease(), *(ready(*item) for item in self._urls.items()))
-        return [text for text in answers if text]
+        found = await asyncio.gather(self._check_lease(), *(check_ready(*item) for item in self._urls.items()))
+        return [problem for problem in found if problem]
 
-    async def _lease(self) -> str:
+    async def _check_lease(self) -> str:
         try:
             lease = await self._client.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
         except KubekitError as error:
@@ -114,12 +118,11 @@ class HealthMonitor:
         if not lease.spec.holder_identity or renewed is None:
             return "Lease: nobody holds it"
         age_s = time.time() - datetime.fromisoformat(renewed).timestamp()
-        lasts_s = lease.spec.lease_duration_seconds or 0
-        return f"Lease: not renewed for {age_s:.0f} s" if age_s > lasts_s else ""
+        is_expired = age_s > (lease.spec.lease_duration_seconds or 0)
+        return f"Lease: not renewed for {age_s:.0f} s" if is_expired else ""
 
-    async def costs(self) -> dict[tuple[str, str], int]:
-        """The costs between zones as they stand."""
-        network = await self._client.get(
-            NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NETAWARE_NAMESPACE
-        )
-        return zone_costs_of(network.weight(NETPERF_COSTS))
+    async def read_costs(self) -> dict[tuple[str, str], int]:
+        """Costs between zones."""
+        name, namespace = TOPOLOGY_NAME, NETAWARE_NAMESPACE
+        topology = await self._client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace)
+        return zone_costs_of(topology.weight(NETPERF_COSTS))

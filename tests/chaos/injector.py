@@ -1,4 +1,4 @@
-"""Injects faults, takes back those that last a while, and starts again what died, as a kubelet does."""
+"""Injects faults, reverts them after their duration, and restarts programs as a kubelet does."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ BINDINGS = Resource(
     _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", is_namespaced=False
 )
 _POLICY_PREFIX = "chaos-"
-_OURS = f"request.userInfo.username.startsWith('system:serviceaccount:{NETAWARE_NAMESPACE}:netaware-')"
+_IS_OUR_USER = f"request.userInfo.username.startsWith('system:serviceaccount:{NETAWARE_NAMESPACE}:netaware-')"
 _LATENCY_FACTOR, _CORRUPTED_SHARE = 4, 0.5
-_TRY_AGAIN_S, _POLL_S, _ETCD_TIMEOUT_S = 1.0, 0.25, 5.0
-LATE_S = 65.0
-"""An API server works on a request for a minute at most, and says nothing of it to those that have gone."""
-# A kubelet starts a container again at once, and later after 10 s and more; programs die more often than that.
+_RETRY_S, _POLL_S, _ETCD_TIMEOUT_S = 1.0, 0.25, 5.0
+LATE_WRITE_S = 65.0
+"""How long an API server may still execute a request whose client gave up: its request timeout is a minute."""
+# A kubelet backs off from 10 s; programs are killed more often here.
 _RESTART_AFTER_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -47,19 +47,19 @@ class FaultInjector:
     """Injects faults into a lab.
 
     Args:
-        client: the administrator's.
-        lab: with our programs.
+        client: has the administrator's rights.
+        lab: runs our programs.
 
     Attributes:
-        crashes: programs of ours that ended by themselves.
-        restarts: how many programs were started again.
+        crashes: a violation for each program of ours that ended by itself.
+        restarts: number of restarted programs.
     """
 
     def __init__(self, client: Client, lab: Lab) -> None:
         self._client, self._lab = client, lab
         self._links = lab.wan.read_links()
-        self._later: dict[asyncio.Task[None], Fault] = {}
-        self._answered: dict[Fault, asyncio.Future[bool]] = {}
+        self._reverts: dict[asyncio.Task[None], Fault] = {}
+        self._was_answered: dict[Fault, asyncio.Future[bool]] = {}
         self.crashes: list[str] = []
         self.restarts = 0
         self._by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
@@ -80,42 +80,42 @@ class FaultInjector:
 
     @property
     def pending(self) -> int:
-        """Faults that last on."""
-        return len(self._later)
+        """Number of faults that are not reverted yet."""
+        return len(self._reverts)
 
     async def inject(self, fault: Fault) -> None:
-        """Inject one fault; one that cannot be done is logged."""
+        """Inject a fault; log why it cannot be injected."""
         answered, error = False, ""
-        future = self._answered[fault] = asyncio.get_running_loop().create_future()
+        future = self._was_answered[fault] = asyncio.get_running_loop().create_future()
         try:
             await self._by_kind[fault.kind](fault)
             answered = True
         except KubekitError as reason:
-            # What a request of ours would hit is away itself, by an earlier fault.
+            # An earlier fault may have stopped what this one needs.
             answered, error = isinstance(reason, ApiError) and reason.status < 500, str(reason)
         finally:
             future.set_result(answered)
-        log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.for_s, error)
+        log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.duration_s, error)
 
     async def revert_all(self, patience_s: float) -> list[str]:
-        """Wait until everything that lasts a while is over; what is not, in time."""
+        """Wait until all faults are reverted; returns a violation for each that is not in time."""
         ends = time.monotonic() + patience_s
-        while self._later and time.monotonic() < ends:
-            await asyncio.wait(set(self._later), timeout=ends - time.monotonic())
-        return [f"a fault is not reverted: {fault}" for fault in self._later.values()]
+        while self._reverts and time.monotonic() < ends:
+            await asyncio.wait(set(self._reverts), timeout=ends - time.monotonic())
+        return [f"a fault is not reverted: {fault}" for fault in self._reverts.values()]
 
     async def cancel(self) -> None:
-        """Forget what was to be taken back, and wake all programs: a stopped one cannot end in good order."""
-        for task in self._later:
+        """Cancel all reverts, and continue stopped programs, which could not end otherwise."""
+        for task in self._reverts:
             task.cancel()
-        await asyncio.gather(*self._later, return_exceptions=True)
+        await asyncio.gather(*self._reverts, return_exceptions=True)
         for program in self._lab.programs:
             with suppress(psutil.Error):
                 for process in program.process_tree():
-                    _send(process.pid, signal.SIGCONT)
+                    _send_signal(process.pid, signal.SIGCONT)
 
     async def restart_dead(self) -> None:
-        """Start again what died, until cancelled."""
+        """Restart programs that ended, until cancelled."""
         dead_since: dict[str, float] = {}
         while True:
             for program in self._lab.programs:
@@ -135,12 +135,12 @@ class FaultInjector:
 
     async def _kill(self, fault: Fault) -> None:
         if program := self._program(fault.target):
-            _send(program.pid, signal.SIGKILL)
+            _send_signal(program.pid, signal.SIGKILL)
 
     async def _pause(self, fault: Fault) -> None:
         if program := self._program(fault.target):
-            _send(program.pid, signal.SIGSTOP)
-            self._after(fault, partial(_send, program.pid, signal.SIGCONT))
+            _send_signal(program.pid, signal.SIGSTOP)
+            self._revert_later(fault, partial(_send_signal, program.pid, signal.SIGCONT))
 
     async def _change_link(self, fault: Fault) -> None:
         one, other = fault.target.split("/")
@@ -149,7 +149,7 @@ class FaultInjector:
             self._lab.wan.change_link(one, other, loss=1.0)
         else:
             self._lab.wan.change_link(one, other, rtt_us=usual.rtt_us * _LATENCY_FACTOR)
-        self._after(fault, partial(self._lab.wan.set_link, one, other, usual))
+        self._revert_later(fault, partial(self._lab.wan.set_link, one, other, usual))
 
     async def _delete_results(self, _: Fault) -> None:
         for found in await list_result_configmaps(self._client, RESULTS_NAME):
@@ -157,24 +157,15 @@ class FaultInjector:
 
     async def _corrupt_results(self, _: Fault) -> None:
         for found in await list_result_configmaps(self._client, RESULTS_NAME):
-            data = found.data or {}
-            halves = {
-                key: data[key][: len(data[key]) // 2] for key in sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
-            }
-            await self._client.patch(
-                CONFIGMAPS,
-                found.metadata.name,
-                {"data": halves},
-                ConfigMap,
-                patch_type=MERGE_PATCH,
-                namespace=NETAWARE_NAMESPACE,
-            )
+            data, name = found.data or {}, found.metadata.name
+            keys = sorted(data)[: round(len(data) * _CORRUPTED_SHARE)]
+            body = {"data": {key: data[key][: len(data[key]) // 2] for key in keys}}
+            await self._client.patch(CONFIGMAPS, name, body, ConfigMap, namespace=NETAWARE_NAMESPACE)
 
     async def _delete_plans(self, _: Fault) -> None:
-        for plan in await self._client.list(
-            CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE, label_selector=PLAN_SELECTOR
-        ):
-            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=NETAWARE_NAMESPACE)
+        where = NETAWARE_NAMESPACE
+        for plan in await self._client.list(CONFIGMAPS, ConfigMap, namespace=where, label_selector=PLAN_SELECTOR):
+            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=where)
 
     async def _relabel(self, fault: Fault) -> None:
         node = self._lab.network_of(fault.target).node
@@ -183,11 +174,11 @@ class FaultInjector:
             body = {"metadata": {"labels": {ZONE_LABEL: zone}}}
             await self._client.patch(NODES, fault.target, body, Node, patch_type=MERGE_PATCH)
 
-        self._after(fault, partial(label, node.zone))
+        self._revert_later(fault, partial(label, node.zone))
         await label(next(n.node.zone for n in self._lab.networks if n.node.zone not in {"", node.zone}))
 
     async def _deny(self, fault: Fault) -> None:
-        """A policy forbids our programs to write one kind of object."""
+        """Forbid our programs to write a resource, by an admission policy."""
         name = f"{_POLICY_PREFIX}{fault.at_s:g}"
 
         async def end() -> None:
@@ -198,16 +189,16 @@ class FaultInjector:
                     if not error.is_not_found:
                         raise
 
-        self._after(fault, end)
+        self._revert_later(fault, end)
         for resource, spec in zip((POLICIES, BINDINGS), _policy(name, fault.target), strict=True):
             await self._client.create(resource, {"metadata": {"name": name}, "spec": spec}, Object)
 
     async def _fill_etcd(self, fault: Fault) -> None:
-        self._after(fault, partial(self._alarm, "DEACTIVATE"))
+        self._revert_later(fault, partial(self._alarm, "DEACTIVATE"))
         await self._alarm("ACTIVATE")
 
     async def _alarm(self, action: str) -> None:
-        """The alarm that etcd raises itself once its quota is used up; while it is on, it refuses whatever needs space."""
+        """Set the alarm that etcd raises when its quota is used up; meanwhile it refuses requests that need space."""
         plane = self._lab.control_plane
         timeout = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S)
         try:
@@ -218,32 +209,31 @@ class FaultInjector:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UnreachableError(f"etcd: {error!r}") from error
 
-    async def _until_done(self, act: Callable[[], object]) -> None:
+    async def _retry(self, revert: Callable[[], object]) -> None:
         while True:
             try:
-                if inspect.isawaitable(done := act()):
-                    await done
+                if inspect.isawaitable(result := revert()):
+                    await result
                 return
             except KubekitError:
-                await asyncio.sleep(_TRY_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
-    def _after(self, fault: Fault, act: Callable[[], object]) -> None:
-        """Take a fault back by ``act``, which may be awaitable, once its time is over."""
+    def _revert_later(self, fault: Fault, revert: Callable[[], object]) -> None:
+        """Call ``revert``, which may be awaitable, after the fault's duration."""
 
-        async def later() -> None:
-            await asyncio.sleep(fault.for_s)
-            # An API server that stood still does what it was asked when it goes on: what was not made yet cannot be taken back,
-            # and what nobody answered may be made until the server gives it up.
-            answered = await self._answered[fault]
-            await self._until_done(act)
+        async def wait_and_revert() -> None:
+            await asyncio.sleep(fault.duration_s)
+            # A request that got no response may take effect until the API server gives it up, so it is reverted again then.
+            answered = await self._was_answered[fault]
+            await self._retry(revert)
             if not answered:
-                await asyncio.sleep(LATE_S)
-                await self._until_done(act)
-            log.info("over %s %s", fault.kind, fault.target)
+                await asyncio.sleep(LATE_WRITE_S)
+                await self._retry(revert)
+            log.info("reverted %s %s", fault.kind, fault.target)
 
-        task = asyncio.create_task(later())
-        self._later[task] = fault
-        task.add_done_callback(self._later.pop)
+        task = asyncio.create_task(wait_and_revert())
+        self._reverts[task] = fault
+        task.add_done_callback(self._reverts.pop)
 
 
 def _policy(name: str, resource: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -258,13 +248,13 @@ def _policy(name: str, resource: str) -> tuple[Mapping[str, Any], Mapping[str, A
     policy = {
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": [rule]},
-        "matchConditions": [{"name": "ours", "expression": _OURS}],
+        "matchConditions": [{"name": "ours", "expression": _IS_OUR_USER}],
         "validations": [{"expression": "false", "message": "denied by tests.chaos", "reason": "Forbidden"}],
     }
     return policy, {"policyName": name, "validationActions": ["Deny"]}
 
 
-def _send(pid: int, number: signal.Signals) -> None:
-    """A signal, or nothing when the process has ended."""
+def _send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal, unless the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""One run from beginning to end: boot, install, faults, quiet, check; everything is gone afterwards."""
+"""Runs chaos in a lab of its own: boots it, installs our programs, injects faults, waits for recovery, and checks invariants."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +27,19 @@ from lab.topology import Topology
 from netperf.contract import CONTROLLER
 from netperf.policy import CostPolicy
 from tests.chaos import audit, usage
-from tests.chaos.faults import Fault, World, draw
-from tests.chaos.health import SETTLED_S, HealthMonitor
+from tests.chaos.faults import Fault, FaultTargets, draw_faults
+from tests.chaos.health import STABLE_S, HealthMonitor
 from tests.chaos.injector import FaultInjector
 from tests.chaos.workload import Workload
+from tests.support.scheduling import running
 
 SECOND_CONTROLLER = "controller-2"
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
-_WELL_DEADLINE_S, _QUIET_DEADLINE_S, _REVERT_S = 180.0, 240.0, 240.0
+_HEALTHY_DEADLINE_S, _QUIET_DEADLINE_S, _REVERT_S = 180.0, 240.0, 240.0
 RECOVERY_LIMIT_S = 10.0
-# Short, so that a run of minutes sees costs go stale and expire, and gates open by the clock.
+# Short, so that costs expire and gates open by timeout within a run of minutes.
 GATE_S = 30.0
-# A Lease that is taken over, a request that waits: what opens gates may be that late.
+# A gate may be opened this late, because a Lease is taken over or a request waits.
 _GATE_LEEWAY_S = 45.0
 CONFIG: dict[str, Any] = {
     "topology": {"costPolicy": {"staleAfterS": 20, "expireAfterS": 60, "percentile": "p50"}},
@@ -55,10 +54,11 @@ class ChaosReport(msgspec.Struct, frozen=True):
     """The result of a run.
 
     Attributes:
-        faults: how many were injected, by kind.
-        violations: the invariants that were broken.
-        recovery_s: from the last fault, or its end, until all was well again: ``p50``, ``p99``, ``max``.
-        restarts: of programs.
+        seed: of the faults.
+        faults: number of injected faults by kind.
+        violations: what broke an invariant.
+        recovery_s: ``p50``, ``p99`` and ``max`` of the times in which the lab recovered.
+        restarts: number of restarted programs.
     """
 
     seed: int
@@ -69,7 +69,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
 
 
 class ChaosRun:
-    """The parts of one run, in a lab that is up."""
+    """The fault injector, workload and health monitor of a lab."""
 
     def __init__(self, client: Client, probe: Client, installation: Installation, second_url: str) -> None:
         self.lab = installation.lab
@@ -81,73 +81,73 @@ class ChaosRun:
         self.health = HealthMonitor(probe, urls, lambda: self.injector.pending)
         zones = tuple(self.lab.topology.zones) if self.lab.topology else ()
         self.pairs = len(zones) * (len(zones) - 1)
-        self.world = World(tuple(urls), zones, tuple(installation.agent_urls))
+        self.targets = FaultTargets(tuple(urls), zones, tuple(installation.agent_urls))
 
-    async def until_well(self, deadline_s: float) -> bool:
-        """Wait until all has been well for a while, and every zone pair has its cost; whether that came in time."""
+    async def wait_until_healthy(self, deadline_s: float) -> bool:
+        """Wait until the lab has been healthy for `STABLE_S` and every zone pair has a cost; returns whether it is in time."""
         ends = time.monotonic() + deadline_s
         while time.monotonic() < ends:
-            if self.health.well_s >= SETTLED_S and await self.priced() == self.pairs:
+            if self.health.healthy_s >= STABLE_S and await self.count_priced_pairs() == self.pairs:
                 return True
             await asyncio.sleep(0.5)
         return False
 
-    async def priced(self) -> int:
-        """Pairs with a cost that is none of a dead pair."""
+    async def count_priced_pairs(self) -> int:
+        """Number of zone pairs with a cost that is not that of an unreachable pair."""
         try:
-            return sum(0 < cost < _UNREACHABLE for cost in (await self.health.costs()).values())
+            return sum(0 < cost < _UNREACHABLE for cost in (await self.health.read_costs()).values())
         except KubekitError:
             return 0
 
     async def inject_all(self, faults: list[Fault]) -> None:
-        """Inject each at its time, whether or not all is well again after the last."""
+        """Inject each fault at its time, whether or not the lab has recovered from the last."""
         started = time.monotonic()
-        # Beside each other: a fault that needs an API server that another has stopped keeps none of them waiting.
+        # In parallel: a fault may wait for an API server that another fault stopped.
         async with asyncio.TaskGroup() as injecting:
             for fault in faults:
                 await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
-                self.health.injected(fault)
+                self.health.on_fault(fault)
                 injecting.create_task(self.injector.inject(fault))
 
     async def check_quiet(self) -> list[str]:
-        """Violations of what must hold once all faults are over."""
+        """Violations of invariants that hold after all faults are reverted."""
         violations = []
-        if not await self.until_well(_QUIET_DEADLINE_S):
-            ailing = self.health.ailing or [f"only {await self.priced()} of {self.pairs} pairs have a cost"]
-            violations.append(f"no recovery: {'; '.join(ailing)}")
-        # No pod is younger than the quiet: a gate that is closed now has been so for too long.
-        await asyncio.sleep(GATE_S + SETTLED_S)
+        if not await self.wait_until_healthy(_QUIET_DEADLINE_S):
+            priced = f"only {await self.count_priced_pairs()} of {self.pairs} pairs have a cost"
+            violations.append(f"no recovery: {'; '.join(self.health.problems) or priced}")
+        # The workload has stopped, so after this time every gate must be open.
+        await asyncio.sleep(GATE_S + STABLE_S)
         try:
-            for pod in await self.workload.waiting():
-                gated = ", ".join(g.name for g in pod.spec.scheduling_gates or ())
-                violations.append(f"{'gated' if gated else 'not placed'}: {pod.metadata.key} {gated}")
+            for pod in await self.workload.list_unbound_pods():
+                gates = ", ".join(g.name for g in pod.spec.scheduling_gates or ())
+                violations.append(f"{'gated' if gates else 'not placed'}: {pod.metadata.key} {gates}")
         except KubekitError as error:
             violations.append(f"no recovery: objects cannot be listed: {error}")
         violations += [
-            f"recovery: {took_s:.1f} s, and {lost_s:.0f} s were lost"
-            for took_s, lost_s in self.health.recoveries
-            if took_s > lost_s + RECOVERY_LIMIT_S
+            f"recovery: {took_s:.1f} s after an outage of at most {allowed_s:.0f} s"
+            for took_s, allowed_s in self.health.recoveries
+            if took_s > allowed_s + RECOVERY_LIMIT_S
         ]
         return violations
 
 
-async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, kept: Path) -> ChaosReport:
-    """Inject faults into a lab of its own, check what happened, and clean up.
+async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, logs_dir: Path) -> ChaosReport:
+    """Inject faults into a lab, check invariants, and remove the lab.
 
     Args:
         topology: of the lab.
         name: of the lab.
         seed: of the faults.
-        minutes: how long they come.
-        kept: folder for the audit log and the programs' logs when something was violated.
+        minutes: for which faults are injected.
+        logs_dir: folder for the programs' logs if an invariant is broken; the audit log is beside it.
 
     Raises:
-        LabError: the lab did not come up, or not everything became ready before the first fault.
+        LabError: the lab did not start, or was not healthy before the first fault.
     """
-    with_log = kept.with_suffix(".audit")
-    flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={with_log}", "--audit-log-maxsize=10000")
-    with_log.parent.mkdir(parents=True, exist_ok=True)
-    with_log.unlink(missing_ok=True)
+    audit_log = logs_dir.with_suffix(".audit")
+    flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={audit_log}", "--audit-log-maxsize=10000")
+    audit_log.parent.mkdir(parents=True, exist_ok=True)
+    audit_log.unlink(missing_ok=True)
     async with Lab.start(topology, name=name, components=COMPONENTS, api_server_flags=flags) as lab:
         installation = await install(lab, controller_config=CONFIG)
         async with (
@@ -158,30 +158,32 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
             await _start_second_controller(client, installation, url)
             run = ChaosRun(client, probe, installation, url)
             try:
-                report = await _run(run, seed, minutes, with_log)
+                report = await _run_faults(run, seed, minutes, audit_log)
             finally:
                 await run.injector.cancel()
             if report.violations:
-                shutil.copytree(lab.paths.logs, kept, dirs_exist_ok=True)
+                shutil.copytree(lab.paths.logs, logs_dir, dirs_exist_ok=True)
             else:
-                with_log.unlink()
+                audit_log.unlink()
             return report
 
 
-async def _run(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
-    faults = draw(seed, minutes * 60, run.world)
-    async with _beside(run.health.run()), _beside(run.injector.restart_dead()):
-        if not await run.until_well(_WELL_DEADLINE_S):
-            raise BootError(f"not well before any fault: {'; '.join(run.health.ailing) or 'costs are missing'}")
-        async with _beside(run.workload.run()):
-            await asyncio.sleep(SETTLED_S)
+async def _run_faults(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
+    faults = draw_faults(seed, minutes * 60, run.targets)
+    async with running({"health": run.health.run(), "restarts": run.injector.restart_dead()}):
+        if not await run.wait_until_healthy(_HEALTHY_DEADLINE_S):
+            raise BootError(
+                f"not healthy before the first fault: {'; '.join(run.health.problems) or 'read_costs are missing'}"
+            )
+        async with running({"workload": run.workload.run()}):
+            await asyncio.sleep(STABLE_S)
             before = usage.read_usage(run.lab)
             log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)
             await run.inject_all(faults)
-        log.info("waits for quiet")
+        log.info("waits for recovery")
         violations = [*await run.injector.revert_all(_REVERT_S), *await run.check_quiet()]
-        violations += [*usage.leaks(before, usage.read_usage(run.lab)), *run.injector.crashes]
-    violations += await asyncio.to_thread(_check_log, run, audit_log)
+        violations += [*usage.find_leaks(before, usage.read_usage(run.lab)), *run.injector.crashes]
+    violations += await asyncio.to_thread(_check_audit_log, run, audit_log)
     took_s = sorted(round(took_s, 1) for took_s, _ in run.health.recoveries) or [0.0]
     return ChaosReport(
         seed=seed,
@@ -192,15 +194,15 @@ async def _run(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> Cha
     )
 
 
-def _check_log(run: ChaosRun, audit_log: Path) -> list[str]:
+def _check_audit_log(run: ChaosRun, audit_log: Path) -> list[str]:
     with audit_log.open("rb") as file:
-        events = audit.read(file)
-    too_long = audit.gated_too_long(events, GATE_S + _GATE_LEEWAY_S, run.health.away)
+        events = audit.read_events(file)
+    too_long = audit.gated_too_long(events, GATE_S + _GATE_LEEWAY_S, run.health.outages)
     return [*audit.unfenced_writes(events), *too_long]
 
 
 async def _start_second_controller(client: Client, installation: Installation, url: str) -> None:
-    """Another replica of the manager, for which the Deployment's second pod stands."""
+    """Start another replica of the manager, with the token of the Deployment's second pod."""
     lab = installation.lab
     first = _bound_pod(lab.control_plane.kubeconfig_of("controller"))
     kubeconfig = await write_bound_kubeconfig(
@@ -212,21 +214,7 @@ async def _start_second_controller(client: Client, installation: Installation, u
 
 
 def _bound_pod(kubeconfig: Path) -> str:
-    """The uid of the pod that the token of this kubeconfig is bound to."""
+    """Uid of the pod that a kubeconfig's token is bound to."""
     payload = str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]).split(".")[1]
     claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     return str(claims["kubernetes.io"]["pod"]["uid"])
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something endless while the block runs; its failure is raised when the block ends."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        ended = task.done()
-        task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
-        if ended and isinstance(outcome, Exception):
-            raise outcome

@@ -1,4 +1,4 @@
-"""Applications with dependencies that come and go, as load."""
+"""Deploys and deletes applications with dependencies, as load."""
 
 from __future__ import annotations
 
@@ -14,33 +14,29 @@ from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Pod
 from lab import boutique
 
 PREFIX = "chaos-app-"
-_EVERY_S, _LIVING = 20.0, 2
+_DEPLOY_INTERVAL_S, _MAX_APPLICATIONS = 20.0, 2
 _CPU = "100m"
 
 
 class Workload:
-    """Deploys the Online Boutique again and again, each time in a namespace of its own, and deletes the oldest.
-
-    Args:
-        client: the administrator's.
-    """
+    """Deploys the Online Boutique into one namespace after the other, and deletes the oldest."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._application = boutique.load_application(scheduler=OUR_SCHEDULER, cpu=_CPU)
 
     async def run(self) -> None:
-        """Until cancelled."""
-        living: list[str] = []
+        """Deploy and delete until cancelled."""
+        deployed: list[str] = []
         for number in itertools.count(1):
             if await self._try(self._deploy(f"{PREFIX}{number}")):
-                living.append(f"{PREFIX}{number}")
-            if len(living) > _LIVING and await self._try(self._client.delete(NAMESPACES, living[0])):
-                living.pop(0)
-            await asyncio.sleep(_EVERY_S)
+                deployed.append(f"{PREFIX}{number}")
+            if len(deployed) > _MAX_APPLICATIONS and await self._try(self._client.delete(NAMESPACES, deployed[0])):
+                deployed.pop(0)
+            await asyncio.sleep(_DEPLOY_INTERVAL_S)
 
-    async def waiting(self) -> list[Pod]:
-        """Pods of ours without a node."""
+    async def list_unbound_pods(self) -> list[Pod]:
+        """Pods of the applications that have no node."""
         pods = await self._client.list(PODS, Pod)
         ours = [p for p in pods if p.metadata.namespace.startswith(PREFIX) and not p.metadata.deletion_timestamp]
         return [p for p in ours if not p.spec.node_name]
@@ -55,5 +51,5 @@ class Workload:
         try:
             await work
         except KubekitError:
-            return False  # Half an application is load too.
+            return False  # Part of an application is load too.
         return True

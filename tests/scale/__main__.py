@@ -1,7 +1,7 @@
-"""``python -m tests.scale``: ten thousand nodes in a hundred zones on the real API server, our controller, and what it takes.
+"""``python -m tests.scale``: measures our controller with ten thousand nodes in a hundred zones on a real API server.
 
-There are no kubelets, agents are simulated, everything else is real. Needs no privileges, 6 GB of memory, and some minutes to fill the
-cluster before the time that is measured begins. Prints one JSON object; exit code 0 when the Lease never changed hands, else 1.
+There are no kubelets, and agents are simulated. Needs 6 GB of memory, no privileges, and some minutes to fill the cluster before the
+measurement. Prints one JSON object; the exit code is 0 if the Lease had no transitions, else 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.scale.run import run_scale
 
 
 def main() -> int:
-    """Run it; progress on stderr."""
+    """Run the measurement; prints progress on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__)
     parser.add_argument("--name", default="scale", help="name of the run's own lab (%(default)s)")
     for field in Sizes.__struct_fields__:
@@ -28,14 +28,14 @@ def main() -> int:
     args = parser.parse_args()
     sizes = Sizes(**{field: getattr(args, field) for field in Sizes.__struct_fields__})
     find_or_build_programs()
-    found: list[ScaleReport] = []
+    reports: list[ScaleReport] = []
 
     async def run() -> None:
-        found.append(await run_scale(sizes, name=args.name, say=arguments.make_progress_printer()))
-        arguments.print_json(found[0])
+        reports.append(await run_scale(sizes, name=args.name, say=arguments.make_progress_printer()))
+        arguments.print_json(reports[0])
 
     code = run_program(run)
-    return EXIT_FAILED if code == 0 and (not found or found[0].lease_transitions) else code
+    return EXIT_FAILED if code == 0 and (not reports or reports[0].lease_transitions) else code
 
 
 if __name__ == "__main__":

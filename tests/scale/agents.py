@@ -1,7 +1,7 @@
-"""Simulated agents: one for each zone plays all agents of that zone. Stand-ins, but for what the API server and the controller see.
+"""Simulates the agents of whole zones, as the API server and the controller see them.
 
-Each watches its zone's plan as every real agent does, and in each probe's turn writes what that probe's agent would, in that agent's
-own request. Latencies are made up from the names of the zones, with a noise of one per cent.
+Each object watches its zone's plan once, and writes the results of each agent in a request of its own when its probes are due. Latencies
+are derived from the names of the zones, with a noise of one per cent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEAR_US, _FAR_US = 300.0, 150_000.0
 
 
 def latency_us(one: str, other: str) -> float:
-    """The same from either end, from 0.3 to 150 ms."""
+    """Latency between two zones, from 0.3 to 150 ms; symmetric."""
     digest = hashlib.blake2b("\0".join(sorted((one, other))).encode(), digest_size=4).digest()
     return _NEAR_US + int.from_bytes(digest, "big") / 2**32 * (_FAR_US - _NEAR_US)
 
@@ -41,7 +41,7 @@ def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
     us = round(latency_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
     read = Measurement(
         prober="netperf" if probe.pair_index == 0 else "datagrams",
-        test="TCP_RR",  # for datagrams alone the usual test's name stands
+        test="TCP_RR",
         p50_us=us,
         p90_us=round(us * 1.05, 1),
         p99_us=round(us * 1.2, 1),
@@ -62,17 +62,17 @@ class ZoneAgents:
     """All agents of one zone.
 
     Args:
-        client: with the agents' rights.
-        zone: its name.
-        agents: how many nodes it has.
-        dead: zones that are out of reach; their own agents say nothing.
+        client: has the agents' rights.
+        zone: name.
+        agents: number of nodes.
+        is_unreachable: whether a zone has failed, by name.
 
     Attributes:
-        plan_bytes: received, once for every agent that would have received them.
+        plan_bytes: bytes of plans that all agents together would have received.
     """
 
-    def __init__(self, client: Client, zone: str, agents: int, dead: Callable[[str], bool]) -> None:
-        self._client, self.zone, self._agents, self._dead = client, zone, agents, dead
+    def __init__(self, client: Client, zone: str, agents: int, is_unreachable: Callable[[str], bool]) -> None:
+        self._client, self.zone, self._agents, self._is_unreachable = client, zone, agents, is_unreachable
         selector = f"metadata.name={plan_object_name(zone)}"
         self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE, field_selector=selector)
         self._store.subscribe(self._on_plan)
@@ -92,23 +92,23 @@ class ZoneAgents:
             return
         self._planned.set()
 
-    async def store(self) -> None:
-        """Follow the plan until cancelled."""
+    async def watch_plan(self) -> None:
+        """Watch the plan until cancelled."""
         await self._store.run()
 
-    async def fill(self) -> None:
-        """Write what the round before would have left, all at once."""
+    async def write_first_results(self) -> None:
+        """Write results of all planned probes at once, as a round before would have left them."""
         await self._planned.wait()
         if self.plan is not None:
             await self._write(self.plan, list(self.plan.probes))
 
-    async def run(self) -> None:
-        """Probe in turn until cancelled."""
+    async def probe(self) -> None:
+        """Write results of due probes until cancelled."""
         done_s = time.time()
         while True:
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             now_s, plan = time.time(), self.plan
-            if plan is not None and not self._dead(self.zone):
+            if plan is not None and not self._is_unreachable(self.zone):
                 by_agent: dict[str, list[Probe]] = defaultdict(list)
                 for probe in plan.probes:
                     if done_s < probe_start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
@@ -119,14 +119,9 @@ class ZoneAgents:
 
     async def _write(self, plan: ZonePlan, probes: list[Probe]) -> None:
         now_s = time.time()
-        reached = [probe for probe in probes if not self._dead(probe.destination.zone)]
+        reached = [probe for probe in probes if not self._is_unreachable(probe.destination.zone)]
         samples = [sample_of(probe, self._rng, now_s) for probe in reached]
-        # The API server is busy; the next turn writes what is newer.
+        # A busy API server may refuse; the next turn writes newer results.
         with suppress(KubekitError):
-            await self._client.patch(
-                CONFIGMAPS,
-                plan.results,
-                build_merge_patch(encode_samples(samples)),
-                ConfigMap,
-                namespace=NETAWARE_NAMESPACE,
-            )
+            patch = build_merge_patch(encode_samples(samples))
+            await self._client.patch(CONFIGMAPS, plan.results, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)

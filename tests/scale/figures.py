@@ -1,4 +1,4 @@
-"""The figures of a scale run, from the metrics of programs before and after.
+"""Computes the figures of a scale run from metrics before and after it.
 
 Objectives are those of the Kubernetes project (community repository, sig-scalability/slos/api_call_latency.md): p99 of mutating calls
 of each resource and verb at most 1 s; of reads at most 1 s for one object, 30 s for a namespace or the whole cluster.
@@ -29,8 +29,8 @@ Readings = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 """Samples by name and labels."""
 
 
-class Levels(msgspec.Struct, frozen=True):
-    """The controller at one moment: resident bytes, and seconds of processor time with its children."""
+class ControllerUsage(msgspec.Struct, frozen=True):
+    """The controller's resident bytes, and its processor time with children in seconds."""
 
     at_s: float
     rss: int
@@ -41,16 +41,21 @@ class ScaleReport(msgspec.Struct, frozen=True):
     """The figures of a run.
 
     Attributes:
-        sizes: asked for.
-        seconds: how long was measured.
-        calls: p99 of calls to the API server in seconds, by verb, and scope for reads; ``too_slow`` misses its objective.
-        loop_p99_s: CPU that the thread of the controller's event loop took between two looks.
-        lease_transitions: while it was measured.
-        rss_mib: of the controller, the most; ``cores`` that it took, in the mean.
-        plans_s, gate_wait_s: median and p99 of plans, and of pods from creation to release.
+        sizes: of the cluster.
+        seconds: duration of the measurement.
+        calls: p99 in seconds of calls to the API server, by verb, and by scope for reads.
+        too_slow: keys of ``calls`` that miss their objective.
+        requests_per_s: to the API server.
+        etcd_puts_per_s: writes of etcd.
+        loop_p99_s: p99 of the processor time of one turn of the controller's event loop.
+        lease_transitions: of the controller's Lease during the measurement.
+        rss_mib: largest resident memory of the controller.
+        cores: mean processor usage of the controller.
+        plans_s: median and p99 of the duration of placement plans.
+        gate_wait_s: median and p99 of the time from a pod's creation to its release.
         plan_bytes_per_minute: of probe plans to all agents together.
-        zone_pairs: by what their cost rests on, in the end.
-        done: what happened to the cluster.
+        zone_pairs: number of pairs at the end, by basis of their cost.
+        done: number of changes by kind.
     """
 
     sizes: Sizes
@@ -70,15 +75,15 @@ class ScaleReport(msgspec.Struct, frozen=True):
     done: dict[str, int]
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """Metrics of all programs at one moment, and the number of transitions of the Lease."""
+class MetricsSnapshot(msgspec.Struct, frozen=True):
+    """Metrics of all programs and the number of transitions of the Lease."""
 
     readings: Readings
     lease_transitions: int
 
 
-def read(texts: Iterable[str]) -> Readings:
-    """The samples of our families; an API server has a hundred thousand of others."""
+def read_metrics(texts: Iterable[str]) -> Readings:
+    """Samples of `FAMILIES`; an API server has a hundred thousand others."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for text in texts:
         lines = "\n".join(line for line in text.splitlines() if line.startswith(FAMILIES))
@@ -90,16 +95,22 @@ def read(texts: Iterable[str]) -> Readings:
 
 
 def report(
-    sizes: Sizes, before: Moment, after: Moment, *, levels: Sequence[Levels], plan_bytes: int, done: Mapping[str, int]
+    sizes: Sizes,
+    before: MetricsSnapshot,
+    after: MetricsSnapshot,
+    *,
+    usages: Sequence[ControllerUsage],
+    plan_bytes: int,
+    done: Mapping[str, int],
 ) -> ScaleReport:
-    """Put the figures together. Pure."""
-    first, last = levels[0], levels[-1]
+    """Compute the figures."""
+    first, last = usages[0], usages[-1]
     seconds = last.at_s - first.at_s
-    grown = {key: value - before.readings.get(key, 0.0) for key, value in after.readings.items()}
-    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _calls(grown).items()}
+    increases = {key: value - before.readings.get(key, 0.0) for key, value in after.readings.items()}
+    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _calls(increases).items()}
 
-    def spread(family: str) -> tuple[float | None, float | None]:
-        buckets = [(labels, value) for labels, value in _of(grown, f"{family}_bucket")]
+    def median_and_p99(family: str) -> tuple[float | None, float | None]:
+        buckets = [(labels, value) for labels, value in _samples_of(increases, f"{family}_bucket")]
         return quantile(buckets, 0.5), quantile(buckets, 0.99)
 
     return ScaleReport(
@@ -109,16 +120,16 @@ def report(
         too_slow=[
             name for name, p99 in calls.items() if p99 > (30.0 if "namespace" in name or "cluster" in name else 1)
         ],
-        requests_per_s=round(sum(value for _, value in _of(grown, _REQUESTS)) / seconds, 1),
-        etcd_puts_per_s=round(sum(value for _, value in _of(grown, _PUTS)) / seconds, 1),
-        loop_p99_s=spread(_LOOP)[1],
+        requests_per_s=round(sum(value for _, value in _samples_of(increases, _REQUESTS)) / seconds, 1),
+        etcd_puts_per_s=round(sum(value for _, value in _samples_of(increases, _PUTS)) / seconds, 1),
+        loop_p99_s=median_and_p99(_LOOP)[1],
         lease_transitions=after.lease_transitions - before.lease_transitions,
-        rss_mib=max(level.rss for level in levels) >> 20,
+        rss_mib=max(usage.rss for usage in usages) >> 20,
         cores=round((last.cpu_s - first.cpu_s) / seconds, 3),
-        plans_s=spread(_PLANS),
-        gate_wait_s=spread(_GATES),
+        plans_s=median_and_p99(_PLANS),
+        gate_wait_s=median_and_p99(_GATES),
         plan_bytes_per_minute=round(plan_bytes / seconds * 60),
-        zone_pairs={labels["basis"]: value for labels, value in _of(after.readings, _PAIRS)},
+        zone_pairs={labels["basis"]: value for labels, value in _samples_of(after.readings, _PAIRS)},
         done=dict(done),
     )
 
@@ -126,14 +137,14 @@ def report(
 Buckets = Sequence[tuple[Mapping[str, str], float]]
 
 
-def _of(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
+def _samples_of(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
     return ((dict(labels), value) for (found, labels), value in readings.items() if found == name)
 
 
-def _calls(grown: Readings) -> dict[str, Buckets]:
-    """Buckets by verb, and by scope where they read."""
+def _calls(increases: Readings) -> dict[str, Buckets]:
+    """Buckets of calls by verb, and by scope for reads."""
     found: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-    for labels, value in _of(grown, f"{_CALLS}_bucket"):
+    for labels, value in _samples_of(increases, f"{_CALLS}_bucket"):
         if labels["verb"] not in _LONG and value:
             reads = labels["verb"] in {"GET", "LIST"}
             found[f"{labels['verb']} ({labels['scope']})" if reads else labels["verb"]].append((labels, value))

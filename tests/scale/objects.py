@@ -1,4 +1,4 @@
-"""Objects of a large cluster: nodes as large as those of clouds, and the pods on them."""
+"""Builds nodes as large as those of clouds, and the pods on them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MOMENT = "2026-01-01T00:00:00Z"
 
 
 def zone_name(index: int) -> str:
-    """Zones are numbered."""
+    """Name of the zone with this index."""
     return f"zone-{index:03}"
 
 
 def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
-    """A node with a dozen labels, five conditions and ten images, about 5 kB, Ready, with an agent that has announced itself.
+    """A ready node of about 5 kB, with a dozen labels, five conditions, ten images and an announced agent.
 
     Args:
         name: of the node.
-        zone: index of its zone; four make a region.
-        number: of the node in the cluster, for its address.
+        zone: index of its zone.
+        number: of the node in the cluster; determines its address.
     """
     address = f"10.{number >> 14 & 255}.{number >> 7 & 127}.{number & 127}"
     labels = {
@@ -50,22 +50,12 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         }
         for type_ in CONDITIONS
     ]
-    amounts = {
-        "cpu": "8",
-        "memory": "32Gi",
-        "pods": "110",
-        "ephemeral-storage": "100Gi",
-        BANDWIDTH_RESOURCE: "10000000000",
-    }
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH_RESOURCE: "10G"}
     note = json.dumps({"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf"})
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {
-            "name": name,
-            "labels": labels,
-            "annotations": {AGENT_ANNOTATION: note},
-        },
+        "metadata": {"name": name, "labels": labels, "annotations": {AGENT_ANNOTATION: note}},
         "spec": {"podCIDR": "10.244.0.0/24"},
         "status": {
             "capacity": amounts,
@@ -82,7 +72,7 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
 
 
 def running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], number: int) -> dict[str, Any]:
-    """A pod as its kubelet has reported it: Running and Ready; ``number`` is for its address."""
+    """A running and ready pod; ``number`` determines its address."""
     container = {"name": "main", "image": "registry.example.com/team/service:1.0"}
     kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
     address = f"10.{128 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"

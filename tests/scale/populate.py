@@ -1,4 +1,4 @@
-"""Fills an empty control plane with a large cluster: nodes, the pods on them, AppGroups, and what our programs need."""
+"""Fills an empty control plane with a large cluster: nodes, pods, AppGroups, and the objects that our programs need."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from netperf.contract import AGENT, NAME_LABEL, NETAWARE_NAMESPACE, PART_OF_LABE
 from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
 
-LIVING_SHARE = 0.1
-"""Share of AppGroups with Deployments that are rolled out; pods of the others never change."""
+ROLLED_OUT_SHARE = 0.1
+"""Share of AppGroups whose Deployments are rolled out; pods of the others never change."""
 _NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
-_AT_ONCE = 24
 _TIMEOUT_S = 120.0
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """How large the cluster is; ``pods`` are all of them, agents and the pods of groups included."""
+    """Sizes of the cluster; ``pods`` include agents and pods of AppGroups."""
 
     zones: int = 100
     nodes_per_zone: int = 100
@@ -42,19 +41,19 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> int:
-        """All of them."""
+        """Number of nodes."""
         return self.zones * self.nodes_per_zone
 
     @property
-    def living_groups(self) -> int:
-        """Number of AppGroups with Deployments."""
-        return min(self.groups, max(1, round(self.groups * LIVING_SHARE))) if self.groups else 0
+    def rolled_out_groups(self) -> int:
+        """Number of AppGroups whose Deployments are rolled out."""
+        return min(self.groups, max(1, round(self.groups * ROLLED_OUT_SHARE))) if self.groups else 0
 
 
 async def install_rules(lab: Lab) -> None:
-    """The shipped manifests but for what runs as pods: definitions, rights, policies.
+    """Apply the shipped definitions, rights and policies, without programs.
 
-    What holds each agent to its own node is left out: simulated agents share one token.
+    The policies that restrict an agent to its own node are left out, because simulated agents share one token.
     """
     text = await lab.control_plane.run_kubectl("kustomize", OVERLAY, timeout_s=_TIMEOUT_S)
     documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
@@ -68,9 +67,11 @@ async def install_rules(lab: Lab) -> None:
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
 
 
-async def restore(plane: ControlPlane, sizes: Sizes, say: ProgressPrinter) -> list[list[str]]:
-    """All nodes, with an agent's pod on each, the pods of the groups that just stand there, and others up to the number asked
-    for; names of the nodes by index of the zone.
+async def put_nodes_and_pods(plane: ControlPlane, sizes: Sizes, say: ProgressPrinter) -> list[list[str]]:
+    """Write nodes and pods into etcd: agents, pods of the AppGroups that never change, and others up to the number of pods.
+
+    Returns:
+        Names of the nodes, by index of their zone.
     """
     names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
     flat = [(zone, name) for i in range(sizes.nodes_per_zone) for zone, name in enumerate(z[i] for z in names)]
@@ -90,9 +91,9 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
 
     for node in flat:
         yield pod(NETAWARE_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF_LABELS})
-    for g in range(sizes.living_groups, sizes.groups):
+    for g in range(sizes.rolled_out_groups, sizes.groups):
         for w, workload in enumerate(workloads):
-            # A group's pods are near each other, as a plan would have them.
+            # A group's pods are close to each other, as in a plan.
             zone = names[(g + (w % 3)) % len(names)]
             labels = {APPGROUP_LABEL: group["metadata"]["name"], WORKLOAD_LABEL: workload}
             yield pod(group_namespace(g), f"pod-{workload.lower()}", zone[(g * 7 + w) % len(zone)], labels)
@@ -112,21 +113,21 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
 
 
 async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
-    """AppGroups, all of one name, each in its own namespace; some with Deployments, whose namespace and name are returned."""
-    application, living = _application(), []
+    """Create AppGroups of one name in namespaces of their own; returns namespace and name of the Deployments of some."""
+    application, deployment_keys = _application(), []
     for g in range(sizes.groups):
         await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(g))
-        for body in application.deployments.values() if g < sizes.living_groups else ():
-            # No kubelet ends a pod, or says that it is ready.
+        for body in application.deployments.values() if g < sizes.rolled_out_groups else ():
+            # No kubelet terminates a pod or reports that it is ready.
             body["spec"]["strategy"] = {"type": "Recreate"}
             body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
             await client.create(DEPLOYMENTS, body, Object, namespace=group_namespace(g))
-            living.append((group_namespace(g), str(body["metadata"]["name"])))
-    return living
+            deployment_keys.append((group_namespace(g), str(body["metadata"]["name"])))
+    return deployment_keys
 
 
 def group_namespace(index: int) -> str:
-    """Each AppGroup has a namespace of its own, as releases of one chart have."""
+    """Namespace of the AppGroup with this index."""
     return f"scale-group-{index}"
 
 

@@ -1,4 +1,4 @@
-"""One scale run from beginning to end: boot, fill, start our programs, live, read the figures; everything is gone afterwards."""
+"""Runs a scale measurement in a lab of its own: boots and fills it, starts our programs, changes the cluster, and reads the figures."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ from lab.progress import ProgressPrinter
 from netperf.contract import AGENT, CONTROLLER, NETAWARE_NAMESPACE
 from tests.scale import figures, populate
 from tests.scale.agents import ZoneAgents
-from tests.scale.figures import Levels, Moment, ScaleReport
-from tests.scale.life import Life
+from tests.scale.changes import ClusterChanges
+from tests.scale.figures import ControllerUsage, MetricsSnapshot, ScaleReport
 from tests.scale.objects import zone_name
 from tests.scale.populate import Sizes
 from tests.support.etcd import create_client_context
 
-# Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are no kubelets, the
-# node controller is patient, and no controller writes to every node that it meets.
+# There are no kubelets that renew Leases, so the node controller must not notice; and the ttl controller would write to every node.
 _MANAGER = ("--node-monitor-grace-period=600m", "--node-monitor-period=10s", "--controllers=*,-ttl-controller")
-_SETTLE_S, _LOOK_EVERY_S = 30.0, 5.0
+_WARM_UP_S, _USAGE_INTERVAL_S = 30.0, 5.0
 _DEADLINE_S = 600.0
 
 
 async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleReport:
-    """Run a cluster of these sizes in a lab of its own, measure it, and clean up.
+    """Measure a cluster of these sizes, and remove it.
 
     Raises:
-        LabError: the control plane did not come up, or our programs did not become ready.
+        LabError: the control plane did not start, or our programs did not become ready.
     """
     started = time.monotonic()
     async with Lab.start(None, name=name, components=()) as lab, AsyncExitStack() as stack:
@@ -55,40 +54,40 @@ async def run_scale(sizes: Sizes, *, name: str, say: ProgressPrinter) -> ScaleRe
         admin = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
         await populate.install_rules(lab)
         await populate.create_namespaces(admin, sizes)
-        # It would take every node for a new one of a cluster that just begins, and write to it more than once.
+        # The controller manager would write to every new node.
         await lab.programs.stop(manager)
-        nodes = await populate.restore(plane, sizes, say)
+        nodes = await populate.put_nodes_and_pods(plane, sizes, say)
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
         say("controller and extender are ready")
-        life, beside = Life(admin, nodes), await stack.enter_async_context(endless())
-        life.deployments = await populate.create_groups(admin, sizes)
-        zones = await _start_agents(lab, sizes, life, beside, stack)
-        say(f"the cluster stands after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
-        # What beginning costs is no part of a day's life.
-        await asyncio.sleep(_SETTLE_S)
-        before = await _read(lab, admin, controller_url)
+        changes, background = ClusterChanges(admin, nodes), await stack.enter_async_context(background_tasks())
+        changes.deployments = await populate.create_groups(admin, sizes)
+        zones = await _start_agents(lab, sizes, changes, background, stack)
+        say(f"the cluster is complete after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
+        # The costs of the start are not measured.
+        await asyncio.sleep(_WARM_UP_S)
+        before = await _take_metrics_snapshot(lab, admin, controller_url)
         for zone in zones:
             zone.plan_bytes = 0
-            beside.create_task(zone.run())
-        beside.create_task(life.rollouts())
+            background.create_task(zone.probe())
+        background.create_task(changes.roll_out())
         length_s = sizes.minutes * 60
-        # After a third of the time, for a fifth of it: that leaves room for the way back.
-        failing = asyncio.create_task(life.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
-        levels = await _watch_levels(lab, length_s)
+        # The zone fails early enough to recover within the measurement.
+        failing = asyncio.create_task(changes.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
+        usages = await _record_usage(lab, length_s)
         await failing
-        after = await _read(lab, admin, controller_url)
+        after = await _take_metrics_snapshot(lab, admin, controller_url)
         plan_bytes = sum(zone.plan_bytes for zone in zones)
-        return figures.report(sizes, before, after, levels=levels, plan_bytes=plan_bytes, done=life.done)
+        return figures.report(sizes, before, after, usages=usages, plan_bytes=plan_bytes, done=changes.done)
 
 
 class _EndedError(Exception):
-    """The block is left, and what runs beside it ends."""
+    """Cancels the background tasks at the end of the block."""
 
 
 @asynccontextmanager
-async def endless() -> AsyncIterator[asyncio.TaskGroup]:
-    """For tasks that run until the block is left; the failure of one ends the block, since the figures would be wrong."""
+async def background_tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """A group of tasks that run until the end of the block; a failing task ends the block."""
     with suppress(_EndedError):
         try:
             async with asyncio.TaskGroup() as group:
@@ -99,7 +98,7 @@ async def endless() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def _start_programs(lab: Lab) -> str:
-    """Controller, extender and scheduler, with the configuration as it is shipped and no pods of theirs; the controller's URL."""
+    """Start controller, extender and scheduler with the shipped configuration; returns the controller's URL."""
     urls = [f"http://{LOOPBACK}:{port}" for port in find_free_ports(2)]
     for (name, account, verb), url in zip(CENTRAL_PROGRAMS, urls, strict=True):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, account, file_name=name)
@@ -113,46 +112,46 @@ async def _start_programs(lab: Lab) -> str:
 
 
 async def _start_agents(
-    lab: Lab, sizes: Sizes, life: Life, beside: asyncio.TaskGroup, stack: AsyncExitStack
+    lab: Lab, sizes: Sizes, changes: ClusterChanges, background: asyncio.TaskGroup, stack: AsyncExitStack
 ) -> list[ZoneAgents]:
-    """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
+    """Start the simulated agents of all zones, with a first round of results."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(NETAWARE_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster_config(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
-    zones = [ZoneAgents(client, name, sizes.nodes_per_zone, life.dead.__contains__) for name in names]
+    zones = [ZoneAgents(client, name, sizes.nodes_per_zone, changes.unreachable_zones.__contains__) for name in names]
     for zone in zones:
-        beside.create_task(zone.store())
+        background.create_task(zone.watch_plan())
     async with asyncio.timeout(_DEADLINE_S):
-        await asyncio.gather(*(zone.fill() for zone in zones))
+        await asyncio.gather(*(zone.write_first_results() for zone in zones))
     return zones
 
 
-async def _watch_levels(lab: Lab, length_s: float) -> list[Levels]:
-    """Read the controller's memory and processor time until the time is over."""
-    begun, levels = time.monotonic(), [_levels(lab)]
+async def _record_usage(lab: Lab, length_s: float) -> list[ControllerUsage]:
+    """Read the controller's usage every few seconds for this time."""
+    begun, usages = time.monotonic(), [_read_usage(lab)]
     while (elapsed_s := time.monotonic() - begun) < length_s:
-        await asyncio.sleep(min(_LOOK_EVERY_S, length_s - elapsed_s))
+        await asyncio.sleep(min(_USAGE_INTERVAL_S, length_s - elapsed_s))
         lab.programs.check_running()
-        levels.append(_levels(lab))
-    return levels
+        usages.append(_read_usage(lab))
+    return usages
 
 
-def _levels(lab: Lab) -> Levels:
+def _read_usage(lab: Lab) -> ControllerUsage:
     controller = next(program for program in lab.programs if program.name == "controller")
     rss, cpu_s = 0, 0.0
     for number, process in enumerate(controller.process_tree()):
         with suppress(psutil.Error):
             rss = process.memory_info().rss if number == 0 else rss
             cpu_s += sum(process.cpu_times()[:2])
-    return Levels(time.monotonic(), rss, cpu_s)
+    return ControllerUsage(time.monotonic(), rss, cpu_s)
 
 
-async def _read(lab: Lab, admin: Client, controller_url: str) -> Moment:
+async def _take_metrics_snapshot(lab: Lab, admin: Client, controller_url: str) -> MetricsSnapshot:
     server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
     lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=NETAWARE_NAMESPACE)
     etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", create_client_context(lab.control_plane))
-    readings = await asyncio.to_thread(figures.read, (server, etcd, await _fetch(f"{controller_url}/metrics")))
-    return Moment(readings, lease.spec.lease_transitions or 0)
+    readings = await asyncio.to_thread(figures.read_metrics, (server, etcd, await _fetch(f"{controller_url}/metrics")))
+    return MetricsSnapshot(readings, lease.spec.lease_transitions or 0)
 
 
 async def _fetch(url: str, context: ssl.SSLContext | None = None) -> str:

@@ -1,7 +1,7 @@
-"""A network that exists only as numbers: zones, nodes, paths, agents that read them round by round, and the controller's own rules.
+"""Simulates a network and its agents, and computes costs from their results by the product's rules.
 
-Plan, levels, consensus, prices and hysteresis are the product's; latencies, spikes, cuts, liars and the clock are simulated. Agents
-hold back what says the same as what they wrote, as the real ones do.
+Plans, smoothed latencies, consensus, costs and hysteresis are the product's. Latencies, spikes, cuts, lying agents and the clock are
+simulated. Like real agents, simulated ones do not write equivalent samples again.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Forge = Callable[[Probe, float], float]
 
 
 class SimulatedNetwork:
-    """Zones with nodes, seen through the product's rules.
+    """Zones with nodes whose agents probe round by round.
 
     Args:
-        rtt_us: round trip by unordered pair of zones.
-        nodes_per_zone: how many nodes each zone has.
-        spike_ratio: share of runs that read two to six times as much.
-        noise: standard deviation of what a run reads, relative.
-        only: zones that have another number of nodes.
-        staggered: nodes write one after the other within the round, and costs are made in between.
+        rtt_us: round-trip time by unordered pair of zones.
+        nodes_per_zone: number of nodes of a zone.
+        spike_ratio: share of probes that measure two to six times the latency.
+        noise: relative standard deviation of a measurement.
+        node_count_by_zone: for zones with another number of nodes.
+        staggered: nodes write one after the other within a round, and costs are computed after each.
     """
 
     def __init__(
@@ -49,51 +49,51 @@ class SimulatedNetwork:
         *,
         spike_ratio: float = 0.0,
         noise: float = 0.005,
-        only: Mapping[str, int] | None = None,
+        node_count_by_zone: Mapping[str, int] | None = None,
         staggered: bool = False,
     ) -> None:
         self.rtt_us, self._rng = dict(rtt_us), random.Random(1)
         self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, 60.0
         self.zones = sorted({zone for pair in rtt_us for zone in pair})
-        self.facts = [
+        self.nodes = [
             ProbeNode(name=f"{zone}-n{i}", address=f"10.{z}.0.{i + 1}", zone=zone, region=f"region-of-{zone}")
             for z, zone in enumerate(self.zones)
-            for i in range((only or {}).get(zone, nodes_per_zone))
+            for i in range((node_count_by_zone or {}).get(zone, nodes_per_zone))
         ]
-        self.locations = {f.name: NodeLocation(f.name, f.zone, f.region) for f in self.facts}
-        self._staggered, self.told_disputed = staggered, False
+        self.locations = {f.name: NodeLocation(f.name, f.zone, f.region) for f in self.nodes}
+        self._staggered, self.had_disputed_links = staggered, False
         self.policy, self._options = CostPolicy(), PlanOptions(interval_s=self.round_s)
         self.offset_us: dict[str, float] = {}
-        self.cut: set[frozenset[str]] = set()
-        self.mute: set[str] = set()
-        self.forge: dict[str, Forge] = {}
-        self.extra_data: dict[str, str] = {}
-        self.number = 0
+        self.cut_zone_pairs: set[frozenset[str]] = set()
+        self.silent_nodes: set[str] = set()
+        self.forge_by_node: dict[str, Forge] = {}
+        self.foreign_results: dict[str, str] = {}
+        self.round_number = 0
         self._later_s = 0.0
         self.state: CostState = {}
-        self.table: ZoneCosts = ZoneCosts(by_zone_pair={}, cost_by_region_pair={}, absent_pairs=())
+        self.zone_costs: ZoneCosts = ZoneCosts(by_zone_pair={}, cost_by_region_pair={}, absent_pairs=())
         self.latencies = Latencies()
         self.costs: dict[ZonePair, int] = {}
         self.writes = 0
-        self.refused: dict[str, int] = {}
-        self.named: set[str] = set()
+        self.refusal_counts: dict[str, int] = {}
+        self.reported_nodes: set[str] = set()
         self.plans: Mapping[str, ZonePlan] = {}
-        self._data: dict[str, str] = {}
-        self._written: dict[str, tuple[Sample, float, int]] = {}
-        self._in_a_row: dict[str, int] = {}
+        self._results: dict[str, str] = {}
+        self._last_writes: dict[str, tuple[Sample, float, int]] = {}
+        self._failures_in_a_row: dict[str, int] = {}
 
     @property
     def now_s(self) -> float:
-        return 1.7e9 + self.number * self.round_s
+        return 1.7e9 + self.round_number * self.round_s
 
-    def rounds(self, count: int) -> int:
-        """Let so many rounds pass; how many writes of the NetworkTopology they caused."""
+    def run_rounds(self, count: int) -> int:
+        """Run rounds; returns how often costs or latencies changed, which the controller would write."""
         before = self.writes
         for _ in range(count):
-            self.number += 1
-            self.plans = plan_pairs(self.facts, self._options, self.plans, self.now_s).zones
+            self.round_number += 1
+            self.plans = plan_pairs(self.nodes, self._options, self.plans, self.now_s).zones
             keys = list_planned_keys(self.plans.values())
-            self._data = {key: value for key, value in self._data.items() if key in keys}
+            self._results = {key: value for key, value in self._results.items() if key in keys}
             probes = [probe for plan in self.plans.values() for probe in plan.probes]
             origins = sorted({probe.origin.node for probe in probes})
             for i, node in enumerate(origins):
@@ -104,111 +104,108 @@ class SimulatedNetwork:
                     self._decide(keys, self.now_s + i * self.round_s / len(origins) if self._staggered else self.now_s)
         return self.writes - before
 
-    def rewrite_within_the_round(self) -> None:
-        """All nodes write what they read once more, some seconds later."""
+    def rewrite_within_round(self) -> None:
+        """Measure and write on all nodes once more, some seconds later."""
         self._later_s += 5.0
         for plan in self.plans.values():
             for probe in plan.probes:
-                self._probe(probe, anew=True)
+                self._probe(probe, rewrite=True)
         self._decide(list_planned_keys(self.plans.values()), self.now_s + self._later_s)
         self._later_s = 0.0 if self._later_s > 20.0 else self._later_s
 
     def latency_us(self, a: str, b: str) -> int | None:
         return self.latencies.latency_us(a, b)
 
-    def _probe(self, probe: Probe, *, anew: bool = False) -> None:
+    def scale_rtt(self, a: str, b: str, factor: float) -> None:
+        """Multiply the latency between two zones."""
+        self.rtt_us[frozenset((a, b))] *= factor
+
+    def _probe(self, probe: Probe, *, rewrite: bool = False) -> None:
         origin, destination = probe.origin, probe.destination
         zones = frozenset((origin.zone, destination.zone))
         key = sample_key(origin.location, destination.location, "TCP_RR")
-        if origin.node in self.mute:
+        if origin.node in self.silent_nodes:
             return
-        if zones in self.cut or destination.node in self.mute:
-            self._fail(probe, key, has_answered=destination.node in self.mute and zones not in self.cut)
+        if zones in self.cut_zone_pairs or destination.node in self.silent_nodes:
+            self._fail(
+                probe, key, has_answered=destination.node in self.silent_nodes and zones not in self.cut_zone_pairs
+            )
             return
-        self._in_a_row.pop(key, None)
+        self._failures_in_a_row.pop(key, None)
         us = self.rtt_us[zones] + self.offset_us.get(origin.node, 0.0) + self.offset_us.get(destination.node, 0.0)
         us *= 1 + abs(self._rng.gauss(0, self._noise))
         if self._rng.random() < self._spike_ratio:
             us *= self._rng.uniform(2, 6)
-        if origin.node in self.forge:
-            us = self.forge[origin.node](probe, us)
+        if origin.node in self.forge_by_node:
+            us = self.forge_by_node[origin.node](probe, us)
         measurement = Measurement(prober="datagrams", test="TCP_RR", p50_us=us / 1.02, p90_us=us, transactions=100)
         sample = Sample(
             origin=origin.location,
             destination=destination.location,
             measurement=measurement,
-            sequence=self.number,
+            sequence=self.round_number,
             taken_at=self.now_s + self._later_s,
         )
-        before, at_s, times = self._written.get(key, (sample, 0.0, 0))
-        same = is_equivalent(sample, before)
-        if (
-            not anew
-            and key in self._data
-            and same
-            and times >= MIN_EQUIVALENT_WRITES
-            and self.now_s - at_s < refresh_interval_s(self.round_s)
-        ):
-            return
-        if not anew:
-            self._written[key] = sample, self.now_s, times + 1 if same else 1
-        self._data.pop(f"{key}.failed", None)
-        self._data |= {k: v for k, v in encode_samples([sample]).items() if v is not None}
+        if not rewrite:
+            last, written_s, count = self._last_writes.get(key, (sample, 0.0, 0))
+            equivalent = is_equivalent(sample, last)
+            is_fresh = self.now_s - written_s < refresh_interval_s(self.round_s)
+            if key in self._results and equivalent and count >= MIN_EQUIVALENT_WRITES and is_fresh:
+                return
+            self._last_writes[key] = sample, self.now_s, count + 1 if equivalent else 1
+        self._results.pop(f"{key}.failed", None)
+        self._results |= {k: v for k, v in encode_samples([sample]).items() if v is not None}
 
     def _fail(self, probe: Probe, key: str, *, has_answered: bool) -> None:
-        self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+        self._failures_in_a_row[key] = self._failures_in_a_row.get(key, 0) + 1
         failure = Failure(
             origin=probe.origin.location,
             destination=probe.destination.location,
             failure="timeout",
-            failures_in_a_row=self._in_a_row[key],
+            failures_in_a_row=self._failures_in_a_row[key],
             has_answered=has_answered,
-            sequence=self.number,
+            sequence=self.round_number,
             taken_at=self.now_s,
         )
-        self._data |= {k: v for k, v in encode_failure(failure, "TCP_RR").items() if v is not None}
+        self._results |= {k: v for k, v in encode_failure(failure, "TCP_RR").items() if v is not None}
 
     def _decide(self, keys: Collection[str], now_s: float) -> None:
-        results = decode_results(self._data | self.extra_data, self.locations, keys)
-        self.refused = results.refusal_counts
-        self.named |= {refusal.writer for refusal in results.refusals if refusal.writer}
-        failures = results.failures.values()
+        results = decode_results(self._results | self.foreign_results, self.locations, keys)
+        self.refusal_counts = results.refusal_counts
+        self.reported_nodes |= {refusal.writer for refusal in results.refusals if refusal.writer}
+        samples, failures = results.samples.values(), results.failures.values()
         self.state = update_state(
-            results.samples.values(),
-            self.state,
-            self.policy,
-            now_s,
-            now_s,
-            failures=failures,
-            interval_s=self.round_s,
+            samples, self.state, self.policy, now_s, now_s, failures=failures, interval_s=self.round_s
         )
-        regions = {fact.zone: fact.region for fact in self.facts}
-        self.table, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
-        self.named |= set(self.table.error_us_by_outlier)
-        self.told_disputed |= bool(self.table.disputed_links)
-        held = apply_hysteresis(self.latencies, self.table.latencies())
-        costs = {pair: entry.cost for pair, entry in self.table.by_zone_pair.items()}
-        if held is not self.latencies or costs != self.costs:
+        regions = {node.zone: node.region for node in self.nodes}
+        self.zone_costs, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
+        self.reported_nodes |= set(self.zone_costs.error_us_by_outlier)
+        self.had_disputed_links |= bool(self.zone_costs.disputed_links)
+        latencies = apply_hysteresis(self.latencies, self.zone_costs.latencies())
+        costs = {pair: entry.cost for pair, entry in self.zone_costs.by_zone_pair.items()}
+        if latencies is not self.latencies or costs != self.costs:
             self.writes += 1
-        self.latencies, self.costs = held, costs
+        self.latencies, self.costs = latencies, costs
 
 
-def some_zones(count: int, seed: int = 7) -> dict[frozenset[str], float]:
-    """Zones strewn over a plane some tens of milliseconds wide: round trips in µs."""
+def random_rtts_us(count: int, seed: int = 7) -> dict[frozenset[str], float]:
+    """Round-trip times between zones at random points of a plane, in microseconds, up to some tens of milliseconds."""
     rng = random.Random(seed)
-    spots = [(rng.uniform(0, 60_000), rng.uniform(0, 60_000)) for _ in range(count)]
+    points = [(rng.uniform(0, 60_000), rng.uniform(0, 60_000)) for _ in range(count)]
     names = [f"zone-{i:03}" for i in range(count)]
     return {
         frozenset((names[i], names[j])): 500.0 + ((ax - bx) ** 2 + (ay - by) ** 2) ** 0.5
-        for i, (ax, ay) in enumerate(spots)
-        for j, (bx, by) in enumerate(spots)
+        for i, (ax, ay) in enumerate(points)
+        for j, (bx, by) in enumerate(points)
         if i < j
     }
 
 
-def forged(samples: Sequence[tuple[NodeLocation, NodeLocation, float]], sequence: int, at_s: float) -> dict[str, str]:
-    """Results as a liar writes them: whatever pairs, whatever latencies."""
-    made = [
+def forge_results(
+    samples: Sequence[tuple[NodeLocation, NodeLocation, float]], sequence: int, at_s: float
+) -> dict[str, str]:
+    """Results of any pairs with any latencies, as a lying agent writes them."""
+    forged = [
         Sample(
             origin=origin,
             destination=destination,
@@ -218,9 +215,4 @@ def forged(samples: Sequence[tuple[NodeLocation, NodeLocation, float]], sequence
         )
         for origin, destination, us in samples
     ]
-    return {key: value for key, value in encode_samples(made).items() if value is not None}
-
-
-def changed(network: SimulatedNetwork, a: str, b: str, factor: float) -> None:
-    """The path between two zones takes so many times as long from now on."""
-    network.rtt_us[frozenset((a, b))] *= factor
+    return {key: value for key, value in encode_samples(forged).items() if value is not None}

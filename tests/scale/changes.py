@@ -1,4 +1,4 @@
-"""Changes of the cluster while it is measured: rollouts, and a zone that fails."""
+"""Changes the cluster while it is measured: rollouts, and the failure of a zone."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tests.scale.objects import zone_name
 ROLLOUT_EVERY_S = 5.0
 
 
-class Life:
-    """Changes of the cluster.
+class ClusterChanges:
+    """Rolls out Deployments, and lets a zone fail.
 
     Args:
-        client: the administrator's.
-        nodes: names by index of the zone.
+        client: has the administrator's rights.
+        nodes: names of nodes, by index of their zone.
 
     Attributes:
-        deployments: (namespace, name) of those that are rolled out in turn.
-        dead: zones that are out of reach now.
-        done: how many of what was done.
+        deployments: namespace and name of each Deployment that is rolled out.
+        unreachable_zones: names of zones that have failed now.
+        done: number of changes by kind, ``rollouts`` and ``zone_failures``.
     """
 
     def __init__(self, client: Client, nodes: Sequence[Sequence[str]]) -> None:
         self._client, self._nodes = client, nodes
         self.deployments: Sequence[tuple[str, str]] = ()
-        self.dead: set[str] = set()
+        self.unreachable_zones: set[str] = set()
         self.done = {"rollouts": 0, "zone_failures": 0}
 
-    async def rollouts(self) -> None:
+    async def roll_out(self) -> None:
         """Restart one Deployment after the other until cancelled."""
         for namespace, name in itertools.cycle(self.deployments):
             await asyncio.sleep(ROLLOUT_EVERY_S)
@@ -48,13 +48,13 @@ class Life:
                 self.done["rollouts"] += 1
 
     async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
-        """A zone fails and comes back: its nodes are not Ready and cannot be reached."""
+        """Let a zone fail for a while: its nodes are not Ready, and agents cannot reach it."""
         await asyncio.sleep(begins_s)
-        self.dead.add(zone_name(zone))
+        self.unreachable_zones.add(zone_name(zone))
         await self._set_ready(self._nodes[zone], "Unknown")
         self.done["zone_failures"] += 1
         await asyncio.sleep(lasts_s)
-        self.dead.discard(zone_name(zone))
+        self.unreachable_zones.discard(zone_name(zone))
         await self._set_ready(self._nodes[zone], "True")
 
     async def _set_ready(self, nodes: Sequence[str], status: str) -> None:
