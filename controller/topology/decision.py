@@ -89,8 +89,7 @@ def decide_topology(
     """
     topology, interval_s = snapshot.topology, snapshot.interval_s
     policy, policy_error = resolve_policy(topology, defaults)
-    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
-    results = decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
+    results = _decode_results_of(snapshot, wall_s)
     written_latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
         state = restore_state(zone_costs_of(topology.weight(NETPERF_COSTS)), policy, now_s, written_latencies)
@@ -109,6 +108,11 @@ def decide_topology(
         region_bandwidths=_region_bandwidths_of(snapshot),
         faults=_faults_of(snapshot, results, policy_error),
     )
+
+
+def _decode_results_of(snapshot: TopologySnapshot, wall_s: float) -> Results:
+    data = {key: value for shard in snapshot.data_by_configmap.values() for key, value in shard.items()}
+    return decode_results(data, snapshot.zone_map.location_by_node, snapshot.expected_keys, now_s=wall_s)
 
 
 def _region_bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:

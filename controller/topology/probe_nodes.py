@@ -1,7 +1,4 @@
-"""Converts nodes for the probe plan. `netperf.pairs` decides which of them are probed.
-
-An agent announces itself by an annotation of its node.
-"""
+"""Converts nodes, with the agents that announce themselves by annotations, for the probe plan of `netperf.pairs`."""
 
 from __future__ import annotations
 
