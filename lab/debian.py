@@ -86,7 +86,7 @@ def find_or_unpack_packages(
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise UnsupportedError(f"{missing[0]}, which downloads {names}, is missing: {hint}")
     if progress is not None:
-        progress.note(f"fetching {names} from the distribution's mirror into {root}")
+        progress.print_line(f"fetching {names} from the distribution's mirror into {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         try:

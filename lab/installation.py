@@ -1,7 +1,7 @@
 """Installs our programs in a lab without real kubelets: the shipped manifests, then agents, controller and extender.
 
-kwok simulates the kubelets, so the manifests' pods run nothing. The lab runs the programs on the host, each agent in its node's
-namespace, with tokens bound to these pods, so that the shipped RBAC and policies apply. On real nodes, `lab.shipped` installs pods.
+kwok simulates the kubelets, so the manifests' pods run nothing. Instead, the programs run on the host, each agent in its node's network
+namespace. Their tokens are bound to these pods, so that the shipped RBAC and policies apply. For real nodes see `lab.shipped`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -45,17 +45,27 @@ MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
 AGENT_PORT = 9850
 TOPOLOGY_NAME = "nt-default"
-"""Name of the NetworkTopology that the controller creates by its shipped configuration."""
-# Shorter than in a cluster, so that a lab shows changes of the network within seconds.
+"""Name of the NetworkTopology that the controller creates with its shipped configuration."""
+# Probing interval, slot and duration: shorter than in a cluster, so that costs follow changes of the network within seconds.
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 180.0
 _POLL_S = 0.1
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may succeed later."""
+"""HTTP statuses after which the same request may succeed later."""
 
 
-CENTRAL_PROGRAMS = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
-"""Our programs that run once: name in the lab, service account, and verb of ``python -m controller``."""
+class CentralProgram(NamedTuple):
+    """A program of ours that runs once in a lab: its name there, its service account, and its verb of ``python -m controller``."""
+
+    name: str
+    service_account: str
+    verb: str
+
+
+CENTRAL_PROGRAMS = (
+    CentralProgram("controller", CONTROLLER, "manager"),
+    CentralProgram("extender", SCHEDULER, "extender"),
+)
 
 
 @dataclass
@@ -64,12 +74,12 @@ class Installation:
 
     Attributes:
         lab: the lab.
-        netperf: paths of netperf; None if it is not available.
+        netperf: paths of netperf; None if netperf is not available.
         passphrase: the probing passphrase.
         extender_url: base URL of the extender.
         controller_url: base URL of the controller's metrics, health checks and page.
         agent_urls: node -> base URL of its agent's metrics and health checks.
-        agents: the agents, one for each node.
+        agents: the running agents, in the order of the nodes.
     """
 
     lab: Lab
@@ -82,7 +92,7 @@ class Installation:
 
     @property
     def config(self) -> Path:
-        """The controller's configuration."""
+        """File of the controller's configuration."""
         return self.lab.paths.state_dir / "controller.yaml"
 
     def check_running(self) -> None:
@@ -99,11 +109,11 @@ class Installation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which our programs find netperf."""
+        """Environment variables with which our programs find netperf."""
         if self.netperf is None:
             return {}
-        search = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
-        return {**self.netperf.env, "PATH": search}
+        search_path = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
+        return {**self.netperf.env, "PATH": search_path}
 
 
 async def install(
@@ -117,7 +127,7 @@ async def install(
     Args:
         lab: a lab without a scheduler; a scheduler with our extender is started.
         controller_config: sections of the ControllerConfiguration that override the lab's own, deeply merged.
-        overlay: folder of the kustomization to apply.
+        overlay: folder of the overlay to apply.
 
     Raises:
         BootError: a program did not start; the message has the end of its log.
@@ -128,24 +138,24 @@ async def install(
     manager_port, extender_port = find_free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
-    # The pods that represent our programs are scheduled before the extender answers, which the scheduler may ignore.
+    # Our programs' pods are scheduled before the extender answers, which the scheduler's configuration permits (ignorable).
     await lab.control_plane.start_scheduler(extender_url=installation.extender_url)
     async with Client(lab.client_config) as client:
-        await _prepare(client, installation)
+        await _write_secret_and_capacities(client, installation)
         _write_config(installation.config, controller_config or {})
-        await _start_controller(client, installation)
+        await _start_central_programs(client, installation)
         await _start_agents(client, installation)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _wait_until_ready(installation, urls)
         # A replica is ready before it leads, and only a leader creates the NetworkTopology.
-        topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
-        await _wait_until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
+        has_topology = partial(object_exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NETAWARE_NAMESPACE)
+        await _wait_until(has_topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.urls |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.urls |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
 
 
-async def _prepare(client: Client, installation: Installation) -> None:
+async def _write_secret_and_capacities(client: Client, installation: Installation) -> None:
     """Create the Secret with the probing passphrase, and annotate each node with its capacity from the topology file."""
     body = {
         "apiVersion": "v1",
@@ -162,23 +172,24 @@ async def _prepare(client: Client, installation: Installation) -> None:
 def _write_config(file: Path, changes: Mapping[str, Any]) -> None:
     base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
     probing = {"intervalS": ROUND_S, "slotS": SLOT_S, "durationS": PROBE_S}
-    document = _merge(base, {"topology": {"probing": probing}, "page": {"auth": "none"}})
-    file.write_text(yaml.safe_dump(_merge(document, changes), sort_keys=False))
+    document = _merge_deeply(base, {"topology": {"probing": probing}, "page": {"auth": "none"}})
+    file.write_text(yaml.safe_dump(_merge_deeply(document, changes), sort_keys=False))
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_deeply(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
-        result[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        result[key] = _merge_deeply(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
     return result
 
 
-async def _start_controller(client: Client, installation: Installation) -> None:
+async def _start_central_programs(client: Client, installation: Installation) -> None:
     urls, config = (installation.controller_url, installation.extender_url), installation.config
-    for (name, account, verb), url in zip(CENTRAL_PROGRAMS, urls, strict=True):
+    for program, url in zip(CENTRAL_PROGRAMS, urls, strict=True):
+        name, account = program.name, program.service_account
         kubeconfig = await write_bound_kubeconfig(client, installation.lab.control_plane, account, name)
-        start_central_program(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
+        start_central_program(installation.lab.programs, name, program.verb, url, kubeconfig=kubeconfig, config=config)
 
 
 def start_central_program(
@@ -190,14 +201,14 @@ def start_central_program(
     kubeconfig: Path,
     config: Path,
 ) -> None:
-    """Start one of the controller's programs on the host.
+    """Start a verb of ``python -m controller`` on the host.
 
     Args:
-        programs: programs of the lab.
-        name: name of the program, which it takes for its pod's name.
-        verb: verb of ``python -m controller``.
+        programs: running programs of the lab, to which it is added.
+        name: name of the program, and the pod name that it gets in POD_NAME.
+        verb: ``manager``, ``extender`` or another verb.
         url: URL at which it listens.
-        kubeconfig: its credentials.
+        kubeconfig: kubeconfig with its credentials.
         config: file of the controller's configuration.
     """
     argv = [sys.executable, "-m", "controller", verb]
@@ -229,9 +240,13 @@ async def _start_agents(client: Client, installation: Installation) -> None:
 
 
 async def write_bound_kubeconfig(
-    client: Client, plane: ControlPlane, account: str, file_name: str, matches: Callable[[Pod], bool] = bool
+    client: Client,
+    control_plane: ControlPlane,
+    account: str,
+    file_name: str,
+    matches: Callable[[Pod], bool] = lambda _: True,
 ) -> Path:
-    """Write a kubeconfig with the service account's token, bound to the first of its pods that is scheduled and matches."""
+    """Write a kubeconfig with a token of a service account, bound to its first scheduled pod that ``matches``."""
     pods: list[Pod] = []
 
     async def has_pod() -> bool:
@@ -241,7 +256,7 @@ async def write_bound_kubeconfig(
 
     await _wait_until(has_pod, f"a pod of {account}")
     pod = pods[0].metadata
-    return await plane.write_token_kubeconfig(
+    return await control_plane.write_token_kubeconfig(
         NETAWARE_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 
@@ -254,13 +269,15 @@ async def _wait_until_ready(installation: Installation, urls: list[str]) -> None
 
 
 async def list_result_configmaps(client: Client, base: str) -> list[ConfigMap]:
-    """The ConfigMaps of results: the one named ``base``, and its shards."""
+    """Return the ConfigMaps with measurement results: the one named ``base``, and its shards."""
     maps = await client.list(CONFIGMAPS, ConfigMap, namespace=NETAWARE_NAMESPACE)
     return [item for item in maps if item.metadata.name == base or item.metadata.name.startswith(f"{base}-")]
 
 
-async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Callable[[], object] = bool) -> None:
-    async def check_or_retry() -> bool:
+async def _wait_until(
+    check: Callable[[], Awaitable[bool]], description: str, on_retry: Callable[[], object] = lambda: None
+) -> None:
+    async def check_unless_transient() -> bool:
         try:
             return await check()
         except ApiError as error:
@@ -268,4 +285,6 @@ async def _wait_until(check: Callable[[], Awaitable[bool]], what: str, on_retry:
                 raise
             return False
 
-    await poll_until(check_or_retry, what, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError)
+    await poll_until(
+        check_unless_transient, description, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError
+    )

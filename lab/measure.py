@@ -1,6 +1,6 @@
 """``python -m lab.measure``: measures the path between two lab nodes, inside a node's namespace.
 
-It uses the agents' probers with a port of its own, so that the demo's figures do not come from the measurements that placed the pods.
+It uses the agents' probers with another port, so that the demo's figures are independent of the measurements that placed the pods.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from netperf.sample import Measurement
 
 PASSPHRASE_VARIABLE = "NETAWARE_LAB_PASSPHRASE"
 PORT = 22865
-DATAGRAMS_S = 10.0
-"""With at most four datagrams a second, enough for a p90."""
+DATAGRAM_DURATION_S = 10.0
+"""Long enough for a p90 from at most four datagrams a second."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """``serve ADDRESS`` and ``probe ADDRESS``."""
+    """Return the parser of ``serve ADDRESS`` and ``probe ADDRESS``."""
     parser = argparse.ArgumentParser(prog="python -m lab.measure", description=__doc__)
     parser.add_argument("verb", choices=("serve", "probe"))
     parser.add_argument("address", help="address to serve on, or to probe")
     parser.add_argument("--prober", choices=("netperf", "datagrams"), default="netperf")
     parser.add_argument("--duration-s", type=float, default=1.0)
     parser.add_argument(
-        "--attempts", type=int, default=3, help="number of tries of a probe, because links lose packets"
+        "--attempts", type=int, default=3, help="number of tries of a probe, because a link may lose packets"
     )
     return parser
 
 
-async def serve(address: str, prober: str, passphrase: bytes) -> None:
-    """Serve probes until cancelled."""
+async def serve_probes(address: str, prober: str, passphrase: bytes) -> None:
+    """Answer probes until cancelled."""
     if prober == "datagrams":
         await DatagramResponder(address, PORT, passphrase).run()
         return
@@ -54,14 +54,14 @@ async def serve(address: str, prober: str, passphrase: bytes) -> None:
     await Netserver(netserver, address, PORT, passphrase).run()
 
 
-async def probe(args: argparse.Namespace, passphrase: bytes) -> None:
+async def probe_and_print(args: argparse.Namespace, passphrase: bytes) -> None:
     """Measure once and print the measurement as JSON."""
     prober = NetperfProber(find_binary("netperf") or "netperf", passphrase)
     settings = ProbeSettings(duration_s=args.duration_s, port=PORT, data_port=PORT + 1)
     for attempt in range(args.attempts):
         try:
             if args.prober == "datagrams":
-                measurement = await exchange_datagrams(args.address, passphrase)
+                measurement = await measure_with_datagrams(args.address, passphrase)
             else:
                 measurement = await prober.probe(args.address, settings)
         except ProbeFailedError:
@@ -73,32 +73,36 @@ async def probe(args: argparse.Namespace, passphrase: bytes) -> None:
             return
 
 
-async def exchange_datagrams(address: str, passphrase: bytes) -> Measurement:
-    """Measure the path by datagrams for `DATAGRAMS_S`.
+async def measure_with_datagrams(address: str, passphrase: bytes) -> Measurement:
+    """Measure the round trips of datagrams for `DATAGRAM_DURATION_S`.
 
     Raises:
         ProbeFailedError: fewer than two answers arrived.
     """
     target = DatagramTarget(address, PORT)
     stream = DatagramStream("::" if ":" in address else "0.0.0.0", passphrase)
-    stream.set_targets([target], interval_s=DATAGRAMS_S)
+    stream.set_targets([target], interval_s=DATAGRAM_DURATION_S)
     with suppress(TimeoutError):
-        async with asyncio.timeout(DATAGRAMS_S):
+        async with asyncio.timeout(DATAGRAM_DURATION_S):
             await stream.run()
     window = stream.close_window(target)
     measurement = window.to_measurement(time.monotonic()) if window is not None else None
     if measurement is None:
-        raise ProbeFailedError("timeout", "datagrams are not answered")
+        raise ProbeFailedError("timeout", "too few datagrams are answered")
     return measurement
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the command line; return the exit code."""
     args = build_parser().parse_args()
     logs.configure(level="warning")
     passphrase = os.environ[PASSPHRASE_VARIABLE].encode()
     return run_program(
-        lambda: serve(args.address, args.prober, passphrase) if args.verb == "serve" else probe(args, passphrase)
+        lambda: (
+            serve_probes(args.address, args.prober, passphrase)
+            if args.verb == "serve"
+            else probe_and_print(args, passphrase)
+        )
     )
 
 

@@ -1,8 +1,9 @@
-"""The lab's network devices: a namespace for each node, a management bridge to the API server, TUN devices to the emulated WAN.
+"""Creates and removes a lab's network devices: a namespace for each node, a management bridge to the API server, and TUN devices to
+the emulated wide-area network.
 
-Names and addresses derive from the lab's slot, a number. The bridge reserves the slot, because the kernel refuses a second one of
-the same name; its alias is the state directory of the owner, so that no lab removes devices of another. Nodes' addresses are from
-the range for benchmarks (RFC 2544), which no real host has, and pods' from the range shared by carriers (RFC 6598), which few have.
+Names and addresses derive from the lab's slot, a number. The bridge reserves the slot, because the kernel refuses a second bridge of the
+same name. The bridge's alias is the lab's state directory, so that no lab removes the devices of another. Addresses of nodes are from the
+range for benchmarks (RFC 2544), which no real host has; those of pods are from carriers' shared range (RFC 6598), which few hosts have.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from lab.topology import REAL, LabNode
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
 _FIRST_HOST = 10
-# Pods of real nodes: of 100.64.0.0/10 every slot has 2^14 addresses, and every node 2^6 of these.
-_POD_BASE, _SLOT_BITS, POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
+_PREFIX_LENGTH = 24
+# Every slot has 2^14 addresses of 100.64.0.0/10 for pods of real nodes, and every node 2^6 of the slot's.
+_POD_BASE, _SLOT_BITS, _POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
+# All but those of network, bridge and broadcast.
+MAX_PODS_PER_NODE = 2**_POD_BITS - 3
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
 _LOCK_NAME = "\0netaware-lab-slots"
-_LOCK_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S, _POLL_S = 10.0, 0.02
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
@@ -42,10 +46,10 @@ class NodeNetwork:
 
     Attributes:
         node: the node of the topology.
-        netns: name of its namespace under /run/netns.
+        netns: name of its network namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
         management_address: its address on the bridge, at which the host reaches it without delay.
-        pod_ranges: addresses of its pods in CIDR notation; empty without a real kubelet.
+        pod_ranges: one range of addresses of its pods, in CIDR notation; empty without a real kubelet.
     """
 
     node: LabNode
@@ -53,11 +57,6 @@ class NodeNetwork:
     address: str
     management_address: str
     pod_ranges: tuple[str, ...] = ()
-
-    @property
-    def pod_address_count(self) -> int:
-        """Number of addresses that pods can have: all but those of network, bridge and broadcast."""
-        return int(2**POD_BITS - 3)
 
 
 @dataclass(frozen=True)
@@ -76,39 +75,41 @@ class LabNetwork:
 
 
 def bridge_name(slot: int) -> str:
-    """Name of a slot's bridge."""
+    """Return the name of a slot's bridge."""
     return f"nalab{slot}"
 
 
-def _host_device(slot: int, number: int | str = "") -> str:
-    return f"nav{slot}-{number}"
+def _host_device_prefix(slot: int) -> str:
+    return f"nav{slot}-"
 
 
 def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
-    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
+    """Return names and addresses of a slot's network: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
     planned = (
         NodeNetwork(
             node,
             f"netaware-{slot}-{node.name}",
             f"198.19.{slot}.{i}",
             f"198.18.{slot}.{i}",
-            (f"{_POD_BASE + (slot << _SLOT_BITS) + (i << POD_BITS)}/{32 - POD_BITS}",) if node.kubelet == REAL else (),
+            (f"{_POD_BASE + (slot << _SLOT_BITS) + (i << _POD_BITS)}/{32 - _POD_BITS}",)
+            if node.kubelet == REAL
+            else (),
         )
         for i, node in enumerate(nodes, _FIRST_HOST)
     )
     return LabNetwork(slot, f"198.18.{slot}.1", tuple(planned))
 
 
-def pod_ranges(slot: int) -> tuple[str, ...]:
-    """Addresses of all pods of a slot."""
-    return (f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}",)
+def pod_range_of_slot(slot: int) -> str:
+    """Return the range of all pod addresses of a slot, in CIDR notation."""
+    return f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}"
 
 
 def find_missing_privileges() -> list[str]:
-    """Privileges that this process lacks to create namespaces and TUN devices; empty if none."""
-    needed = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
-    if _effective_capabilities() & needed != needed:
-        return ["the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"]
+    """Return the first privilege that this process lacks to create namespaces and TUN devices; empty if it lacks none."""
+    required = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
+    if _read_effective_capabilities() & required != required:
+        return ["the right to create network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)"]
     return [] if can_open_tun() else [f"access to {_TUN}, which this user or container does not have"]
 
 
@@ -124,7 +125,7 @@ def require_privileges() -> None:
         raise UnsupportedError(f"nodes need {missing[0]}; `--topology none` still runs the control plane alone")
 
 
-def _effective_capabilities() -> int:
+def _read_effective_capabilities() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
@@ -145,19 +146,19 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     require_privileges()
     try:
         with IPRoute() as host:
-            # Loopback is down in a new network namespace, which a lab without root has.
+            # In the new network namespace of a lab without root, loopback is down.
             host.link("set", index=find_device_index(host, "lo"), state="up")
-            network = plan_network(_take_slot(host, state_dir), nodes)
+            network = plan_network(_reserve_slot(host, state_dir), nodes)
             bridge = find_device_index(host, bridge_name(network.slot))
-            host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
+            host.addr("add", index=bridge, address=network.gateway, prefixlen=_PREFIX_LENGTH)
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.node_networks):
-                _create_node(host, bridge, _host_device(network.slot, number), node)
+                _create_node(host, bridge, f"{_host_device_prefix(network.slot)}{number}", node)
                 _create_wan_device(node)
             _route_pods(host, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
-        raise LabError(f"cannot make the nodes' network: {error}") from error
+        raise LabError(f"cannot create the nodes' network: {error}") from error
     return network
 
 
@@ -168,7 +169,7 @@ def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork
     with namespaces.enter(node.netns), IPRoute() as inside:
         inside.link("set", index=find_device_index(inside, "lo"), state="up")
         management = find_device_index(inside, MANAGEMENT_DEVICE)
-        inside.addr("add", index=management, address=node.management_address, prefixlen=24)
+        inside.addr("add", index=management, address=node.management_address, prefixlen=_PREFIX_LENGTH)
         inside.link("set", index=management, state="up")
 
 
@@ -176,14 +177,14 @@ def _create_wan_device(node: NodeNetwork) -> None:
     with namespaces.enter(node.netns), IPRoute() as inside:
         inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
         wan = find_device_index(inside, WAN_DEVICE)
-        inside.addr("add", index=wan, address=node.address, prefixlen=24)
+        inside.addr("add", index=wan, address=node.address, prefixlen=_PREFIX_LENGTH)
         inside.link("set", index=wan, mtu=_MTU, state="up")
-        # The agent finds a node's uplink by its default route.
+        # The agent takes the device of the default route for the node's uplink.
         inside.route("add", dst="0.0.0.0/0", oif=wan)
 
 
 def _route_pods(host: IPRoute, network: LabNetwork) -> None:
-    """Add routes to pods of real nodes: over the wide-area network from other nodes, and without delay from the host."""
+    """Add routes to the pods of real nodes: over the wide-area network from other nodes, and over the bridge from the host."""
     real_nodes = [node for node in network.node_networks if node.pod_ranges]
     bridge = find_device_index(host, bridge_name(network.slot))
     for node in real_nodes:
@@ -197,45 +198,45 @@ def _route_pods(host: IPRoute, network: LabNetwork) -> None:
                     inside.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
 
 
-def _take_slot(host: IPRoute, state_dir: Path) -> int:
+def _reserve_slot(host: IPRoute, state_dir: Path) -> int:
     """Write the first free slot into the state directory, then create its bridge."""
     with _lock_slots():
-        taken = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
-        slot = next((n for n in range(_SLOTS) if bridge_name(n) not in taken), None)
+        device_names = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
+        slot = next((n for n in range(_SLOTS) if bridge_name(n) not in device_names), None)
         if slot is None:
-            raise LabError(f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`")
+            raise LabError(f"other labs use all {_SLOTS} slots; see `ip link show type bridge`")
         _slot_file(state_dir).write_text(f"{slot} {_network_namespace_id()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
-        host.link("set", index=find_device_index(host, bridge_name(slot)), ifalias=_alias(state_dir))
+        host.link("set", index=find_device_index(host, bridge_name(slot)), ifalias=_bridge_alias(state_dir))
         return slot
 
 
 def remove_network(state_dir: Path) -> None:
     """Remove all devices of the lab with this state directory.
 
-    Processes inside the namespaces must have ended, because otherwise the namespaces remain, without a name.
+    Processes inside the namespaces must have ended; otherwise the namespaces remain, without a name.
     """
     try:
         slot, namespace_id = (int(word) for word in _slot_file(state_dir).read_text().split())
     except (OSError, ValueError):
         return
     if namespace_id != _network_namespace_id():
-        # The lab was in a user namespace, and its devices ended with it; devices of these names are of other labs.
+        # The lab ran in a user namespace, and its devices ended with that. Devices of these names belong to another lab.
         return
     with _lock_slots(), IPRoute() as host:
         bridges = host.link_lookup(ifname=bridge_name(slot))
         if bridges:
             alias = host.get_links(bridges[0])[0].get_attr("IFLA_IFALIAS") or ""
-            # Without an alias: the lab was killed just after it had created the bridge. Another alias: the bridge of another lab.
-            if alias not in {"", _alias(state_dir)}:
+            # No alias: the lab was killed just after it created the bridge. Another alias: the bridge of another lab.
+            if alias not in {"", _bridge_alias(state_dir)}:
                 return
         prefix = f"netaware-{slot}-"
         cgroups.remove(f"{prefix}*")
         for name in [name for name in namespaces.list_names() if name.startswith(prefix)]:
             namespaces.remove(name)
-        # The kernel removes the veth pairs of a namespace later; the next lab would find the names taken.
+        # The kernel would remove the veth pairs of a namespace later, when the next lab may need their names.
         for link in host.get_links():
-            if str(link.get_attr("IFLA_IFNAME")).startswith(_host_device(slot)):
+            if str(link.get_attr("IFLA_IFNAME")).startswith(_host_device_prefix(slot)):
                 with contextlib.suppress(NetlinkError):
                     host.link("del", index=link["index"])
         if bridges:
@@ -252,13 +253,13 @@ def _network_namespace_id() -> int:
     return Path("/proc/self/ns/net").stat().st_ino
 
 
-def _alias(state_dir: Path) -> str:
+def _bridge_alias(state_dir: Path) -> str:
     # The kernel keeps 255 bytes of an alias; paths differ at their ends.
     return str(state_dir)[-255:]
 
 
 def find_device_index(routes: IPRoute, name: str) -> int:
-    """Index of the device of this name. Raises OSError if there is none."""
+    """Return the index of the device of this name. Raises OSError if it does not exist."""
     indexes = routes.link_lookup(ifname=name)
     if not indexes:
         raise OSError(f"there is no device {name}")
@@ -267,7 +268,7 @@ def find_device_index(routes: IPRoute, name: str) -> int:
 
 @contextlib.contextmanager
 def _lock_slots() -> Iterator[None]:
-    """Let one lab at a time change slots, by an abstract socket, which the kernel frees when its owner ends."""
+    """Let one lab at a time change slots. The lock is an abstract socket, which the kernel frees when its owner ends."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         while True:
@@ -276,6 +277,6 @@ def _lock_slots() -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise LabError("another lab has been changing network slots for 10 s") from None
-                time.sleep(0.02)
+                    raise LabError(f"another lab has been changing network slots for {_LOCK_TIMEOUT_S:.0f} s") from None
+                time.sleep(_POLL_S)
         yield

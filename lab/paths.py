@@ -1,7 +1,4 @@
-"""Paths of the lab: built programs in the user's cache, running labs in the user's state directory.
-
-Both follow the XDG base directory rules, so that tests and users can move them with XDG_CACHE_HOME and XDG_STATE_HOME.
-"""
+"""Directories of built programs and of running labs, by the XDG rules: XDG_CACHE_HOME and XDG_STATE_HOME move them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ LOGS = "logs"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file by renaming a complete one, so that no reader sees a part of it. Creates the folder."""
+    """Write a file by a rename, so that no reader sees a part of it. Creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(data)
@@ -21,7 +18,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _xdg_folder(variable: str, fallback: str) -> Path:
-    # XDG's rules: ignore a relative path.
+    # XDG's rules say to ignore a relative path.
     path = Path(os.environ.get(variable, ""))
     return path if path.is_absolute() else Path.home() / fallback
 

@@ -28,13 +28,13 @@ async def poll_until(
     Args:
         check: called at once, then after each interval; may be asynchronous.
         description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
-        timeout_s: after this time ``check`` is called for the last time.
-        every_s: time between two checks, seconds.
-        on_retry: called after each check that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
+        timeout_s: seconds after which ``check`` is called for the last time.
+        every_s: seconds between two calls of ``check``.
+        on_retry: called after each result that is not true. Exceptions of ``on_retry`` and ``check`` propagate.
         error: type of the error for a timeout.
 
     Raises:
-        WaitTimeoutError: or ``error``: no check was true in time.
+        WaitTimeoutError: or ``error``: no result was true in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:

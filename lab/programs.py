@@ -1,7 +1,7 @@
 """Starts, watches and stops the programs of a lab, on the host or inside a node's network namespace.
 
-Each program has a log file, and the kernel kills it when the lab's process ends (PR_SET_PDEATHSIG, set by setpriv). `lab.processes`
-finds what a lab that got SIGKILL leaves behind.
+Each program has a log file. The kernel kills a program when the lab's process ends (PR_SET_PDEATHSIG, set by setpriv). `lab.processes`
+finds the processes that a lab left after SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _LOG_TAIL_BYTES = 2000
-# As `ip netns exec` does: mount a sysfs that shows the namespace's devices, because programs read the speed of a network card there.
-_SHOW_OWN_SYSFS = (
+# As `ip netns exec` does, because programs read the speed of the namespace's network cards in sysfs.
+_MOUNT_SYSFS_AND_EXEC = (
     'mount -t sysfs netaware-lab /sys || echo "lab: /sys still shows the devices of the host" >&2; exec "$@"'
 )
 
 
 def agent_program_name(node: str) -> str:
-    """Name of a node's agent among the lab's programs."""
+    """Return the name of a node's agent among the lab's programs."""
     return f"agent-{node}"
 
 
 def build_pythonpath_env() -> dict[str, str]:
-    """PYTHONPATH with this project's packages, which need not be installed."""
+    """Return the variable PYTHONPATH with this project's packages, which need not be installed."""
     root = str(Path(__file__).parents[1])
     return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 @dataclass
 class Program:
-    """A program that was started.
+    """A started program.
 
     Attributes:
-        name: unique among the running programs.
+        name: its name, unique among the running programs.
         log: file with its stdout and stderr.
-        is_essential: `Programs.check` raises if it ends unexpectedly.
+        is_essential: whether `Programs.check_running` raises if it ends unexpectedly.
         stop_timeout_s: seconds between SIGTERM and SIGKILL.
-        start_again: starts the same command again.
+        start_again: starts the same command again, and returns the new program.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Program:
         return [root, *root.children(recursive=True)]
 
     def poll(self) -> int | None:
-        """Exit code, or the negative number of the signal that killed it; None while it runs."""
+        """Return the exit code, or the negative number of the signal that killed it; None while it runs."""
         return self._process.poll()
 
     @property
@@ -99,22 +99,22 @@ class Program:
         return f"{self.name} ended with code {self.poll()}; {self.log_excerpt}"
 
     async def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Wait for its end, at most ``timeout_s``; return the exit code, or None if it still runs."""
+        """Wait up to ``timeout_s`` for its end; return as `poll`."""
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.poll()
             if code is not None or time.monotonic() >= deadline:
                 return code
-            # Polling works from any event loop; a fixture's program is used from the loops of several tests.
+            # Polling works from any event loop: the tests that use a fixture's program have different loops.
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Send SIGTERM, and then SIGKILL to its whole process group."""
+        """Send SIGTERM, wait up to ``stop_timeout_s``, and send SIGKILL to its process group."""
         self._is_stopping = True
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             await self.wait(self.stop_timeout_s)
-        # Also after a clean end, because a remaining child would keep the lab's namespaces in use.
+        # Also after a clean end, because a child that remains would keep the lab's namespaces in use.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -127,7 +127,7 @@ class Programs:
 
     Args:
         state_dir: working directory of the programs, and folder of ``logs``.
-        env: variables for every program, added to this process's own.
+        env: variables for every program, added to this process's environment.
     """
 
     def __init__(self, state_dir: Path, env: Mapping[str, str] | None = None) -> None:
@@ -152,18 +152,18 @@ class Programs:
 
         Args:
             name: stem of its log file.
-            argv: the command.
+            argv: program and arguments.
             netns: name of its network namespace under /run/netns; None for the host's.
             env: further variables.
-            is_essential: see Program.
-            stop_timeout_s: see Program.
+            is_essential: as in `Program`.
+            stop_timeout_s: as in `Program`.
 
         Raises:
             BootError: the command does not exist.
         """
         log = self._state_dir / LOGS / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [*_enter_prefix(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
+        command = [*_build_enter_prefix(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
         with log.open("ab") as output:
             try:
                 process = subprocess.Popen(
@@ -197,13 +197,13 @@ class Programs:
                 raise BootError(program.exit_message)
 
     async def watch(self) -> None:
-        """Run until an essential program ends unexpectedly, then raise BootError as `check`."""
+        """Wait until an essential program ends unexpectedly, then raise BootError as `check_running`."""
         while True:
             self.check_running()
             await asyncio.sleep(_WATCH_S)
 
     async def stop(self, program: Program) -> None:
-        """Stop one program."""
+        """Stop a program and remove it from the running programs."""
         await program.stop()
         if program in self._running:
             self._running.remove(program)
@@ -214,24 +214,24 @@ class Programs:
         return program.start_again()
 
     async def stop_all(self) -> None:
-        """Stop all programs one after the other, the last one first."""
+        """Stop all programs one by one, in reverse order of their start."""
         while self._running:
             await self.stop(self._running[-1])
 
 
 async def run_command(
-    argv: Sequence[str | Path], what: str, timeout_s: float, env: Mapping[str, str] | None = None
+    argv: Sequence[str | Path], description: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> bytes:
-    """Run a command until it ends; returns its stdout.
+    """Run a command until it ends, and return its stdout.
 
     Args:
         argv: program and arguments.
-        what: name of the command in errors.
+        description: names the command in errors.
         timeout_s: the command is killed after this time.
         env: further variables.
 
     Raises:
-        BootError: it failed, with its output, or it did not end in time.
+        BootError: the command failed, with its output, or did not end in time.
     """
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}
@@ -239,30 +239,30 @@ async def run_command(
     try:
         output, errors = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        raise BootError(f"{what}: no end after {timeout_s:.0f} s") from None
+        raise BootError(f"{description}: no end after {timeout_s:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise BootError(f"{what}: {(errors or output).decode(errors='replace').strip()}")
+        raise BootError(f"{description}: {(errors or output).decode(errors='replace').strip()}")
     return output
 
 
-def _enter_prefix(netns: str | None) -> list[str]:
+def _build_enter_prefix(netns: str | None) -> list[str]:
     if netns is None:
         return []
     enter = [*namespaces.build_enter_command(netns), "--", "unshare", "--mount", "--"]
-    return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]
+    return [*enter, "sh", "-c", _MOUNT_SYSFS_AND_EXEC, "sh"]
 
 
 async def answers_ok(url: str, timeout_s: float = 2.0) -> bool:
-    """Whether a GET request is answered with 200 in time."""
+    """Whether the server answers a GET request with status 200 in time."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.get(url) as answer,
+            session.get(url) as response,
         ):
-            return answer.status == 200
+            return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

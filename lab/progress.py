@@ -9,51 +9,49 @@ from typing import TextIO
 
 ProgressPrinter = Callable[[str], None]
 """Prints a line of progress."""
-_BAR = 20
+_BAR_WIDTH, _LINE_WIDTH = 20, 120
+_REPEAT_S = 15.0
 
 
 class Progress:
-    """Prints the progress of long steps to ``stream``; a terminal gets a bar."""
-
-    REPEAT_S = 15.0
-    """Time between two lines of a step in a log."""
+    """Prints the progress of long steps to ``stream``, by default stderr."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._what = ""
-        self._started = self._printed = 0.0
+        self._step = ""
+        self._started_at = self._printed_at = 0.0
 
-    def begin(self, what: str) -> None:
-        """Begin a step."""
-        self._what = what
-        self._started = self._printed = time.monotonic()
-        self.note(f"{what} ...")
+    def begin(self, step: str) -> None:
+        """Print that a step begins."""
+        self._step = step
+        self._started_at = self._printed_at = time.monotonic()
+        self.print_line(f"{step} ...")
 
-    def tick(self, detail: str = "", share: float | None = None) -> None:
-        """Show that the current step goes on; to be called about twice per second.
+    def update(self, detail: str = "", share: float | None = None) -> None:
+        """Print that the current step goes on; call it about twice a second.
 
         Args:
             detail: text about the state of the step.
-            share: done share of the step, 0 to 1, if known.
+            share: done share of the step, 0 to 1; None if unknown.
         """
         now = time.monotonic()
-        if not self._is_terminal and now - self._printed < self.REPEAT_S:
+        if not self._is_terminal and now - self._printed_at < _REPEAT_S:
             return
-        self._printed = now
+        self._printed_at = now
         percent = "" if share is None else f"{100 * min(share, 1.0):.0f} %, "
-        text = f"{self._what}: {percent}{now - self._started:.0f} s so far, {detail}".rstrip(", ")
+        text = f"{self._step}: {percent}{now - self._started_at:.0f} s so far, {detail}".rstrip(", ")
         if not self._is_terminal:
-            self.note(text)
+            self.print_line(text)
             return
-        filled = round(_BAR * min(share or 0.0, 1.0))
-        self._stream.write(f"\r\x1b[K[{'#' * filled:<{_BAR}}] {text}"[:120])
+        filled = round(_BAR_WIDTH * min(share or 0.0, 1.0))
+        self._stream.write(f"\r\x1b[K[{'#' * filled:<{_BAR_WIDTH}}] {text}"[:_LINE_WIDTH])
         self._stream.flush()
 
     def end(self) -> None:
-        """End the current step."""
-        self.note(f"{self._what}: done in {time.monotonic() - self._started:.0f} s")
+        """Print that the current step is done, and how long it took."""
+        self.print_line(f"{self._step}: done in {time.monotonic() - self._started_at:.0f} s")
 
-    def note(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line."""
         print(f"\r\x1b[K{text}" if self._is_terminal else text, file=self._stream, flush=True)

@@ -1,7 +1,7 @@
-"""Removes processes, devices and files of a lab.
+"""Names the files of a lab, locks it, and removes its processes, devices and files.
 
-A lab holds a lock on ``<name>.lock`` while it runs; the kernel releases it when the process ends. So a free lock beside a state
-directory means leftovers.
+A lab locks ``<name>.lock`` while it runs; the kernel releases the lock when the process ends. So a state directory beside a free lock
+is left over from a killed lab.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LabPaths:
     """Paths of a lab's files.
 
     Attributes:
-        name: of the lab.
+        name: name of the lab.
         state_dir: folder of certificates, data and logs; exists while the lab runs, or after it was killed.
     """
 
@@ -40,7 +40,7 @@ class LabPaths:
 
     @property
     def lock(self) -> Path:
-        """Locked while the lab runs."""
+        """File that is locked while the lab runs, with its process id."""
         return self.state_dir.with_suffix(".lock")
 
     @property
@@ -70,11 +70,7 @@ class LabPaths:
 
 
 def lab_paths(name: str, folder: Path | None = None) -> LabPaths:
-    """Paths of the lab of this name.
-
-    Raises:
-        ConfigError: the name is not valid.
-    """
+    """Return the paths of a lab below ``folder``, by default `labs_dir`. Raises ConfigError if the name is not valid."""
     if not _NAME.match(name):
         raise ConfigError("--name", f"{name!r} is not a valid name", "lower-case letters, digits and -, up to 32")
     return LabPaths(name, (folder or labs_dir()) / name)
@@ -82,16 +78,12 @@ def lab_paths(name: str, folder: Path | None = None) -> LabPaths:
 
 @contextmanager
 def lock_lab(paths: LabPaths) -> Iterator[None]:
-    """Hold the lab's lock.
-
-    Raises:
-        LabError: a lab of this name runs.
-    """
+    """Hold the lab's lock for the block. Raises LabError if a lab of this name runs."""
     paths.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         with paths.lock.open("a+") as file:
-            if _lock(file.fileno(), fcntl.LOCK_EX) and _is_current(file.fileno(), paths.lock):
+            if _try_lock(file.fileno(), fcntl.LOCK_EX) and _is_same_file(file.fileno(), paths.lock):
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
@@ -102,11 +94,11 @@ def lock_lab(paths: LabPaths) -> Iterator[None]:
                 return
         if time.monotonic() > deadline:
             raise LabError(f"a lab named {paths.name} is running; `python -m lab down --name {paths.name}` ends it")
-        # `find_running_pid` takes a shared lock for a moment.
+        # `find_running_pid` in another process holds a shared lock for a moment.
         time.sleep(_POLL_S)
 
 
-def _lock(descriptor: int, operation: int) -> bool:
+def _try_lock(descriptor: int, operation: int) -> bool:
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -114,8 +106,8 @@ def _lock(descriptor: int, operation: int) -> bool:
     return True
 
 
-def _is_current(descriptor: int, path: Path) -> bool:
-    """Whether ``path`` is still the locked file; the previous holder of the lock removes it."""
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether ``path`` is still the open file, because the previous holder of the lock removes the file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -123,11 +115,11 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 
 def find_running_pid(paths: LabPaths) -> int | None:
-    """Process id of the running lab; None if it does not run."""
+    """Return the process id of the running lab; None if the lab does not run."""
     try:
         with paths.lock.open("r") as file:
-            while not _lock(file.fileno(), fcntl.LOCK_SH):
-                # A lab takes the lock a moment before it writes its process id.
+            while not _try_lock(file.fileno(), fcntl.LOCK_SH):
+                # A lab locks the file a moment before it writes its process id.
                 file.seek(0)
                 if (text := file.read()).isdecimal():
                     return int(text)
@@ -138,9 +130,9 @@ def find_running_pid(paths: LabPaths) -> int | None:
 
 
 def reclaim(paths: LabPaths) -> int:
-    """Kill the lab's processes, remove its devices and its state directory; return how many processes were killed.
+    """Kill the lab's processes, remove its devices and state directory, and return the number of killed processes.
 
-    Call it only while holding the lab's lock. Blocks for up to some seconds.
+    The caller holds the lab's lock. Blocks for up to some seconds.
     """
     if not paths.state_dir.exists():
         return 0

@@ -1,8 +1,8 @@
-"""The result of the demo: structs that become one JSON object for scripts, or tables."""
+"""The result of the demo, and its output as one JSON object or as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -14,7 +14,7 @@ _LOW_STYLE, _MEDIUM_STYLE, _HIGH_STYLE, _FAULT_STYLE = "green", "yellow", "red",
 
 
 class MatrixEntry(msgspec.Struct, frozen=True):
-    """A directed zone pair: configured round trip, measured percentiles and the cost. A percentile is None with too few transactions."""
+    """A directed zone pair: its configured round trip, measured percentiles (None after too few transactions) and cost (None if unknown)."""
 
     origin: str
     destination: str
@@ -26,7 +26,7 @@ class MatrixEntry(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True, rename={"origin": "from", "destination": "to"}):
-    """A dependency, with its round trip between the nodes of the two workloads under each scheduler."""
+    """A dependency: its maximum cost, and for each scheduler the median round trip between its nodes and whether it is violated."""
 
     origin: str
     destination: str
@@ -38,7 +38,7 @@ class Edge(msgspec.Struct, frozen=True, rename={"origin": "from", "destination":
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Sums over all edges: median round trips, and dependencies whose cost is above their maximum."""
+    """For each scheduler, the sum of all dependencies' median round trips and the number of violated dependencies; and the reduction."""
 
     default_total_us: float
     network_aware_total_us: float
@@ -54,14 +54,14 @@ class ControlPlaneInfo(msgspec.Struct, frozen=True):
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """Workload -> node, by scheduler."""
+    """For each scheduler: workload -> node."""
 
     default: dict[str, str]
     network_aware: dict[str, str]
 
 
 class RequestLatency(msgspec.Struct, frozen=True):
-    """Latency of requests to the application's frontend, sent at a fixed rate; percentiles are of answered requests."""
+    """Latency of requests to the application's frontend. ``requests`` counts all, percentiles are of successful ones."""
 
     p50_ms: float
     p99_ms: float
@@ -70,7 +70,7 @@ class RequestLatency(msgspec.Struct, frozen=True):
 
 
 class ApplicationReport(msgspec.Struct, frozen=True):
-    """Latency of the running application, by scheduler."""
+    """For each scheduler, the latency of requests to the running application."""
 
     default: RequestLatency
     network_aware: RequestLatency
@@ -80,10 +80,16 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of the demo.
 
     Attributes:
+        nodes, zones: names.
         prober: ``netperf``, or ``datagrams`` if netperf is not available.
         placement: ``extender`` or ``affinity``.
+        pairs_planned, pairs_probed: numbers of undirected zone pairs.
+        matrix, edges: zone pairs and dependencies.
+        elapsed_s: duration of the demo.
         nodes_kind: ``real``, or ``namespace`` for nodes without a kubelet, which have neither ``images`` nor ``application``.
+        seed: as in `lab.demo.Demo`.
         images: program -> image that ran.
+        application: latency of requests to the running application.
     """
 
     control_plane: ControlPlaneInfo
@@ -104,28 +110,27 @@ class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
     application: ApplicationReport | None = None
 
 
-def summarise(edges: Iterable[Edge]) -> Summary:
-    """Add up the edges."""
-    rows = list(edges)
-    before, after = sum(edge.default_p50_us for edge in rows), sum(edge.network_aware_p50_us for edge in rows)
+def summarise(edges: Sequence[Edge]) -> Summary:
+    """Return the sums of all dependencies."""
+    before = sum(edge.default_p50_us for edge in edges)
+    after = sum(edge.network_aware_p50_us for edge in edges)
     return Summary(
         default_total_us=round(before, 1),
         network_aware_total_us=round(after, 1),
         reduction_percent=round(100 * (1 - after / before), 1) if before else 0.0,
-        default_violations=sum(edge.default_violated for edge in rows),
-        network_aware_violations=sum(edge.network_aware_violated for edge in rows),
+        default_violations=sum(edge.default_violated for edge in edges),
+        network_aware_violations=sum(edge.network_aware_violated for edge in edges),
     )
 
 
-def encode(report: DemoReport) -> str:
-    """The report as JSON, for ``make demo ARGS=--json``."""
+def encode_report(report: DemoReport) -> str:
+    """Return the report as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
-def print_matrix(console: Console, entries: Iterable[MatrixEntry]) -> None:
-    """Print a table of configured and measured latency, and the cost matrix as a heat map."""
-    rows = list(entries)
-    table = _table(console, "Latency between zones, configured and measured (round trip, ms)")
+def print_matrix(console: Console, rows: list[MatrixEntry]) -> None:
+    """Print a table of configured and measured latencies, and the cost matrix in colours."""
+    table = _start_table(console, "Latency between zones, configured and measured (round trip, ms)")
     table.add_column("zones")
     for heading in ("configured", "p50", "p90", "p99", "cost"):
         table.add_column(heading, justify="right")
@@ -134,40 +139,40 @@ def print_matrix(console: Console, entries: Iterable[MatrixEntry]) -> None:
             continue
         table.add_row(
             f"{row.origin} ↔ {row.destination}",
-            _ms(row.configured_us),
-            Text(_ms(row.p50_us), "bold"),
-            _ms(row.p90_us),
-            _ms(row.p99_us),
-            _cost(row.cost, rows),
+            _format_ms(row.configured_us),
+            Text(_format_ms(row.p50_us), "bold"),
+            _format_ms(row.p90_us),
+            _format_ms(row.p99_us),
+            _format_cost(row.cost, rows),
         )
     console.print(table)
     print_costs(console, rows)
 
 
 def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
-    """Print the cost matrix; the same zone costs 1, the same node 0."""
-    zones = sorted({r.origin for r in rows} | {r.destination for r in rows})
+    """Print the cost matrix. The cost inside a zone is 1."""
+    zones = sorted({row.origin for row in rows})
     costs = {(r.origin, r.destination): r.cost for r in rows}
-    table = _table(console, "NetperfCosts: what the scheduler reads")
+    table = _start_table(console, "NetperfCosts: what the scheduler reads")
     table.add_column("from \\ to")
     for zone in zones:
         table.add_column(zone, justify="right")
     for a in zones:
-        table.add_row(a, *(Text("1", "dim") if a == b else _cost(costs.get((a, b)), rows) for b in zones))
+        table.add_row(a, *(Text("1", "dim") if a == b else _format_cost(costs.get((a, b)), rows) for b in zones))
     console.print(table)
 
 
-def print_placements(console: Console, report: DemoReport, zone_of: dict[str, str]) -> None:
-    """Print the node of each workload and the latency of each dependency, for both schedulers."""
-    table = _table(console, "Placement of the Online Boutique")
+def print_placements(console: Console, report: DemoReport, zone_by_node: dict[str, str]) -> None:
+    """Print for both schedulers the node of each workload and the latency of each dependency."""
+    table = _start_table(console, "Placement of the Online Boutique")
     for heading in ("workload", "default", "netaware"):
         table.add_column(heading)
     before, after = report.placements.default, report.placements.network_aware
     for workload in sorted(before):
-        cells = (f"{zone_of[p[workload]]}  {p[workload]}" for p in (before, after))
+        cells = (f"{zone_by_node[p[workload]]}  {p[workload]}" for p in (before, after))
         table.add_row(workload, *cells)
     console.print(table)
-    table = _table(console, "Dependencies, measured between the nodes where their pods landed (p50, ms)")
+    table = _start_table(console, "Dependencies, measured between the nodes of their pods (p50, ms)")
     table.add_column("dependency", no_wrap=True)
     for heading in ("max cost", "default", "netaware"):
         table.add_column(heading, justify="right")
@@ -175,19 +180,19 @@ def print_placements(console: Console, report: DemoReport, zone_of: dict[str, st
         table.add_row(
             f"{edge.origin} → {edge.destination}",
             str(edge.max_network_cost),
-            _verdict(edge.default_p50_us, violated=edge.default_violated),
-            _verdict(edge.network_aware_p50_us, violated=edge.network_aware_violated),
+            _format_latency(edge.default_p50_us, violated=edge.default_violated),
+            _format_latency(edge.network_aware_p50_us, violated=edge.network_aware_violated),
         )
     console.print(table)
 
 
 def print_summary(console: Console, report: DemoReport) -> None:
-    """Print the gain in latency, the violations and the measurement, a line each."""
+    """Print the reduction of latency, the violations and the measurement, in a line each."""
     summary = report.summary
     console.print(
         f"Total dependency latency: [bold]{summary.default_total_us / 1e3:.1f} ms[/] with the default scheduler, "
         f"[bold green]{summary.network_aware_total_us / 1e3:.1f} ms[/] network-aware: "
-        f"[bold]{summary.reduction_percent:.0f} % {'less' if summary.reduction_percent >= 0 else 'MORE'}[/]."
+        f"[bold]{summary.reduction_percent:.0f} % {'less' if summary.reduction_percent >= 0 else 'more'}[/]."
     )
     console.print(
         f"Dependencies above their maxNetworkCost: [bold]{summary.default_violations}[/] before, "
@@ -203,7 +208,7 @@ def print_summary(console: Console, report: DemoReport) -> None:
 
 def print_application(console: Console, application: ApplicationReport, images: dict[str, str]) -> None:
     """Print the latency of requests to the running application."""
-    table = _table(console, "A request to the application's frontend, through Services (ms)")
+    table = _start_table(console, "A request to the application's frontend, through Services (ms)")
     table.add_column("scheduler")
     for heading in ("p50", "p99", "requests", "failed"):
         table.add_column(heading, justify="right")
@@ -214,17 +219,17 @@ def print_application(console: Console, application: ApplicationReport, images: 
     console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 
 
-def _table(console: Console, title: str) -> Table:
-    # Rich would wrap a table's own title to the table's width.
+def _start_table(console: Console, title: str) -> Table:
+    # Printed apart from the table, because Rich wraps a title to the table's width.
     console.print(f"\n[bold]{title}[/]")
     return Table(box=SIMPLE_HEAD, pad_edge=False)
 
 
-def _ms(us: float | None) -> str:
+def _format_ms(us: float | None) -> str:
     return "-" if us is None else f"{us / 1e3:.2f}"
 
 
-def _cost(cost: int | None, rows: list[MatrixEntry]) -> Text:
+def _format_cost(cost: int | None, rows: list[MatrixEntry]) -> Text:
     if cost is None:
         return Text("-", "dim")
     highest = max((r.cost or 0 for r in rows), default=1)
@@ -233,5 +238,5 @@ def _cost(cost: int | None, rows: list[MatrixEntry]) -> Text:
     return Text(str(cost), _MEDIUM_STYLE if cost <= 2 * highest / 3 else _HIGH_STYLE)
 
 
-def _verdict(us: float, *, violated: bool) -> Text:
-    return Text(_ms(us) + (" ✗" if violated else "  "), _FAULT_STYLE if violated else "")
+def _format_latency(us: float, *, violated: bool) -> Text:
+    return Text(_format_ms(us) + (" ✗" if violated else "  "), _FAULT_STYLE if violated else "")

@@ -1,7 +1,7 @@
-"""Configurations of kube-scheduler with the default profile and ours.
+"""Builds kube-scheduler's configuration with the default profile and ours.
 
-Extenders belong to the kube-scheduler process, not to a profile (docs/contracts, section 7), so pods of both profiles are sent; our
-extender has no opinion about pods without an AppGroup.
+An extender belongs to the process, not to a profile, so kube-scheduler also sends it pods of the default profile. Our extender accepts
+every node for pods without an AppGroup.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ def build_scheduler_config(
     percentage_of_nodes_to_score: int = 100,
     profiles: Sequence[str] = (DEFAULT_PROFILE, OUR_SCHEDULER),
 ) -> dict[str, Any]:
-    """A KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
+    """Return a KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 
     Args:
         extender_url: base URL of the extender; None for no extender.
         extender_timeout_s: deadline of a request to the extender, seconds.
-        percentage_of_nodes_to_score: 100, because the extender sees only sampled nodes; if it refuses them all, the pod stays Pending.
+        percentage_of_nodes_to_score: below 100 the extender sees only a sample; if it refuses every node of the sample, the pod stays
+            Pending.
         profiles: scheduler names; no other running scheduler may have one of them.
     """
     config: dict[str, Any] = {

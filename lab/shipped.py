@@ -1,4 +1,4 @@
-"""Installs our programs as pods in a lab of real nodes: an overlay, with images built from the Dockerfiles."""
+"""Installs our programs as pods in a lab of real nodes: applies an overlay, with images built from the Dockerfiles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from netperf.contract import CAPACITY_ANNOTATION, NAME_LABEL, NETAWARE_NAMESPACE
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
 _ROLLOUT_TIMEOUT_S, _SHOWN_CHARS = 240.0, 4000
+_CONTROLLER_PORT = 9851
 
 
 def find_or_build_images() -> dict[str, Path]:
-    """Image name with tag -> OCI layout, for agent and controller; from the cache or built. Blocks.
+    """Return image name with tag -> OCI layout for agent and controller, from the cache or built. Blocks.
 
     Raises:
-        BuildError, UnsupportedError: as `find_or_build_image`.
+        BuildError: as `find_or_build_image`.
+        UnsupportedError: as `find_or_build_image`.
     """
     return {f"{recipe.name}:{IMAGE_TAG}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
 
@@ -30,45 +32,45 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     """Apply an overlay and wait until every pod of it is ready.
 
     Args:
-        lab: with real nodes, and with a default scheduler.
+        lab: a lab with real nodes and a default scheduler.
         images: result of `find_or_build_images`.
-        overlay: folder of the kustomization to apply.
+        overlay: folder of the overlay.
 
     Raises:
-        BootError: it cannot be applied, or a pod is not ready after four minutes; says why.
+        BootError: the overlay cannot be applied, or a pod is not ready after four minutes; says why.
     """
     assert lab.real_nodes.images is not None, "the lab has no real nodes"
     for name, layout in images.items():
         await asyncio.to_thread(lab.real_nodes.images.add_oci_layout, name, layout)
     for network in lab.networks:
-        # The agent does not use the speed of TUN devices.
+        # The agent does not take the speed of a TUN device for the node's capacity.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
-    # Fail at once if a node's program ends, and not after the timeout of the rollout.
-    rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.programs.watch())
+    # Fail at once if a node's program ends, not only after the timeout of the rollout.
+    rollout, program_end = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.programs.watch())
     try:
-        await asyncio.wait({rollout, failure}, return_when=asyncio.FIRST_COMPLETED)
-        await (rollout if rollout.done() else failure)
+        await asyncio.wait({rollout, program_end}, return_when=asyncio.FIRST_COMPLETED)
+        await (rollout if rollout.done() else program_end)
     finally:
         rollout.cancel()
-        failure.cancel()
-        await asyncio.gather(rollout, failure, return_exceptions=True)
-    # The pod's address, because a Service's address only works on nodes.
+        program_end.cancel()
+        await asyncio.gather(rollout, program_end, return_exceptions=True)
+    # The pod's address, because the Service's address only works on nodes.
     label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
     arguments = ("-n", NETAWARE_NAMESPACE, "get", "pods", "-l", label, "-o", path)
-    lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*arguments)}:9851"
+    lab.urls["controller"] = f"http://{await lab.control_plane.run_kubectl(*arguments)}:{_CONTROLLER_PORT}"
 
 
 async def await_rollout(lab: Lab, namespace: str = NETAWARE_NAMESPACE) -> None:
-    """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with a description of its pods."""
+    """Wait until all DaemonSets and Deployments of a namespace are rolled out. Raises BootError with a description of the pods."""
     deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
     listed = await lab.control_plane.run_kubectl("-n", namespace, "get", "daemonsets,deployments", "-o", "name")
     for name in listed.split():
-        left_s = max(1.0, deadline - time.monotonic())
+        remaining_s = max(1.0, deadline - time.monotonic())
         try:
             await lab.control_plane.run_kubectl(
-                "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
+                "-n", namespace, "rollout", "status", name, f"--timeout={remaining_s:.0f}s", timeout_s=remaining_s + 10
             )
         except BootError as error:
             description = await lab.control_plane.run_kubectl("-n", namespace, "describe", "pods")

@@ -1,7 +1,7 @@
 """Reads topology files: the regions, zones and nodes of a lab, and the links between its zones.
 
-Reading is strict, because a lab with an ignored, misspelt field would measure something else than its user expects. Every error names
-the file and the field.
+Unknown fields are errors, because a lab that ignores a misspelt field would not measure what its user expects. Every error names the
+file and the field.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_RTT_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """Delay, jitter and loss between two zones or inside a zone, the same in both directions.
+    """Delay, jitter and loss between two zones or inside a zone, equal in both directions.
 
     Attributes:
         rtt_us: shortest round trip, microseconds; half of it in each direction.
@@ -43,7 +43,7 @@ class Link:
 
     @property
     def has_excessive_jitter(self) -> bool:
-        """Whether the jitter exceeds the round trip, which is an error."""
+        """Whether the jitter exceeds the round trip, which is invalid."""
         return self.jitter_us > self.rtt_us
 
 
@@ -78,7 +78,7 @@ class Topology:
         name: name of the topology, not of the lab.
         nodes: in the order of the file.
         same_zone: link between two nodes of a zone.
-        links: two zones in bytewise order -> link between them.
+        links: two zones, as `zone_pair` orders them -> link between them.
     """
 
     name: str
@@ -97,17 +97,17 @@ class Topology:
         return tuple(node for node in self.nodes if node.kubelet == REAL)
 
     def with_kubelets(self, kubelet: str) -> Topology:
-        """The topology with this kind of kubelet on all nodes."""
+        """Return the topology with this kind of kubelet on all nodes."""
         return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
     def link_between(self, zone: str, other: str) -> Link:
-        """The link between two zones, or for the same zone twice the link inside it."""
+        """Return the link between two zones; for one zone twice, the link inside it."""
         return self.same_zone if zone == other else self.links[zone_pair(zone, other)]
 
 
-def zone_pair(site: str, other: str) -> tuple[str, str]:
-    """The key of a pair of sites (zones): both names in bytewise order."""
-    return (site, other) if site <= other else (other, site)
+def zone_pair(zone: str, other: str) -> tuple[str, str]:
+    """Return the key of a pair of zones: both names in bytewise order."""
+    return (zone, other) if zone <= other else (other, zone)
 
 
 class _NodeFile(Section, frozen=True):
@@ -160,7 +160,7 @@ def load_topology(name_or_file: str) -> Topology:
     """Read a shipped topology by name, or a file.
 
     Raises:
-        ConfigError: there is no such topology, or it is not valid; names the file and the field.
+        ConfigError: the topology does not exist or is not valid; names the file and the field.
     """
     shipped = SHIPPED / f"{name_or_file}.yaml"
     path = shipped if _NAME.match(name_or_file) and shipped.exists() else Path(name_or_file)
@@ -174,33 +174,29 @@ def load_topology(name_or_file: str) -> Topology:
 
 
 def parse_topology(text: str, file: str) -> Topology:
-    """Read a topology from YAML; errors name ``file``.
-
-    Raises:
-        ConfigError: it is not valid; names the file and the field.
-    """
+    """Read a topology from YAML. Raises ConfigError, which names ``file`` and the field, if it is not valid."""
     data = parse_yaml(text, file)
     try:
         content = convert(data, _TopologyFile)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error.field}", error.problem, error.fix) from error
-    return _Reader(file, content).read()
+    return _TopologyReader(file, content).read_topology()
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Turns the file's structs into a Topology; ``path`` is the path of a field, for errors."""
+class _TopologyReader:
+    """Checks a file's content and converts it to a Topology. Parameters ``path`` are paths of fields, for errors."""
 
     file: str
     content: _TopologyFile
 
-    def read(self) -> Topology:
-        """Check the content and convert it."""
+    def read_topology(self) -> Topology:
+        """Return the topology. Raises ConfigError if the content is not valid."""
         content = self.content
         self._check_name("name", content.name)
         nodes = self._read_nodes()
         if len(nodes) > MAX_NODES:
-            raise self._error("regions", f"{len(nodes)} nodes", f"a lab can have {MAX_NODES}")
+            raise self._make_error("regions", f"{len(nodes)} nodes", f"a lab can have {MAX_NODES}")
         self._check_unique("node", [(f"node {node.name}", node.name) for node in nodes])
         links = self._read_links(list(dict.fromkeys(node.zone for node in nodes)))
         same_zone = self._read_link("sameZone", content.same_zone)
@@ -209,20 +205,22 @@ class _Reader:
     def _read_nodes(self) -> list[LabNode]:
         regions = self.content.regions
         if not regions:
-            raise self._error("regions", "is empty", "a topology needs a region with a zone with a node")
+            raise self._make_error("regions", "is empty", "a topology needs a region with a zone with a node")
         self._check_unique("region", [(f"regions[{i}].name", region.name) for i, region in enumerate(regions)])
         nodes: list[LabNode] = []
         zone_names: list[tuple[str, str]] = []
         for i, region in enumerate(regions):
             self._check_name(f"regions[{i}].name", region.name)
             if not region.zones:
-                raise self._error(f"regions[{i}].zones", f"region {region.name} has no zone")
+                raise self._make_error(f"regions[{i}].zones", f"region {region.name} has no zone")
             for j, zone in enumerate(region.zones):
                 path = f"regions[{i}].zones[{j}]"
                 self._check_name(f"{path}.name", zone.name)
                 zone_names.append((f"{path}.name", zone.name))
                 if not zone.nodes:
-                    raise self._error(f"{path}.nodes", f"zone {zone.name} has no node", "add one, or remove the zone")
+                    raise self._make_error(
+                        f"{path}.nodes", f"zone {zone.name} has no node", "add one, or remove the zone"
+                    )
                 for k, node in enumerate(zone.nodes):
                     nodes.append(self._read_node(f"{path}.nodes[{k}]", node, region.name, zone.name))
         self._check_unique("zone", zone_names)
@@ -230,10 +228,10 @@ class _Reader:
 
     def _read_node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
         self._check_name(f"{path}.name", node.name)
-        amounts = {n: self._read_quantity(*self._setting_of(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
-        field, kubelet = self._setting_of(path, node, "kubelet")
+        amounts = {n: self._read_quantity(*self._find_setting(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
+        field, kubelet = self._find_setting(path, node, "kubelet")
         if kubelet not in KUBELETS:
-            raise self._error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELETS)}")
+            raise self._make_error(field, f"{kubelet!r} is unknown", f"write one of {', '.join(KUBELETS)}")
         return LabNode(
             node.name,
             region,
@@ -245,8 +243,8 @@ class _Reader:
             kubelet=str(kubelet),
         )
 
-    def _setting_of(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
-        """Path and value of a node's setting, or of its default."""
+    def _find_setting(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
+        """Return path and value of a node's setting, or those of its default."""
         value = getattr(node, name)
         if value is not None:
             return f"{path}.{name}", value
@@ -258,16 +256,22 @@ class _Reader:
             path = f"links[{i}]"
             for name in entry.between:
                 if name not in zones:
-                    raise self._error(f"{path}.between", f"{name!r} is no zone of this topology", "write [zone, zone]")
+                    raise self._make_error(
+                        f"{path}.between", f"{name!r} is not a zone of this topology", "write [zone, zone]"
+                    )
             key = zone_pair(*entry.between)
             if key[0] == key[1]:
-                raise self._error(f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones")
+                raise self._make_error(
+                    f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones"
+                )
             if key in links:
-                raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
+                raise self._make_error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
             links[key] = self._read_link(path, entry)
         for pair in itertools.combinations(sorted(zones), 2):
             if pair not in links:
-                raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
+                raise self._make_error(
+                    "links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one"
+                )
         return links
 
     def _read_link(self, path: str, given: _LinkFile) -> Link:
@@ -276,7 +280,7 @@ class _Reader:
         loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
         link = Link(rtt_us, jitter_us, loss)
         if link.has_excessive_jitter:
-            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip, {given.rtt}")
+            raise self._make_error(f"{path}.jitter", f"{given.jitter} is more than the round trip, {given.rtt}")
         return link
 
     def _read_duration_us(self, path: str, value: str | float) -> float:
@@ -286,41 +290,41 @@ class _Reader:
         try:
             amount = quantity.parse(value)
         except QuantityError as error:
-            raise self._error(path, str(error)) from error
+            raise self._make_error(path, str(error)) from error
         if amount <= 0:
-            raise self._error(path, f"{value} is not above 0")
+            raise self._make_error(path, f"{value} is not above 0")
         return str(value)
 
     def _check_name(self, path: str, value: str) -> None:
         if not _NAME.match(value):
             fix = "lower-case letters, digits and -, up to 63, starting and ending with a letter or digit"
-            raise self._error(path, f"{value!r} is not a valid name", fix)
+            raise self._make_error(path, f"{value!r} is not a valid name", fix)
 
-    def _check_unique(self, what: str, named: list[tuple[str, str]]) -> None:
+    def _check_unique(self, kind: str, names_by_path: list[tuple[str, str]]) -> None:
         seen: set[str] = set()
-        for path, name in named:
+        for path, name in names_by_path:
             if name in seen:
-                raise self._error(path, f"there are two {what}s named {name}")
+                raise self._make_error(path, f"there are two {kind}s named {name}")
             seen.add(name)
 
-    def _error(self, path: str, problem: str, fix: str = "") -> ConfigError:
+    def _make_error(self, path: str, problem: str, fix: str = "") -> ConfigError:
         return ConfigError(f"{self.file}: {path}", problem, fix)
 
 
 def parse_duration_us(value: str | float, field: str) -> float:
-    """Read a delay as microseconds; 0 needs no unit.
+    """Return a delay in microseconds; 0 needs no unit.
 
     Raises:
-        ConfigError: it is not a duration with a unit, or is longer than 10 s; names ``field``.
+        ConfigError: the value is not a duration with a unit, or is longer than 10 s; names ``field``.
     """
     return 0.0 if value in {0, "0"} else round(parse_duration(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
 
 def parse_loss(value: str | float, field: str) -> float:
-    """Read ``0.1%`` as 0.001; 0 needs no unit.
+    """Return a loss of ``0.1%`` as 0.001; 0 needs no unit.
 
     Raises:
-        ConfigError: it is not a percentage from 0 to 100; names ``field``.
+        ConfigError: the value is not a percentage from 0 to 100; names ``field``.
     """
     match = _PERCENT.match(str(value).strip())
     if match and float(match["number"]) <= 100:

@@ -1,7 +1,7 @@
 """Runs a lab without root, inside new user, network and mount namespaces.
 
-Inside, the lab may create bridges, namespaces and TUN devices, but cannot use the host's network. So it inherits a socket that listens
-on the host, and relays connections from there to the API server.
+There the lab may create bridges, namespaces and TUN devices, but has no access to the host's network. So it inherits a socket that
+listens on the host, and relays this socket's connections to the API server.
 """
 
 from __future__ import annotations
@@ -21,81 +21,81 @@ from lab.network import can_open_tun, find_missing_privileges
 
 _RELAY_VARIABLE = "NETAWARE_LAB_RELAY_FD"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
-# Names of network namespaces are below /run, which is root's on the host.
+# Names of network namespaces are below /run, where only root may write on the host.
 _MOUNT_RUN = 'mount -t tmpfs netaware-lab /run && exec "$@"'
-_CHUNK = 65536
+_CHUNK_BYTES = 65536
 
 
 @dataclass
-class Launch:
+class LaunchCommand:
     """A command that starts the process of a lab.
 
     Attributes:
         argv: the command, wrapped by unshare if it needs new namespaces.
         env: its whole environment.
-        relay: the socket that it must inherit; None if it runs in the host's network.
+        relay_listener: the socket that it must inherit; None if it runs in the host's network.
     """
 
     argv: list[str]
     env: dict[str, str]
-    relay: socket.socket | None = None
+    relay_listener: socket.socket | None = None
 
     @property
     def pass_fds(self) -> tuple[int, ...]:
         """Descriptors that the new process must inherit."""
-        return () if self.relay is None else (self.relay.fileno(),)
+        return () if self.relay_listener is None else (self.relay_listener.fileno(),)
 
     def exec_if_wrapped(self) -> None:
-        """Replace this process by the command if it is wrapped, else return. The wrapped command has no access to the Internet."""
-        if self.relay is None:
+        """Replace this process by the command if unshare wraps it, else return. A wrapped command has no access to the Internet."""
+        if self.relay_listener is None:
             return
         for descriptor in self.pass_fds:
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
         os.execvpe(self.argv[0], self.argv, self.env)
 
 
-def plan_relaunch(module: str = "lab") -> Launch:
-    """Plan to run this process's command again. Raises UnsupportedError as `plan_launch`."""
+def plan_relaunch(module: str = "lab") -> LaunchCommand:
+    """Return the command of this process, as `plan_launch` does."""
     return plan_launch([sys.executable, "-m", module, *sys.argv[1:]], dict(os.environ))
 
 
-def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:
-    """Plan to run ``argv``, inside a user namespace if this process may not create devices.
+def plan_launch(argv: Sequence[str], env: dict[str, str]) -> LaunchCommand:
+    """Return ``argv`` as a command, wrapped to run in a user namespace if this process may not create devices.
 
     Raises:
-        UnsupportedError: neither is possible; says what is missing and what works without it.
+        UnsupportedError: a user namespace is not possible either; says what is missing and what works without it.
     """
     missing = find_missing_privileges()
     if not missing:
-        return Launch(list(argv), env)
-    if problem := _user_namespace_problem():
+        return LaunchCommand(list(argv), env)
+    if problem := _find_user_namespace_problem():
         reason = f"nodes need {missing[0]}, or a user namespace, but {problem}"
         raise UnsupportedError(f"{reason}. `--topology none` still runs the control plane alone")
-    relay = socket.create_server(("127.0.0.1", 0))
+    relay_listener = socket.create_server(("127.0.0.1", 0))
     wrapped = [*_UNSHARE, "sh", "-c", _MOUNT_RUN, "sh", *argv]
-    return Launch(wrapped, {**env, _RELAY_VARIABLE: str(relay.fileno())}, relay)
+    return LaunchCommand(wrapped, {**env, _RELAY_VARIABLE: str(relay_listener.fileno())}, relay_listener)
 
 
-def _user_namespace_problem() -> str:
-    """The reason why a lab cannot run in a user namespace; empty if it can."""
+def _find_user_namespace_problem() -> str:
+    """Return why a lab cannot run in a user namespace; empty if it can."""
     if shutil.which("unshare") is None:
         return "the command unshare (util-linux) is missing"
-    done = subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
+    result = subprocess.run([*_UNSHARE, "true"], check=False, capture_output=True, text=True)
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines()
         return f"user namespaces are not allowed here ({lines[-1] if lines else 'unshare failed'})"
     return "" if can_open_tun() else "this user may not open /dev/net/tun (mode 0666 permits it)"
 
 
-def inherited_relay_socket() -> socket.socket | None:
-    """The socket that this process inherited; None if it runs in the host's network."""
-    number = os.environ.get(_RELAY_VARIABLE, "")
-    return socket.socket(fileno=os.dup(int(number))) if number.isdecimal() else None
+def find_inherited_listener() -> socket.socket | None:
+    """Return the socket that this process inherited; None if it runs in the host's network."""
+    descriptor = os.environ.get(_RELAY_VARIABLE, "")
+    return socket.socket(fileno=os.dup(int(descriptor))) if descriptor.isdecimal() else None
 
 
 @asynccontextmanager
-async def relay(listener: socket.socket, host: str, port: int) -> AsyncIterator[str]:
-    """Relay connections of ``listener`` to ``host:port``; yields the listener's address as an https URL."""
+async def relay_connections(listener: socket.socket, host: str, port: int) -> AsyncIterator[str]:
+    """Relay connections of ``listener`` to ``host:port`` for the block; yields the listener's address as an https URL."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def relay_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -106,11 +106,11 @@ async def relay(listener: socket.socket, host: str, port: int) -> AsyncIterator[
         async with AsyncExitStack() as stack:
             stack.callback(writer.close)
             try:
-                inner_reader, inner_writer = await asyncio.open_connection(host, port)
+                target_reader, target_writer = await asyncio.open_connection(host, port)
             except OSError:
                 return
-            stack.callback(inner_writer.close)
-            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+            stack.callback(target_writer.close)
+            await asyncio.gather(_copy_stream(reader, target_writer), _copy_stream(target_reader, writer))
 
     server = await asyncio.start_server(relay_connection, sock=listener)
     try:
@@ -122,9 +122,9 @@ async def relay(listener: socket.socket, host: str, port: int) -> AsyncIterator[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        while chunk := await reader.read(_CHUNK):
+        while chunk := await reader.read(_CHUNK_BYTES):
             writer.write(chunk)
             await writer.drain()
         if writer.can_write_eof():

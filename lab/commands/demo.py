@@ -1,4 +1,4 @@
-"""``python -m lab demo``: boots a lab, measures latency, places an application, prints tables of the gain, and cleans up."""
+"""``python -m lab demo``: boots a lab, measures latency, places an application twice, prints tables, and removes the lab."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.shipped import find_or_build_images
 from lab.topology import Topology
 from lab.unprivileged import plan_relaunch
 
-_PICTURE_COLUMNS = 96
+_PICTURE_WIDTH = 96
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         "--placement",
         choices=OVERLAY_BY_PLACEMENT,
         default="extender",
-        help="by the bundled scheduler with our extender, or by node affinity (%(default)s)",
+        help="who places pods: a scheduler with our extender, or the default scheduler with node affinity (%(default)s)",
     )
     parser.add_argument(
         "--seed",
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; print tables, or with --json one object, and progress on stderr."""
+    """Run the demo; print tables, or one JSON object, on stdout, and progress on stderr."""
     topology = arguments.read_topology(args.topology, args.nodes)
     if topology is None:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
         if args.json:
-            print(report.encode(result), flush=True)
+            print(report.encode_report(result), flush=True)
             return
-        console = Console(record=args.picture is not None, width=_PICTURE_COLUMNS if args.picture else None)
+        console = Console(record=args.picture is not None, width=_PICTURE_WIDTH if args.picture else None)
         print_all(console, result, topology)
         if args.picture is not None:
             args.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -28,42 +28,42 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the lab; returns 0 also if there is none."""
+    """Stop the lab and remove its files. Succeeds also if the lab does not exist."""
     paths = lab_paths(args.name)
     pid = find_running_pid(paths)
     if pid is not None:
-        _stop(paths, pid)
+        _stop_process(paths, pid)
     with lock_lab(paths):
-        leftovers = paths.state_dir.exists()
-        processes = reclaim(paths)
+        has_leftovers = paths.state_dir.exists()
+        killed_count = reclaim(paths)
     paths.supervisor_log.unlink(missing_ok=True)
     shutil.rmtree(paths.kept_logs, ignore_errors=True)
-    outcome = "ended" if pid is not None else "cleaned up" if leftovers else "absent"
+    outcome = "ended" if pid is not None else "cleaned up" if has_leftovers else "absent"
     if args.json:
-        arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": processes})
+        arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": killed_count})
     else:
-        more = f", {processes} processes were still running" if processes else ""
-        print(f"lab {args.name}: {outcome}{more}", file=sys.stderr)
+        killed = f", killed {killed_count} processes" if killed_count else ""
+        print(f"lab {args.name}: {outcome}{killed}", file=sys.stderr)
     return 0
 
 
-def _stop(paths: LabPaths, pid: int) -> None:
-    """Send SIGTERM, and SIGKILL after 45 s; wait for the lock, which the kernel frees when the process ends."""
-    _send(pid, signal.SIGTERM)
+def _stop_process(paths: LabPaths, pid: int) -> None:
+    """Send SIGTERM, and SIGKILL after 45 s, and wait until the process has released the lab's lock."""
+    _send_signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while find_running_pid(paths) is not None:
         if time.monotonic() > deadline:
             print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
-            _send(pid, signal.SIGKILL)
+            _send_signal(pid, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
     while find_running_pid(paths) is not None:
         if time.monotonic() > deadline + _STOP_TIMEOUT_S:
-            raise LabError(f"process {pid} of lab {paths.name} does not end, although it got SIGKILL")
+            raise LabError(f"process {pid} of lab {paths.name} did not end after SIGKILL")
         time.sleep(_POLL_S)
 
 
-def _send(pid: int, signal_number: signal.Signals) -> None:
+def _send_signal(pid: int, signal_number: signal.Signals) -> None:
     # The lab may have ended since its lock was checked.
     with suppress(ProcessLookupError):
         os.kill(pid, signal_number)

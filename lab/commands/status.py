@@ -1,4 +1,4 @@
-"""``python -m lab status``: whether a lab runs, its programs, and the links of its emulated network."""
+"""``python -m lab status``: prints whether a lab runs, its programs, and the links of its emulated network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 from lab.commands import arguments
 from lab.commands.up import read_description
-from lab.commands.wan import rows, table_of
+from lab.commands.wan import build_link_table, describe_links
 from lab.errors import WanError
 from lab.processes import find_processes
 from lab.reclaim import LabPaths, find_running_pid, lab_paths
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state; return 0 if the lab runs, else 3."""
+    """Print the state; return 0 if the lab runs, else `EXIT_NOT_RUNNING`."""
     paths = lab_paths(args.name)
     state = _read_state(paths)
     report: dict[str, Any] = {"name": args.name, "state": state}
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         arguments.print_json(report)
     else:
-        _print(report)
+        _print_report(report)
     return 0 if state == "running" else EXIT_NOT_RUNNING
 
 
@@ -52,17 +52,17 @@ def _read_state(paths: LabPaths) -> str:
 
 
 def _describe_programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, Any]]:
-    """The lab's programs, with their resident memory in bytes."""
-    rss_bytes = {}
+    """Return the lab's programs as plain data, with their resident memory in bytes."""
+    rss_bytes_by_pid = {}
     for process in find_processes(paths.state_dir):
         with suppress(psutil.Error):
-            rss_bytes[process.pid] = process.memory_info().rss
+            rss_bytes_by_pid[process.pid] = process.memory_info().rss
     return [
         {
             "name": name,
             "pid": pid,
-            "alive": pid in rss_bytes,
-            "rss_bytes": rss_bytes.get(pid, 0),
+            "alive": pid in rss_bytes_by_pid,
+            "rss_bytes": rss_bytes_by_pid.get(pid, 0),
             "log": str(paths.logs / f"{name}.log"),
         }
         for name, pid in pids.items()
@@ -76,10 +76,10 @@ def _describe_wan(paths: LabPaths) -> dict[str, Any]:
     except WanError as error:
         return {"error": str(error)}
     packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}
-    return {"packets": packets, "late_us": round(counters.late_us), "links": rows(links)}
+    return {"packets": packets, "late_us": round(counters.late_us), "links": describe_links(links)}
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -104,6 +104,6 @@ def _print(report: dict[str, Any]) -> None:
             f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost as configured,"
             f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last reading"
         )
-        console.print(table_of(wan["links"]))
+        console.print(build_link_table(wan["links"]))
     elif wan:
         console.print(f"emulated network: {wan['error']}")

@@ -1,4 +1,4 @@
-"""``python -m lab up``: boots a lab and leaves it running in the background; for a running lab it prints how to use it."""
+"""``python -m lab up``: boots a lab in the background, unless it runs already, and prints how to use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lab.programs import build_pythonpath_env
 from lab.reclaim import LabPaths, find_running_pid, lab_paths
 from lab.shipped import find_or_build_images, install_as_shipped
 from lab.topology import Topology
-from lab.unprivileged import Launch, plan_launch
+from lab.unprivileged import LaunchCommand, plan_launch
 
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
     paths = lab_paths(args.name)
-    running = _find_running(paths, topology, programs=args.programs)
-    if running is not None:
+    description = _find_running_lab(paths, topology, needs_programs=args.programs)
+    if description is not None:
         print(f"lab {paths.name} is up already", file=sys.stderr)
-        _print(running, as_json=args.json)
+        _print_usage(description, as_json=args.json)
         return 0
-    command, environment = _supervisor_command(args), {**os.environ, **build_pythonpath_env()}
-    launch = plan_launch(command, environment) if topology is not None else Launch(command, environment)
+    command, environment = _build_supervisor_command(args), {**os.environ, **build_pythonpath_env()}
+    launch = plan_launch(command, environment) if topology is not None else LaunchCommand(command, environment)
     # Build in the foreground, so that its progress is visible.
     find_or_build_programs()
     find_node_binaries(topology)
@@ -74,28 +74,31 @@ def run(args: argparse.Namespace) -> int:
         launch.argv += ["--json"] if args.json else []
         launch.exec_if_wrapped()
         return run_program(lambda: _run_lab(topology, paths, args))
-    _print(_start_in_background(launch, paths), as_json=args.json)
+    _print_usage(_start_in_background(launch, paths), as_json=args.json)
     return 0
 
 
-def _find_running(paths: LabPaths, topology: Topology | None, *, programs: bool) -> dict[str, Any] | None:
+def _find_running_lab(paths: LabPaths, topology: Topology | None, *, needs_programs: bool) -> dict[str, Any] | None:
+    """Return the running lab's description; None if it does not run. Raises LabError if it differs from what is wanted."""
     if find_running_pid(paths) is None:
         return None
-    running = read_description(paths)
+    description = read_description(paths)
     difference = ""
-    if running["topology"] != (topology.name if topology else None):
-        difference = f"with topology {running['topology'] or 'none'}"
-    elif topology is not None and _nodes_of(running) != {(n.name, n.zone, n.region, n.kubelet) for n in topology.nodes}:
+    if description["topology"] != (topology.name if topology else None):
+        difference = f"with topology {description['topology'] or 'none'}"
+    elif topology is not None and _read_nodes(description) != {
+        (n.name, n.zone, n.region, n.kubelet) for n in topology.nodes
+    }:
         difference = "with other nodes or kubelets"
-    elif programs and "controller" not in running["addresses"]:
+    elif needs_programs and "controller" not in description["addresses"]:
         difference = "without our programs"
     if difference:
         raise LabError(f"lab {paths.name} runs {difference}; `down` it first, or use --name")
-    return running
+    return description
 
 
-def _nodes_of(running: dict[str, Any]) -> set[tuple[str, str, str, str]]:
-    return {(node["name"], node["zone"], node["region"], node["kubelet"]) for node in running["nodes"]}
+def _read_nodes(description: dict[str, Any]) -> set[tuple[str, ...]]:
+    return {tuple(node[key] for key in ("name", "zone", "region", "kubelet")) for node in description["nodes"]}
 
 
 def read_description(paths: LabPaths) -> dict[str, Any]:
@@ -103,15 +106,15 @@ def read_description(paths: LabPaths) -> dict[str, Any]:
     try:
         return msgspec.json.decode(paths.description.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
-        problem = "is being started or stopped by another command; try again in a few seconds"
-        raise LabError(f"lab {paths.name} {problem}") from None
+        problem = "another command starts or stops it; try again in a few seconds"
+        raise LabError(f"lab {paths.name} is not up: {problem}") from None
 
 
 async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
     as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
-    # Without real kubelets our programs run on the host, and start first: the scheduler needs the extender's address.
-    started_later = {"scheduler"} if args.programs and not as_shipped else set()
-    components = [component for component in ALL_COMPONENTS if component not in started_later]
+    # Without real kubelets `install` starts the scheduler, because it knows the extender's address.
+    starts_scheduler = as_shipped or not args.programs
+    components = [name for name in ALL_COMPONENTS if name != "scheduler" or starts_scheduler]
     images = await asyncio.to_thread(find_or_build_images) if as_shipped else {}
     async with Lab.start(topology, name=paths.name, components=components) as lab:
         if as_shipped:
@@ -119,11 +122,11 @@ async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Na
         elif args.programs:
             await install(lab)
         lab.write_description()
-        _print(lab.describe(), as_json=args.json)
+        _print_usage(lab.describe(), as_json=args.json)
         await lab.log_ended_programs()
 
 
-def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:
+def _start_in_background(launch: LaunchCommand, paths: LabPaths) -> dict[str, Any]:
     """Start the process that runs the lab, and wait until the lab is up."""
     paths.supervisor_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with paths.supervisor_log.open("wb") as log:
@@ -137,9 +140,9 @@ def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:
             pass_fds=launch.pass_fds,
         )
     try:
-        _await_up(process, paths)
+        _wait_until_up(process, paths)
     except BaseException:
-        # After Ctrl-C, or if the lab does not come up.
+        # Also after Ctrl-C.
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_STOP_TIMEOUT_S)
@@ -150,7 +153,7 @@ def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:
     return read_description(paths)
 
 
-def _await_up(process: subprocess.Popen[bytes], paths: LabPaths) -> None:
+def _wait_until_up(process: subprocess.Popen[bytes], paths: LabPaths) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not _is_up(process, paths):
         if process.poll() is not None:
@@ -169,14 +172,14 @@ def _is_up(process: subprocess.Popen[bytes], paths: LabPaths) -> bool:
         return False
 
 
-def _supervisor_command(args: argparse.Namespace) -> list[str]:
-    """The command of the process that runs the lab."""
+def _build_supervisor_command(args: argparse.Namespace) -> list[str]:
+    """Return the command of the process that runs the lab."""
     options = ["--foreground", "--name", args.name, "--topology", args.topology]
     options += ["--nodes", args.nodes] if args.nodes else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
 
 
-def _print(lab: dict[str, Any], *, as_json: bool) -> None:
+def _print_usage(lab: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         arguments.print_json(lab)
         return
@@ -205,13 +208,13 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _print_page(console: Console, lab: dict[str, Any]) -> None:
-    """Print the command and the address that show our programs."""
-    program = Path(sys.executable).with_name("kubectl-netaware")
-    command = str(program) if program.exists() else "kubectl netaware"
+    """Print the plugin's command and the page's address."""
+    plugin = Path(sys.executable).with_name("kubectl-netaware")
+    command = str(plugin) if plugin.exists() else "kubectl netaware"
     console.print(f"{command} status   # or {command} --help", soft_wrap=True)
     page = f"{lab['addresses']['controller']}/"
     if lab["enter"]:
-        # A lab in a user namespace: only the API server can be reached from the host.
+        # The host can reach only the API server of a lab in a user namespace.
         fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
         console.print(f"the page can only be reached inside the lab's network: {fetch}", soft_wrap=True)
         return

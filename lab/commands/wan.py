@@ -1,4 +1,4 @@
-"""``python -m lab wan``: shows and changes the delays between the zones of a running lab, while packets flow."""
+"""``python -m lab wan``: prints and changes the links between the zones of a running lab, while packets flow."""
 
 from __future__ import annotations
 
@@ -21,46 +21,48 @@ def add_parser(commands: Any) -> None:
     """Register the subcommand with its two actions."""
     parser = commands.add_parser("wan", help="show or change the delays between zones", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="show|set")
-    show = actions.add_parser("show", help="all links between and inside zones")
-    change = actions.add_parser(
+    show_parser = actions.add_parser("show", help="all links between and inside zones")
+    set_parser = actions.add_parser(
         "set", help="change a link in both directions; options that are left out keep their value"
     )
-    for action in (show, change):
-        arguments.add_name(action)
-        arguments.add_json(action)
-    change.add_argument("zones", nargs=2, metavar="ZONE", help="the two zones; the same twice for the link inside it")
-    change.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
-    change.add_argument("--jitter", metavar="RTT", help="round trips take up to this much longer")
-    change.add_argument("--loss", metavar="PERCENT", help="packets lost in each direction, such as 0.1%%")
-    show.set_defaults(run=run_show)
-    change.set_defaults(run=run_set)
+    for action_parser in (show_parser, set_parser):
+        arguments.add_name(action_parser)
+        arguments.add_json(action_parser)
+    set_parser.add_argument(
+        "zones", nargs=2, metavar="ZONE", help="the two zones; the same twice for the link inside it"
+    )
+    set_parser.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
+    set_parser.add_argument("--jitter", metavar="RTT", help="largest addition to a round trip")
+    set_parser.add_argument("--loss", metavar="PERCENT", help="packets lost in each direction, such as 0.1%%")
+    show_parser.set_defaults(run=run_show)
+    set_parser.set_defaults(run=run_set)
 
 
 def run_show(args: argparse.Namespace) -> int:
     """Print every link."""
-    _print(_control(args.name).read_links(), as_json=args.json)
+    _print_links(_connect(args.name).read_links(), as_json=args.json)
     return 0
 
 
 def run_set(args: argparse.Namespace) -> int:
     """Change a link and print its new values."""
-    changes = _changes(args)
-    pair = (args.zones[0], args.zones[1])
-    link = _control(args.name).change_link(*pair, **changes)
-    _print({pair: link}, as_json=args.json)
+    changes = _read_changes(args)
+    zone, other = args.zones
+    link = _connect(args.name).change_link(zone, other, **changes)
+    _print_links({(zone, other): link}, as_json=args.json)
     return 0
 
 
-def rows(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
-    """Links as plain data, for JSON and tables."""
+def describe_links(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+    """Return links as plain data, for JSON and `build_link_table`."""
     return [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
 
 
-def _control(name: str) -> WanControl:
+def _connect(name: str) -> WanControl:
     return WanControl(arguments.find_running_lab(name).wan_socket)
 
 
-def _changes(args: argparse.Namespace) -> dict[str, float]:
+def _read_changes(args: argparse.Namespace) -> dict[str, float]:
     changes: dict[str, float] = {}
     for option, field in (("delay", "rtt_us"), ("jitter", "jitter_us")):
         if getattr(args, option) is not None:
@@ -72,17 +74,17 @@ def _changes(args: argparse.Namespace) -> dict[str, float]:
     return changes
 
 
-def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
+def _print_links(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
     if as_json:
-        arguments.print_json({"links": rows(links)})
+        arguments.print_json({"links": describe_links(links)})
         return
     from rich.console import Console
 
-    Console().print(table_of(rows(links)))
+    Console().print(build_link_table(describe_links(links)))
 
 
-def table_of(links: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of `rows`."""
+def build_link_table(links: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table of the result of `describe_links`."""
     from rich.table import Table
 
     table = Table("zone", "zone", "round trip", "jitter", "loss")

@@ -16,7 +16,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, find_free_ports, object_exists
 from lab.errors import BootError
-from lab.network import LabNetwork, pod_ranges
+from lab.network import LabNetwork, pod_range_of_slot
 from lab.polling import poll_until
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
@@ -94,7 +94,7 @@ async def start_real_nodes(
             snapshotter=snapshotter,
             is_in_memory=is_in_memory,
             registry=f"http://{address}",
-            pod_ranges=pod_ranges(network.slot),
+            cluster_pod_range=pod_range_of_slot(network.slot),
         )
         for n in real_networks
     }

@@ -112,12 +112,12 @@ def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
     )
 
 
-def proxy_config(*, node: str, pod_ranges: Sequence[str]) -> str:
+def proxy_config(*, node: str, cluster_pod_range: str) -> str:
     """kube-proxy's configuration.
 
     Args:
         node: name of the node.
-        pod_ranges: pod addresses of the whole cluster; traffic from others to Services is masqueraded.
+        cluster_pod_range: pod addresses of the whole cluster, in CIDR notation; traffic from others to Services is masqueraded.
     """
     return yaml.safe_dump(
         {
@@ -125,7 +125,7 @@ def proxy_config(*, node: str, pod_ranges: Sequence[str]) -> str:
             "kind": "KubeProxyConfiguration",
             "mode": "nftables",
             "hostnameOverride": node,
-            "clusterCIDR": ",".join(pod_ranges),
+            "clusterCIDR": cluster_pod_range,
             "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
             # 0 keeps the machine's limits of connection tracking.
             "conntrack": {"maxPerCore": 0, "min": 0},

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane
 from lab.credentials import save_kubeconfig
 from lab.errors import BootError
-from lab.network import NodeNetwork
-from lab.nodes import topology_labels
+from lab.network import MAX_PODS_PER_NODE, NodeNetwork
+from lab.nodes import build_topology_labels
 from lab.polling import poll_until
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
@@ -68,7 +68,7 @@ class RealNode:
         snapshotter: snapshotter of containerd.
         is_in_memory: whether ``/var`` with images and containers is in memory, not on disk.
         registry: URL of the lab's registry.
-        pod_ranges: pod addresses of the whole cluster.
+        cluster_pod_range: pod addresses of the whole cluster, in CIDR notation.
         node_programs: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
         pid: id of its first process; ``nsenter --target PID --all`` opens a shell on the node.
     """
@@ -82,7 +82,7 @@ class RealNode:
     snapshotter: str
     is_in_memory: bool
     registry: str
-    pod_ranges: Sequence[str]
+    cluster_pod_range: str
     node_programs: dict[str, Program] = field(default_factory=dict)
     pid: int = 0
 
@@ -112,7 +112,7 @@ class RealNode:
 
     def _start_kubelet(self) -> None:
         network = self.network
-        labels = {**topology_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
+        labels = {**build_topology_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
         self._start(
             "kubelet",
             *_ONCE_CONTAINERD_ANSWERS,
@@ -188,14 +188,16 @@ class RealNode:
         (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.registry_hosts(self.registry))
         (etc / "cni/net.d/10-lab.conflist").write_text(files.cni_config(self.network.pod_ranges))
         (etc / "kubernetes/kubelet.yaml").write_text(self._kubelet_config())
-        (etc / "kubernetes/proxy.yaml").write_text(files.proxy_config(node=self.name, pod_ranges=self.pod_ranges))
+        (etc / "kubernetes/proxy.yaml").write_text(
+            files.proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
+        )
         self._write_credentials(etc / "kubernetes")
 
     def _kubelet_config(self) -> str:
         node = self.network.node
         return files.kubelet_config(
             dns=SERVICE_DNS,
-            max_pods=min(quantity.parse_int(node.pods), self.network.pod_address_count),
+            max_pods=min(quantity.parse_int(node.pods), MAX_PODS_PER_NODE),
             reserved=system_reserved(node.cpu, node.memory),
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
-from lab.image_build import Recipe, fingerprint
-from lab.network import plan_network, pod_ranges
+from lab.image_build import ImageRecipe, fingerprint_recipe
+from lab.network import plan_network, pod_range_of_slot
 from lab.topology import MAX_NODES, parse_topology
 
 MIXED = """\
@@ -26,7 +26,7 @@ def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
     networks = [plan_network(slot, [node] * MAX_NODES) for slot in (0, 1, 249)]
     ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.node_networks]
     assert len(set(ranges)) == 3 * MAX_NODES
-    whole = ipaddress.IPv4Network(pod_ranges(1)[0])
+    whole = ipaddress.IPv4Network(pod_range_of_slot(1))
     assert [whole.supernet_of(one) for one in ranges] == [MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))]
 
 
@@ -35,11 +35,11 @@ def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copie
     (tmp_path / "two" / "__pycache__").mkdir(parents=True)
     (tmp_path / "one").write_text("1")
     (tmp_path / "two" / "code.py").write_text("2")
-    recipe = Recipe("image", "Dockerfile", tmp_path)
+    recipe = ImageRecipe("image", "Dockerfile", tmp_path)
     assert recipe.sources == ("one", "two")
-    before = fingerprint(recipe)
+    before = fingerprint_recipe(recipe)
     (tmp_path / "two" / "__pycache__" / "code.pyc").write_text("compiled")
     (tmp_path / "three").write_text("3")
-    assert fingerprint(recipe) == before
+    assert fingerprint_recipe(recipe) == before
     (tmp_path / "two" / "code.py").write_text("changed")
-    assert fingerprint(recipe) != before
+    assert fingerprint_recipe(recipe) != before

@@ -83,7 +83,7 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
             "0.5%}\n  - {between: [z2, z1], rtt: 1ms}\n",
             "links[1].between: the pair z1, z2 has a link already",
         ),
-        ("between: [z1, z2]", "between: [z1, z9]", "links[0].between: 'z9' is no zone"),
+        ("between: [z1, z2]", "between: [z1, z9]", "links[0].between: 'z9' is not a zone"),
         ("between: [z1, z2]", "between: [z1, z1]", "links[0].between: names z1 twice"),
         ("name: n2", "name: n1", "two nodes named n1"),
         ("name: z2", "name: z1", "two zones named z1"),
