@@ -123,16 +123,11 @@ def compute_bill(
 
 
 def _price_zone_pairs(rates: Mapping[LocationPair, float], prices: PriceTable | None) -> tuple[ZonePairPrice, ...]:
-    pairs = [
-        ZonePairPrice(
-            client.zone,
-            server.zone,
-            distance_between(client, server),
-            bytes_per_s,
-            prices.monthly_price(bytes_per_s, client, server) if prices else None,
-        )
-        for (client, server), bytes_per_s in rates.items()
-    ]
+    pairs: list[ZonePairPrice] = []
+    for (client, server), bytes_per_s in rates.items():
+        price = prices.monthly_price(bytes_per_s, client, server) if prices else None
+        distance = distance_between(client, server)
+        pairs.append(ZonePairPrice(client.zone, server.zone, distance, bytes_per_s, price))
     return tuple(sorted(pairs, key=lambda p: (*_price_order(p), p.client_zone, p.server_zone)))
 
 

@@ -124,11 +124,10 @@ class _Component(msgspec.Struct, frozen=True):
 
 
 class _ExistingGroups:
-    """The AppGroups of a namespace. A workload belongs to the first AppGroup that lists it."""
+    """The AppGroups of a namespace. A workload of the namespace belongs to the first AppGroup that lists it."""
 
     def __init__(self, groups: Iterable[AppGroup], namespace: str) -> None:
         self.groups = {g.metadata.name: g for g in groups if g.metadata.namespace == namespace}
-        self._namespace = namespace
         self._entries: dict[str, list[tuple[str, Workload]]] = defaultdict(list)
         """Name of a workload -> AppGroups that list a workload of this name, with the entry."""
         for name, group in self.groups.items():
@@ -138,26 +137,20 @@ class _ExistingGroups:
 
     def _entries_of(self, workload: WorkloadId) -> Iterator[tuple[str, Workload]]:
         """The groups that list a workload, each with the entry."""
-        if workload.namespace == self._namespace:
-            for group, entry in self._entries.get(workload.name, ()):
-                if _is_same_workload(entry.workload, workload):
-                    yield group, entry
+        entries = self._entries.get(workload.name, ())
+        return ((group, entry) for group, entry in entries if _is_same_workload(entry.workload, workload))
 
-    def _entry_of(self, group: str, workload: WorkloadId) -> Workload | None:
+    def entry_of(self, group: str, workload: WorkloadId) -> Workload | None:
+        """A group's entry of a workload."""
         return next((entry for name, entry in self._entries_of(workload) if name == group), None)
 
     def group_of(self, members: Iterable[WorkloadId]) -> str:
         """The first group that lists one of these workloads; empty if none does."""
         return next((group for workload in sorted(members) for group, _ in self._entries_of(workload)), "")
 
-    def selector_of(self, group: str, workload: WorkloadId) -> str:
-        """The selector of a workload in a group; empty if the group does not list the workload."""
-        entry = self._entry_of(group, workload)
-        return entry.workload.selector if entry else ""
-
     def has_edge(self, group: str, client: WorkloadId, server: WorkloadId, selector: str) -> bool:
         """Whether a group has a dependency of the client on the server, by selector, or by name if it has no selector."""
-        entry = self._entry_of(group, client)
+        entry = self.entry_of(group, client)
         return entry is not None and any(
             target.selector == selector if target.selector else _is_same_workload(target, server)
             for target in (dependency.workload for dependency in entry.dependencies or ())
@@ -169,33 +162,6 @@ def _is_same_workload(listed: WorkloadRef, observed: WorkloadId) -> bool:
     return listed.name == observed.name and (listed.kind == observed.kind or not listed.kind or not observed.kind)
 
 
-class _DisjointSets:
-    """Disjoint sets of workloads, each with workloads of at most one AppGroup; ``groups`` is workload -> existing AppGroup, or empty."""
-
-    def __init__(self, groups: Mapping[WorkloadId, str]) -> None:
-        self._parents = {workload: workload for workload in groups}
-        self._groups = dict(groups)
-        first_members: dict[str, WorkloadId] = {}
-        for workload, group in groups.items():
-            if group:
-                self.join(workload, first_members.setdefault(group, workload))
-
-    def root(self, workload: WorkloadId) -> WorkloadId:
-        """The representative of a workload's set."""
-        while self._parents[workload] != workload:
-            self._parents[workload] = self._parents[self._parents[workload]]
-            workload = self._parents[workload]
-        return workload
-
-    def join(self, first: WorkloadId, second: WorkloadId) -> None:
-        """Join the sets of two workloads, unless the sets belong to two existing AppGroups."""
-        root, new_root = self.root(first), self.root(second)
-        groups = {self._groups[root], self._groups[new_root]} - {""}
-        if root != new_root and len(groups) < 2:
-            self._parents[root] = new_root
-            self._groups[new_root] = next(iter(groups), "")
-
-
 def _connected_components(
     edges: Sequence[ObservedDependency], existing: _ExistingGroups
 ) -> list[frozenset[WorkloadId]]:
@@ -204,7 +170,20 @@ def _connected_components(
     Components of two existing AppGroups are never joined.
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
-    sets = _DisjointSets({end: existing.group_of([end]) for end in ends})
+    group_by_end = {end: existing.group_of([end]) for end in ends}
+    component_by_end: dict[WorkloadId, list[WorkloadId]] = {}
+
+    def join(end: WorkloadId, other: WorkloadId) -> None:
+        members = [*component_by_end[other], *component_by_end[end]]
+        groups = {group_by_end[member] for member in members} - {""}
+        if component_by_end[other] is not component_by_end[end] and len(groups) < 2:
+            component_by_end.update(dict.fromkeys(members, members))
+
+    first_members: dict[str, WorkloadId] = {}
+    for end, group in group_by_end.items():
+        component_by_end[end] = [end]
+        if group:
+            join(end, first_members.setdefault(group, end))
     rates: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
         rates[d.client] += d.bytes_per_s
@@ -213,15 +192,13 @@ def _connected_components(
     most_traffic_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
     for d in most_traffic_first:
         if d.bytes_per_s >= MIN_JOINING_SHARE * min(rates[d.client], rates[d.server]) and d.server not in hubs:
-            sets.join(d.client, d.server)
-    # A hub joins the set of the client with the most traffic.
+            join(d.client, d.server)
+    # A hub joins the component of the client with the most traffic.
     for d in most_traffic_first:
-        if d.server in hubs and sets.root(d.server) == d.server:
-            sets.join(d.server, d.client)
-    components: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
-    for end in ends:
-        components[sets.root(end)].add(end)
-    return [frozenset(members) for _, members in sorted(components.items())]
+        if d.server in hubs and component_by_end[d.server][0] == d.server:
+            join(d.server, d.client)
+    components = {members[0]: frozenset(members) for members in component_by_end.values()}
+    return [members for _, members in sorted(components.items())]
 
 
 def _find_hubs(edges: Sequence[ObservedDependency], workload_count: int) -> set[WorkloadId]:
@@ -268,8 +245,7 @@ def _make_proposal(
         "topologySortingAlgorithm": group.spec.topology_sorting_algorithm if group is not None else "KahnSort",
         "workloads": _spec_workloads(group, selectors, component.edges, dependencies),
     }
-    metadata = {"name": name, "namespace": component.namespace}
-    manifest = {**APPGROUPS.type_meta, "metadata": metadata, "spec": spec}
+    manifest = {**APPGROUPS.type_meta, "metadata": {"name": name, "namespace": component.namespace}, "spec": spec}
     return Proposal(
         component.namespace,
         name,
@@ -288,7 +264,8 @@ def _choose_selectors(component: _Component, workloads: Workloads, existing: _Ex
     selectors: dict[WorkloadId, str] = {}
     for workload in sorted(component.members):
         labels = workloads.labels_by_workload.get(workload, {})
-        selector = existing.selector_of(component.name, workload)
+        entry = existing.entry_of(component.name, workload)
+        selector = entry.workload.selector if entry else ""
         if not selector and labels.get(APPGROUP_LABEL, component.name) == component.name:
             selector = labels.get(WORKLOAD_LABEL, "")
         names = (f"{workload.name}{suffix}" for suffix in ("", f"-{workload.kind.lower()}"))

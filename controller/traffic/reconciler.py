@@ -32,6 +32,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.conditions import find_condition, make_condition
 from kubekit.errors import ApiError, KubekitError
+from kubekit.text import join_first
 from kubekit.wire import Condition, Object, split_key
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
@@ -167,10 +168,8 @@ class TrafficController:
         self._read_at = time.time()
         weights_by_group = comparison.weights_by_group
         # A group without traffic has no condition.
-        with_traffic = {
-            key: drift for key, drift in comparison.drift_by_group.items() if drift or weights_by_group[key]
-        }
-        self._set_conditions({key: describe_drift(drift) for key, drift in with_traffic.items()})
+        drifts = comparison.drift_by_group.items()
+        self._set_conditions({key: describe_drift(drift) for key, drift in drifts if drift or weights_by_group[key]})
         if self._config.keep_weights:
             for group in groups:
                 await self._write_weights(group, weights_by_group[group.metadata.key])
@@ -189,7 +188,7 @@ class TrafficController:
                 self._notify(key)
 
     async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
-        key = group.metadata.key
+        key, topic = group.metadata.key, f"weights/{group.metadata.key}"
         if not have_weights_changed(read_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
             return
         text = msgspec.json.encode(weights).decode()
@@ -198,11 +197,9 @@ class TrafficController:
             await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
         except KubekitError as error:
             fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.is_forbidden else ""
-            log.log_change(
-                f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix
-            )
+            log.log_change(topic, str(error), "cannot write measured weights", group=key, error=error, fix=fix)
         else:
-            log.log_change(f"weights/{key}", "", "measured weights can be written again", group=key)
+            log.log_change(topic, "", "measured weights can be written again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:
@@ -268,11 +265,8 @@ def describe_drift(drift: Sequence[Drift]) -> tuple[str, str]:
         "gone": "is declared, and no calls were seen",
         "grown": "moves more than ten times its minBandwidth",
     }
-    shown = "; ".join(
-        f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift[:MAX_DRIFTS_SHOWN]
-    )
-    more = f"; and {len(drift) - MAX_DRIFTS_SHOWN} more" if len(drift) > MAX_DRIFTS_SHOWN else ""
-    return "Drift", f"{shown}{more}: see kubectl netaware propose"
+    texts = [f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift]
+    return "Drift", f"{join_first(texts, MAX_DRIFTS_SHOWN, '; ')}: see kubectl netaware propose"
 
 
 def have_weights_changed(old: WeightByEdge, measured: Weights) -> bool:

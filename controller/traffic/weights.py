@@ -40,7 +40,6 @@ def read_weights(group: AppGroup, annotation: str, problems: list[str]) -> Weigh
     valid = {edge: weight for edge, weight in weights.items() if 0 <= weight <= MAX_WEIGHT}
     invalid = [f"{caller} to {callee}" for caller, callee in weights if (caller, callee) not in valid]
     if invalid:
-        problems.append(
-            f"annotation {annotation}: not within 0 to {MAX_WEIGHT:g}: {join_first(invalid, MAX_EDGES_SHOWN)}"
-        )
+        listed = join_first(invalid, MAX_EDGES_SHOWN)
+        problems.append(f"annotation {annotation}: not within 0 to {MAX_WEIGHT:g}: {listed}")
     return valid
