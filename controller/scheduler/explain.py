@@ -167,11 +167,7 @@ def _describe_peer(state: State, peer: PeerWorkload, direction: Direction) -> Pe
 
 
 def _candidates(
-    state: State,
-    pod: Pod,
-    score_table: ScoreTable,
-    by_peer: Sequence[ScoreTable],
-    ineligible: Mapping[str, str],
+    state: State, pod: Pod, score_table: ScoreTable, by_peer: Sequence[ScoreTable], ineligible: Mapping[str, str]
 ) -> list[Candidate]:
     """All candidates, the lowest cost first. ``by_peer`` has the pod's scores by each peer alone."""
 

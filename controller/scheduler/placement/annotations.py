@@ -57,14 +57,7 @@ def call_edges(
     """The group's dependencies with their weights.
 
     The first source with any weight counts: the user's annotation, measured traffic, minBandwidth. A dependency without a weight in this
-    source has the source's least weight. Without a source, each caller counts 1.
-
-    Args:
-        group: the AppGroup.
-        graph: its dependencies.
-        replica_counts: index of a workload -> number of its replicas.
-        routings: [workload] routing of calls to it.
-        errors: messages about unreadable annotations are appended.
+    source has the source's least weight. Without a source, each caller counts 1. ``routings`` is [workload] routing of calls to it.
     """
     weights = _read_edge_weights(group, graph, errors)
     return [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -31,38 +31,26 @@ _VIOLATES_EVERY_LIMIT, _VIOLATES_NO_LIMIT = MAX_NETWORK_COST + 1, -1
 def call_costs(locations: tuple[Location, ...], costs: CostTable, *, has_topology: bool, is_parity: bool) -> Floats:
     """[zone, zone] cost of a call between two different hosts: network cost in parity, else microseconds. Read-only."""
     if is_parity:
-        values = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
-    else:
-        is_one_zone = has_no_zone_labels(locations)
-        values = [
-            latency_us(a, b, costs, has_topology=has_topology, is_one_zone=is_one_zone)
-            for a in locations
-            for b in locations
-        ]
-    return _read_only(np.array(values, np.float64).reshape(len(locations), len(locations)))
+        return _by_zone_pair(locations, lambda a, b: costs.check_limit(a, b, 0)[1], np.float64)
+    is_one_zone = has_no_zone_labels(locations)
+    latency = partial(latency_us, costs=costs, has_topology=has_topology, is_one_zone=is_one_zone)
+    return _by_zone_pair(locations, latency, np.float64)
 
 
 def traffic_prices(locations: Sequence[Location], prices: PriceTable) -> Floats:
     """[zone, zone] price of a GB of traffic from caller to callee, responses included."""
-    values = [prices.price_per_gb(a, b) for a in locations for b in locations]
-    return np.array(values, np.float64).reshape(len(locations), len(locations))
+    return _by_zone_pair(locations, prices.price_per_gb, np.float64)
 
 
 def add_prices(times: Floats, host_time: float, prices: Floats, time_weight: float) -> tuple[Floats, float]:
-    """The costs of calls by price and time: [zone, zone], and within a host. They are the times if all prices are equal.
+    """The costs of calls by price and time: [zone, zone], and within a host, where traffic has no price.
 
-    Prices are scaled so that the most expensive path costs as much as the slowest path.
-
-    Args:
-        times: [zone, zone] time of a call.
-        host_time: time within a host, where traffic has no price.
-        prices: [zone, zone] price of traffic.
-        time_weight: factor of the times.
+    Prices are scaled so that the most expensive path costs as much as the slowest path. If all prices are equal, the costs are the times.
     """
     highest_price = float(prices.max(initial=0.0))
     if highest_price <= 0 or float(prices.min()) == highest_price:
         return times, host_time
-    return _read_only(prices * (float(times.max()) / highest_price) + time_weight * times), time_weight * host_time
+    return prices * (float(times.max()) / highest_price) + time_weight * times, time_weight * host_time
 
 
 def latency_us(
@@ -95,21 +83,20 @@ def limited_costs(locations: tuple[Location, ...], costs: CostTable) -> Ints:
             return _VIOLATES_EVERY_LIMIT
         return cost if result == "satisfied" and origin != destination else _VIOLATES_NO_LIMIT
 
-    values = [limited_cost(a, b) for a in locations for b in locations]
-    return _read_only(np.array(values, np.int64).reshape(len(locations), len(locations)))
+    return _by_zone_pair(locations, limited_cost, np.int64)
 
 
 def equivalent_limits(limits: Iterable[int], costs: Ints) -> dict[int, int]:
-    """Limit -> the smallest limit that the same pairs of zones violate, so that dependencies share tables.
-
-    Args:
-        limits: maxNetworkCost of each dependency.
-        costs: from `limited_costs`.
-    """
+    """Limit -> the smallest limit that the same pairs of zones violate by `limited_costs`, so that dependencies share tables."""
     levels = [_VIOLATES_NO_LIMIT, *np.unique(costs).tolist()]
     return {limit: levels[bisect_right(levels, limit) - 1] for limit in limits}
 
 
-def _read_only(table: NDArray[T]) -> NDArray[T]:
+def _by_zone_pair(
+    locations: Sequence[Location], value_of: Callable[[Location, Location], float], dtype: type[T]
+) -> NDArray[T]:
+    """[zone, zone] value of each pair of locations. Read-only, because plans share cached tables."""
+    values = [value_of(origin, destination) for origin in locations for destination in locations]
+    table = np.array(values, dtype).reshape(len(locations), len(locations))
     table.setflags(write=False)
     return table

@@ -32,25 +32,14 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def evaluate(problem: Problem, host_of: Ints) -> Evaluation:
-    """Evaluate a placement for all dependencies.
-
-    Args:
-        problem: the group and the cluster.
-        host_of: [replica] host or -1.
-    """
+    """Evaluate a placement, which is [replica] host or -1, for all dependencies."""
     return evaluate_edges(problem, problem.edges, count_replicas(problem, host_of))
 
 
 def evaluate_edges(
     problem: Problem, edges: Sequence[CallEdge], replica_counts: Sequence[Mapping[int, int]]
 ) -> Evaluation:
-    """Evaluate a placement for some dependencies.
-
-    Args:
-        problem: the group and the cluster.
-        edges: the dependencies.
-        replica_counts: [workload] host -> number of its replicas there.
-    """
+    """Evaluate a placement, which is [workload] host -> number of its replicas there, for some dependencies."""
     values = [_evaluate_edge(problem, edge, replica_counts[edge.caller], replica_counts[edge.callee]) for edge in edges]
     traffic, violations = sum(value.traffic for value in values), sum(value.violations for value in values)
     if not traffic:

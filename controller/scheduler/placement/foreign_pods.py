@@ -31,23 +31,15 @@ class ForeignPods(msgspec.Struct, frozen=True):
 
 
 def find_foreign_pods(node_cache: NodeCache, pods: Iterable[Pod]) -> tuple[ForeignPods, ...]:
-    """The bound pods outside a group that a rule relates to its pods.
-
-    Args:
-        node_cache: all bound pods.
-        pods: the group's pods; inactive pods count as foreign.
-    """
+    """The bound pods outside a group that a rule relates to the group's pods. The group's inactive pods count as foreign."""
     active_pods = [pod for pod in pods if pod.is_active]
     models = list({_constraints_key(pod): pod for pod in active_pods}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
-    foreign_pods = []
-    group_pods_by_node: dict[TemplateKey, Counter[str]] | None = None
+    foreign_pods, group_pods_by_node = [], _count_by_node(node_cache, active_pods)
     for key, template in node_cache.templates.items():
         kinds = _relating_rule_kinds(template, terms, models)
         if not kinds:
             continue
-        if group_pods_by_node is None:
-            group_pods_by_node = _count_by_node(node_cache, active_pods)
         pods_by_node = template.pods_by_node - group_pods_by_node.get(key, Counter())
         if pods_by_node:
             is_required = bool(kinds - {RuleKind.PREFERENCE})
@@ -78,10 +70,8 @@ def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models:
     if template.terms is None:
         template.terms = tuple(terms_of(example.pod_without_requests))
     for term in template.terms:
-        repels = term.kind is RuleKind.ANTI_AFFINITY
-        if term in terms or (
-            repels and any(_selects(term, m.metadata.namespace, m.metadata.labels or {}) for m in models)
-        ):
+        selected = (_selects(term, model.metadata.namespace, model.metadata.labels or {}) for model in models)
+        if term in terms or (term.kind is RuleKind.ANTI_AFFINITY and any(selected)):
             kinds.add(term.kind)
     return kinds
 

@@ -26,12 +26,7 @@ from kubekit.owners import find_outdated_pod_keys
 
 
 class Preemption(NamedTuple):
-    """The input of a plan whose pods preempt others.
-
-    Attributes:
-        snapshot: the group's snapshot without the requests of pods that may be preempted.
-        below_priority: these pods have a lower priority.
-    """
+    """The input of a plan whose pods preempt others: a snapshot without the requests of pods of a lower priority than this."""
 
     snapshot: GroupSnapshot
     below_priority: int
@@ -55,12 +50,7 @@ class PlanInputs(NamedTuple):
     declared: DeclaredReplicas | None = None
 
     def snapshot(self, group: str, pods: Sequence[Pod]) -> GroupSnapshot:
-        """The inputs of a group's plan, without reservations of other groups.
-
-        Args:
-            group: key of the AppGroup.
-            pods: all its pods.
-        """
+        """The inputs of a group's plan, without reservations of other groups; ``pods`` are all its pods."""
         app_group, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(app_group.metadata.namespace)
         replicas, _ = self.replicas_to_plan(group, pods)
@@ -159,12 +149,10 @@ class PlanInputs(NamedTuple):
         for index, host in enumerate(hosts):
             insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
             reason = host.unschedulable_reason(constraints, volumes)
-            reason = reason or (
-                insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
-            )
-            if reason:
-                reasons[host.name] = reason
-        return reasons
+            if not reason:
+                reason = insufficient_reason(insufficient) if insufficient else other_pods_reasons.get(index, "")
+            reasons[host.name] = reason
+        return {node: reason for node, reason in reasons.items() if reason}
 
     def replicas_to_plan(self, group: str, pods: Sequence[Pod]) -> tuple[dict[str, int], int]:
         """Workload selector -> replicas to plan, and the number of declared replicas beyond numMembers; see `limit_replicas`."""

@@ -114,8 +114,7 @@ class NativeProblem:
         for name, array in self._arrays.items():
             setattr(native, name, array.ctypes.data)
         native.limit_price, native.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
-        native.overload_price = problem.overload_price
-        native.balance_price = problem.balance_price * scale.per_replica
+        native.overload_price, native.balance_price = problem.overload_price, problem.balance_price * scale.per_replica
         crowding_price = problem.crowding_price / max(1.0, scale.replicas / max(len(problem.free), 1)) ** 2
         native.crowding_price = crowding_price * scale.per_replica * scale.host_gain
 
@@ -152,17 +151,9 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(native_library.library_path()))
     except OSError as error:
         raise SearchMissingError(str(error)) from error
-    int64, double = ctypes.c_int64, ctypes.c_double
+    problem, int64, double = ctypes.POINTER(_NativeArrays), ctypes.c_int64, ctypes.c_double
     library.plan_search.restype = double
-    library.plan_search.argtypes = [
-        ctypes.POINTER(_NativeArrays),
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        int64,
-        int64,
-        int64,
-        double,
-    ]
+    library.plan_search.argtypes = [problem, ctypes.c_void_p, ctypes.c_uint64, int64, int64, int64, double]
     return library
 
 
@@ -227,12 +218,9 @@ class _CostScale:
 
     def __init__(self, problem: Problem) -> None:
         replica_counts = problem.replica_counts
-        self.edges = [
-            e for e in problem.edges if replica_counts[e.caller] and replica_counts[e.callee] and e.caller != e.callee
-        ]
-        self.worst_by_table = [
-            max(float(table.latency.max(initial=0.0)), table.host_latency) for table in problem.tables
-        ]
+        edges = (edge for edge in problem.edges if edge.caller != edge.callee)
+        self.edges = [edge for edge in edges if replica_counts[edge.caller] and replica_counts[edge.callee]]
+        self.worst_by_table = [max(float(t.latency.max(initial=0.0)), t.host_latency) for t in problem.tables]
         total = sum(edge.weight * self.worst_by_table[edge.table] for edge in self.edges)
         self.factor = _WORST_COST / total if total else 1.0
         self.replicas = max(int(replica_counts.sum()), 1)

@@ -31,14 +31,9 @@ def compile_library(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         compiled = Path(folder) / target.name
         files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+        command += [*_COMPILER_FLAGS, *files, "-o", str(compiled), "-lm"]
         try:
-            subprocess.run(
-                [*command, *_COMPILER_FLAGS, *files, "-o", str(compiled), "-lm"],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-            )
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
         except FileNotFoundError as error:
             msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or netaware's wheel for this platform"
             raise OSError(msg) from error

@@ -75,11 +75,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = SEARCH_DEADLINE_S) -> Plan:
-    """Plan a group. The same snapshot gives the same plan, unless the deadline cuts the search short.
+    """Plan a group. The search ends after ``deadline_s`` seconds with the best placement so far.
 
-    Args:
-        snapshot: the group and the cluster.
-        deadline_s: time after which the search ends with the best placement so far, seconds.
+    The same snapshot gives the same plan, unless the deadline cuts the search short.
     """
     return _GroupPlanner(snapshot).plan(deadline_s)
 
@@ -154,11 +152,18 @@ class _GroupPlanner:
                 continue
             original = without_added_requirement(pod)
             self._models[workload] = self._models[workload] or original
-            if self._is_outdated_and_bound(pod):
-                self._record_outdated(pod, workload)
+            node = pod.spec.node_name or snapshot.assigned_nodes.get(key, "")
+            if node and key in self._outdated_keys:
+                self._vacated_nodes[workload].append(node)
+                self._record_bound(pod, node, workload=-1)
                 continue
             current_pods[workload] += 1
-            if not self._record_bound(pod, workload) and not pod.other_gates:
+            target = snapshot.released_targets.get(key)
+            if not node and target is not None and target.node in snapshot.hosts:
+                self._released_targets[key], node = target, target.node
+            if node:
+                self._record_bound(pod, node, workload)
+            elif not pod.other_gates:
                 refused_hosts = snapshot.refused_hosts.get(key, frozenset())
                 waiting.append(WaitingReplica(key, workload, original, snapshot.volumes.get(key, ()), refused_hosts))
         for workload, selector in enumerate(self._graph.selectors):
@@ -167,43 +172,23 @@ class _GroupPlanner:
             waiting += [WaitingReplica("", workload, model, snapshot.volumes.get(selector, ()))] * missing
         return waiting
 
-    def _is_outdated_and_bound(self, pod: Pod) -> bool:
-        return pod.metadata.key in self._outdated_keys and bool(self._assigned_node(pod))
+    def _record_bound(self, pod: Pod, node: str, workload: int) -> None:
+        """Record a bound pod, or a released pod on its target's node.
 
-    def _record_outdated(self, pod: Pod, workload: int) -> None:
-        """Record a bound pod that a rollout is about to replace. Its requests are free for its successor; its anti-affinity counts."""
-        node = self._assigned_node(pod)
-        self._bound.append(BoundReplica(node, -1, pod))
-        self._vacated_nodes[workload].append(node)
-        if pod.metadata.key in self._snapshot.assigned_nodes:
-            add_amounts(self._extra_requests[node], requests_with_ports_of(pod.spec, pod.status), -1)
-
-    def _assigned_node(self, pod: Pod) -> str:
-        return pod.spec.node_name or self._snapshot.assigned_nodes.get(pod.metadata.key, "")
-
-    def _record_bound(self, pod: Pod, workload: int) -> bool:
-        """Record the pod if it is bound, or released with a target. Returns whether it was recorded."""
-        key, node = pod.metadata.key, self._assigned_node(pod)
-        if not node:
-            target = self._snapshot.released_targets.get(key)
-            if target is None or target.node not in self._snapshot.hosts:
-                return False
-            self._released_targets[key], node = target, target.node
+        Workload -1 is a pod that a rollout is about to replace: its requests are free for its successor, but its anti-affinity counts.
+        """
         self._bound.append(BoundReplica(node, workload, pod))
-        if key not in self._snapshot.assigned_nodes:
-            add_amounts(self._extra_requests[node], requests_with_ports_of(pod.spec, pod.status))
-        return True
+        is_counted, has_to_count = pod.metadata.key in self._snapshot.assigned_nodes, workload >= 0
+        if is_counted != has_to_count:
+            requests = requests_with_ports_of(pod.spec, pod.status)
+            add_amounts(self._extra_requests[node], requests, 1 if has_to_count else -1)
 
     def _build_request(self) -> PlacementRequest:
         snapshot, errors = self._snapshot, self._annotation_errors
         default = spread_of(snapshot.group.metadata.annotations, "soft", errors)
         replica_counts = Counter([*(r.workload for r in self._waiting), *(r.workload for r in self._bound)])
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self._graph.selectors]
-        foreign = [
-            BoundReplica(node, -1, other.pod)
-            for other in snapshot.foreign_pods
-            for node in other.pods_by_node.elements()
-        ]
+        foreign = [BoundReplica(n, -1, f.pod) for f in snapshot.foreign_pods for n in f.pods_by_node.elements()]
         return PlacementRequest(
             snapshot=snapshot,
             waiting=self._waiting,

@@ -136,18 +136,11 @@ class DomainRuleBuilder:
 
 
 def unschedulable_reasons(
-    pod: Pod,
-    hosts: Sequence[Host],
-    bound: Sequence[tuple[int, Pod]],
-    kinds: Container[RuleKind] = REASON_BY_KIND,
+    pod: Pod, hosts: Sequence[Host], bound: Sequence[tuple[int, Pod]], kinds: Container[RuleKind] = REASON_BY_KIND
 ) -> dict[int, str]:
     """Host index -> kind of the first rule about other pods that excludes a pod from the host; without the other hosts.
 
-    Args:
-        pod: the pod.
-        hosts: all hosts.
-        bound: pairs of host index and pod, for each other pod.
-        kinds: kinds of the rules to check.
+    ``hosts`` are all hosts, ``bound`` are pairs of host index and other pod, and ``kinds`` are the kinds of rules to check.
     """
     reasons: dict[int, str] = {}
     for rule in DomainRuleBuilder([pod], hosts, bound).build():
@@ -161,8 +154,7 @@ def _refused_hosts(rule: DomainRule) -> Bools:
     """[host] whether a required rule excludes class 0, which is the only class, from the host."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
     is_owner, is_counted = bool(role & OWNER), bool(role & COUNTED)
-    has_no_domain: Bools = domain_of < 0
-    no_hosts: Bools = np.zeros(len(domain_of), np.bool_)
+    has_no_domain, no_hosts = domain_of < 0, np.zeros(len(domain_of), np.bool_)
     if not len(rule.bound_counted):
         return no_hosts if rule.kind is RuleKind.ANTI_AFFINITY else has_no_domain
     counted, owners = rule.bound_counted[domain_of], rule.bound_owners[domain_of]
@@ -171,9 +163,8 @@ def _refused_hosts(rule: DomainRule) -> Bools:
     elif not is_owner:
         refused = no_hosts
     elif rule.kind is RuleKind.SPREAD:
-        minimum = (
-            0 if rule.lacks_domains or not rule.is_eligible.any() else int(rule.bound_counted[rule.is_eligible].min())
-        )
+        has_minimum = rule.is_eligible.any() and not rule.lacks_domains
+        minimum = int(rule.bound_counted[rule.is_eligible].min()) if has_minimum else 0
         refused = has_no_domain | (counted + is_counted - minimum > rule.max_skew)
     else:
         is_first_replica = is_counted and not rule.bound_counted.any()
@@ -208,16 +199,17 @@ def _spread_term(pod: Pod, constraint: SpreadConstraint) -> Term:
     pod_values = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
     if selector is not None and pod_values:
         selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **pod_values})
-    is_required = constraint.when_unsatisfiable != "ScheduleAnyway"
+    key, encoded, namespaces = constraint.topology_key, _encode_selector(selector), (pod.metadata.namespace,)
+    if constraint.when_unsatisfiable == "ScheduleAnyway":
+        return Term(RuleKind.PREFERENCE, key, encoded, namespaces, price=_PREFERENCE_PRICE)
     return Term(
-        kind=RuleKind.SPREAD if is_required else RuleKind.PREFERENCE,
-        topology_key=constraint.topology_key,
-        selector=_encode_selector(selector),
-        namespaces=(pod.metadata.namespace,),
-        max_skew=max(constraint.max_skew, 1) if is_required else 1,
-        min_domains=(constraint.min_domains or 0) if is_required else 0,
-        price=0.0 if is_required else _PREFERENCE_PRICE,
-        node_constraints=_node_constraints(pod.spec, constraint) if is_required else b"",
+        RuleKind.SPREAD,
+        key,
+        encoded,
+        namespaces,
+        max_skew=max(constraint.max_skew, 1),
+        min_domains=constraint.min_domains or 0,
+        node_constraints=_node_constraints(pod.spec, constraint),
     )
 
 
@@ -236,20 +228,13 @@ def _node_constraints(spec: PodSpec, constraint: SpreadConstraint) -> bytes:
 
 def _affinity_term(pod: Pod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
     """The `Term` of an (anti-)affinity term. A namespaceSelector selects all namespaces, because labels of namespaces are not read."""
-    namespaces = tuple(sorted(term.namespaces or ()))
-    if term.namespace_selector is not None:
-        namespaces = ()
-    elif not namespaces:
-        namespaces = (pod.metadata.namespace,)
+    namespaces = tuple(sorted(term.namespaces or [pod.metadata.namespace])) if term.namespace_selector is None else ()
     return Term(kind, term.topology_key, _encode_selector(term.label_selector), namespaces, price=price)
-
-
-_MATCHES_NOTHING = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
 
 
 def _encode_selector(selector: LabelSelector | None) -> bytes:
     """A selector as JSON; an absent selector matches nothing."""
-    return _MATCHES_NOTHING if selector is None else msgspec.json.encode(selector)
+    return msgspec.json.encode(LabelSelector(match_labels={"": ""}) if selector is None else selector)
 
 
 def _is_counted(term: Term, selector: LabelSelector, pod: Pod) -> bool:

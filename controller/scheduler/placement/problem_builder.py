@@ -163,9 +163,7 @@ class _ProblemBuilder:
             host = self._host_index.get(bound.node)
             if bound.workload >= 0 and host is not None:
                 fixed_hosts[bound.workload].append(host)
-        requests = [
-            [limit_amount(class_.requests.get(resource, 0)) for resource in self._resources] for class_ in self._classes
-        ]
+        requests = [[limit_amount(c.requests.get(r, 0)) for r in self._resources] for c in self._classes]
         tables, table_by_max_cost = self._tables()
         shape = (max(len(self._allowed), 1), len(self._host_names))
         prefers_by_size = self._snapshot.allocatable.weight > 0

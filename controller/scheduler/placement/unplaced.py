@@ -12,14 +12,7 @@ from controller.scheduler.placement.problem_builder import PlacementRequest, ref
 
 
 def unplaced_reason(request: PlacementRequest, problem: Problem, host_of: Ints, replica: int) -> str:
-    """Why a replica has no place: the number of nodes, and of the nodes with each reason.
-
-    Args:
-        request: the replicas to place.
-        problem: the request as arrays.
-        host_of: [replica] host or -1.
-        replica: index of the replica.
-    """
+    """Why a replica has no place in a placement, which is [replica] host or -1: the number of nodes, and of the nodes with each reason."""
     requests = problem.requests[problem.class_of[replica]]
     free_after_plan, is_placed = problem.free.copy(), host_of >= 0
     np.subtract.at(free_after_plan, host_of[is_placed], problem.requests[problem.class_of[is_placed]])
