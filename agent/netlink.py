@@ -55,44 +55,36 @@ def open_socket(protocol: int, groups: int = 0, *, buffer_bytes: int = 0) -> soc
     return netlink
 
 
-async def read_forever(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
-    """Call ``read`` whenever the socket is readable, until cancelled.
+async def listen(protocol: int, groups: int, buffer_bytes: int, on_datagram: Callable[[bytes | None], None]) -> None:
+    """Call ``on_datagram`` with each datagram of multicast groups until cancelled, and with None after the kernel dropped some.
+
+    The arguments are those of `open_socket`.
 
     Raises:
-        OSError: ``read`` raised it.
+        OSError: the socket is not permitted, or cannot be used any more.
     """
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
 
-    def on_readable() -> None:
+    def read_datagrams() -> None:
+        for _ in range(_MAX_DATAGRAMS):
+            try:
+                on_datagram(netlink.recv(_MAX_DATAGRAM_BYTES))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    loop.remove_reader(netlink)
+                    failure.set_exception(error)
+                    return
+                on_datagram(None)
+
+    with open_socket(protocol, groups, buffer_bytes=buffer_bytes) as netlink:
+        loop.add_reader(netlink, read_datagrams)
         try:
-            read(netlink)
-        except OSError as error:
-            if not failure.done():
-                failure.set_exception(error)
-
-    loop.add_reader(netlink, on_readable)
-    try:
-        await failure
-    finally:
-        loop.remove_reader(netlink)
-
-
-def iter_datagrams(netlink: socket.socket) -> Iterator[bytes | None]:
-    """Yield the datagrams that have arrived, at most `_MAX_DATAGRAMS`; None in place of datagrams that the kernel dropped.
-
-    Raises:
-        OSError: the socket cannot be used any more.
-    """
-    for _ in range(_MAX_DATAGRAMS):
-        try:
-            yield netlink.recv(_MAX_DATAGRAM_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            yield None
+            await failure
+        finally:
+            loop.remove_reader(netlink)
 
 
 def iter_messages(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -78,7 +78,7 @@ class TrafficCollector:
         while True:
             began_s = time.monotonic()
             try:
-                await listen_for_ends(self.add_ended, self.on_overflow)
+                await listen_for_ends(self.add_ended)
             except KernelError as error:
                 if time.monotonic() - began_s > MIN_TRAFFIC_PAUSE_S:
                     log.log_change("events", "", "connection tracking events were read meanwhile")
@@ -97,14 +97,11 @@ class TrafficCollector:
                 log.log_change("table", problem, problem or "connection tracking is read")
             await asyncio.sleep(traffic_pause_s(self.round_cpu_s))
 
-    def add_ended(self, data: bytes) -> None:
-        """Add a datagram of events about ended connections."""
-        for connection in parse_connections(data):
+    def add_ended(self, data: bytes | None) -> None:
+        """Add a datagram of events about ended connections; None if the kernel dropped events."""
+        self.overflows += data is None
+        for connection in parse_connections(data or b""):
             self.edges.add_ended(connection)
-
-    def on_overflow(self) -> None:
-        """Count a loss of events."""
-        self.overflows += 1
 
     async def read_table(
         self, workload_by_address: Mapping[bytes, WorkloadReference], now_s: float, read_at_s: float

@@ -15,19 +15,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import (
-    ATTRIBUTE,
-    ERRNO,
-    HEADER,
-    KernelError,
-    iter_datagrams,
-    iter_messages,
-    open_socket,
-    read_forever,
-)
+from agent.netlink import ATTRIBUTE, ERRNO, HEADER, KernelError, iter_messages, listen, open_socket
 
-NETLINK_NETFILTER = 12
-_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY = 270, 1, 3
+_NETLINK_NETFILTER, _CONNTRACK_DESTROY_GROUP = 12, 4
+"""NF_NETLINK_CONNTRACK_DESTROY is the mask of the group."""
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
 _RECEIVE_TIMEOUT_S = 10.0
@@ -151,7 +142,7 @@ async def dump_table() -> AsyncIterator[bytes]:
     """
     loop = asyncio.get_running_loop()
     try:
-        with open_socket(NETLINK_NETFILTER) as netlink:
+        with open_socket(_NETLINK_NETFILTER) as netlink:
             header = HEADER.pack(HEADER.size + _NFGENMSG.size, _CT_GET, _REQUEST_DUMP, 1, 0)
             netlink.send(header + _NFGENMSG.pack(socket.AF_UNSPEC, 0, 0))
             while True:
@@ -168,24 +159,14 @@ async def dump_table() -> AsyncIterator[bytes]:
         raise KernelError(f"connection tracking: {error.strerror}") from error
 
 
-async def listen_for_ends(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
-    """Call ``on_datagram`` with the kernel's events about ended connections, and ``on_overflow`` if it dropped some, until cancelled.
+async def listen_for_ends(on_datagram: Callable[[bytes | None], None]) -> None:
+    """Call ``on_datagram`` with the kernel's events about ended connections until cancelled, and with None after it dropped some.
 
     Raises:
         KernelError: the socket cannot be opened or read.
     """
-
-    def read(netlink: socket.socket) -> None:
-        for data in iter_datagrams(netlink):
-            if data is None:
-                on_overflow()
-            else:
-                on_datagram(data)
-
     try:
-        with open_socket(NETLINK_NETFILTER, buffer_bytes=_EVENT_BUFFER_BYTES) as netlink:
-            netlink.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_CONNTRACK_DESTROY)
-            await read_forever(netlink, read)
+        await listen(_NETLINK_NETFILTER, _CONNTRACK_DESTROY_GROUP, _EVENT_BUFFER_BYTES, on_datagram)
     except OSError as error:
         raise KernelError(f"connection tracking: {error.strerror}") from error
 

@@ -52,8 +52,9 @@ async def test_changes_reach_their_listeners_also_after_an_overrun_of_the_socket
     # Nothing is read while this blocks the loop, so the socket's buffer overflows.
     batch = "".join(f"link set {device} alias a{number}\n" for number in range(4000))
     subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True)
+    calls.update(links=0)
     await calls_after("links", "tc")
-    assert events.overruns >= 1
+    assert calls["links"] < 4000, "the kernel dropped some"
     run(f"ip link set {device} down")
     await calls_after("links")
     listening.cancel()
