@@ -1,4 +1,4 @@
-"""rtnetlink requests through pyroute2, and parsers of the messages of dumps.
+"""rtnetlink requests through pyroute2, parsers of the messages of dumps, and the qdiscs that capacity and limits share.
 
 pyroute2 would decode every attribute of every message, which is slow on a node with many pods. Our parsers read only the attributes
 we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
@@ -7,12 +7,14 @@ we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from pyroute2.iproute.linux import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_MIN_TYPE
 from pyroute2.netlink.exceptions import NetlinkError
@@ -32,10 +34,15 @@ IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_LINK_NETNSID = 3, 5, 18, 37
 IFLA_INFO_KIND = 1
-TCA_KIND, TCA_OPTIONS = 1, 2
+TCA_KIND, TCA_OPTIONS, _TCA_STATS2, _TCA_STATS_BASIC = 1, 2, 7, 1
+ROOT = 0xFFFFFFFF
+"""TC_H_ROOT, the parent of root qdiscs."""
 _TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
 _TBF = struct.Struct("=8xI8xIIII")
 """struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
+_TICK_S = 64e-9
+_BASIC_STATS = struct.Struct("=Q")
+"""The start of struct gnet_stats_basic: bytes."""
 
 DEADLINE_S = 10.0
 _MAX_DUMP_ATTEMPTS = 3
@@ -148,18 +155,75 @@ def read_text(data: bytes, spans: Spans, kind: int) -> str:
     return "" if span is None else data[span[0] : span[1]].rstrip(b"\0").decode("utf-8", "replace")
 
 
-class TbfOptions(NamedTuple):
-    """The options of a tbf qdisc."""
+class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
+    """A token bucket as the kernel holds it.
+
+    Attributes:
+        rate_bytes_per_s: the limit.
+        buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
+        limit_bytes: maximum length of the queue.
+    """
 
     rate_bytes_per_s: int
     buffer_ticks: int
     limit_bytes: int
 
+    @property
+    def burst_s(self) -> float:
+        """Duration of the burst at the limit's rate."""
+        return self.buffer_ticks * _TICK_S
 
-def read_tbf_options(data: bytes, options: Spans) -> TbfOptions | None:
-    """Read the options of a tbf qdisc; None if they are missing."""
+    @property
+    def burst_bytes(self) -> int:
+        """The effective burst, as ``tc`` shows it."""
+        return int(self.rate_bytes_per_s * self.burst_s)
+
+    @property
+    def queue_s(self) -> float:
+        """Longest wait of a packet once the bucket is empty."""
+        return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
+
+
+class Qdisc(msgspec.Struct, frozen=True, kw_only=True):
+    """A queueing discipline.
+
+    Attributes:
+        device_index: of its device.
+        kind: such as ``tbf`` or ``fq``.
+        handle, parent: its handle, and that of the class or hook that it is attached to.
+        params: of a token bucket; None for other kinds.
+        sent_bytes: bytes sent so far.
+    """
+
+    device_index: int
+    kind: str
+    handle: int
+    parent: int
+    params: TbfParams | None = None
+    sent_bytes: int = 0
+
+
+def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
+    """Parse an RTM_NEWQDISC message: struct tcmsg and TCA_* attributes."""
+    _, index, handle, parent, _ = TC.unpack_from(data, begin)
+    spans = parse_attributes(data, begin + TC.size, end)
+    kind = read_text(data, spans, TCA_KIND)
+    params = _read_tbf_params(data, parse_nested(data, spans, TCA_OPTIONS)) if kind == "tbf" else None
+    sent_bytes = read_counted_bytes(data, parse_nested(data, spans, _TCA_STATS2))
+    return Qdisc(device_index=index, kind=kind, handle=handle, parent=parent, params=params, sent_bytes=sent_bytes)
+
+
+def read_counted_bytes(data: bytes, statistics: Spans) -> int:
+    """Read the bytes in the basic statistics of a qdisc or an action (linux/gen_stats.h); 0 if they are missing."""
+    begin, end = statistics.get(_TCA_STATS_BASIC, (0, 0))
+    return int(_BASIC_STATS.unpack_from(data, begin)[0]) if end - begin >= _BASIC_STATS.size else 0
+
+
+def _read_tbf_params(data: bytes, options: Spans) -> TbfParams | None:
+    """Read the parameters of a tbf qdisc; None if they are missing."""
     begin, end = options.get(_TCA_TBF_PARMS, (0, 0))
     if end - begin < _TBF.size:
         return None
     rate, _, limit, buffer, _ = _TBF.unpack_from(data, begin)
-    return TbfOptions(read_number(data, options, _TCA_TBF_RATE64) or rate, buffer, limit)
+    rate_bytes_per_s = read_number(data, options, _TCA_TBF_RATE64) or rate
+    return TbfParams(rate_bytes_per_s=rate_bytes_per_s, buffer_ticks=buffer, limit_bytes=limit)

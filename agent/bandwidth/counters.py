@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import struct
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
+from pyroute2.netlink.rtnl import RTM_GETQDISC
 
 from agent import rtnetlink as rtnl
 from agent.bandwidth.meters import DeviceCounters, TcCounters, TrafficMeters
 from agent.bandwidth.processes import POD_INTERFACE
-from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
-from agent.bandwidth.tc_reader import DEVICE_GONE_ERRNOS, iter_actions
+from agent.bandwidth.state import LimitStatus
+from agent.bandwidth.tc_reader import read_filters
 
-_TCA_STATS2, _TCA_STATS_BASIC, _TCA_ACT_STATS = 7, 1, 4
-_BASIC_STATS = struct.Struct("=Q")
-"""The start of struct gnet_stats_basic: bytes."""
 _LINE_BEGIN = b" " + POD_INTERFACE.encode() + b":"
 _RECEIVED_BYTES, _SENT_BYTES, _SENT_PACKETS = 0, 8, 9
 """Columns of ``/proc/net/dev``."""
@@ -81,33 +76,10 @@ async def read_tc_counters(filter_indexes: Iterable[int]) -> TcCounters:
         KernelError: netlink did not answer.
     """
     async with rtnl.open_socket("cannot read the counters of limits") as netlink:
-        bucket_bytes = dict(await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, parse_bucket_bytes))
-        redirected_bytes: dict[int, int] = {}
-        for index in filter_indexes:
-            request = partial(rtnl.make_tc_request, index, INGRESS_HOOK)
-            try:
-                redirected_bytes[index] = sum(await rtnl.dump(netlink, request, RTM_GETTFILTER, parse_redirected_bytes))
-            except NetlinkError as error:
-                if error.code not in DEVICE_GONE_ERRNOS:
-                    raise
+        qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
+        filters = [filter_ for index in filter_indexes for filter_ in await read_filters(netlink, index, "ingress")]
+    bucket_bytes = {qdisc.device_index: qdisc.sent_bytes for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
+    redirected_bytes: Counter[int] = Counter()
+    for filter_ in filters:
+        redirected_bytes[filter_.device_index] += filter_.redirected_bytes
     return TcCounters(bucket_bytes, redirected_bytes)
-
-
-def parse_bucket_bytes(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
-    """Parse an RTM_NEWQDISC message: device index and bytes sent of a root qdisc (TCA_STATS2, linux/gen_stats.h); None for others."""
-    _, index, _, parent, _ = rtnl.TC.unpack_from(data, begin)
-    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
-    basic = rtnl.parse_nested(data, spans, _TCA_STATS2).get(_TCA_STATS_BASIC)
-    if parent != ROOT or basic is None:
-        return None
-    return index, int(_BASIC_STATS.unpack_from(data, basic[0])[0])
-
-
-def parse_redirected_bytes(data: bytes, begin: int, end: int) -> int | None:
-    """Parse an RTM_NEWTFILTER message: bytes redirected so far; None for filters without a redirect."""
-    redirected_bytes = None
-    for action, is_redirect in iter_actions(data, begin, end):
-        basic = rtnl.parse_nested(data, action, _TCA_ACT_STATS).get(_TCA_STATS_BASIC)
-        if is_redirect and basic is not None:
-            redirected_bytes = (redirected_bytes or 0) + int(_BASIC_STATS.unpack_from(data, basic[0])[0])
-    return redirected_bytes

@@ -34,8 +34,8 @@ from agent.bandwidth.state import (
     TcState,
     Verdict,
 )
-from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, describe_filters, is_limit_ifb, is_our_ifb
+from agent.rtnetlink import TbfParams
 
 _MAX_NAME_LENGTH = 15
 """IFNAMSIZ without the final zero byte."""

@@ -8,11 +8,9 @@ import msgspec
 
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
-from agent.bandwidth.tbf import TbfParams
+from agent.rtnetlink import Qdisc, TbfParams
 
 ETHERNET_MTU = 1500
-ROOT = 0xFFFFFFFF
-"""TC_H_ROOT, the parent of root qdiscs."""
 INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
 """Parents of filters on a ``clsact`` qdisc; an ``ingress`` qdisc accepts INGRESS_HOOK too (sch_ingress.c)."""
 INGRESS_HANDLE = 0xFFFF0000
@@ -70,23 +68,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     is_up: bool = True
 
 
-class Qdisc(msgspec.Struct, frozen=True, kw_only=True):
-    """A queueing discipline.
-
-    Attributes:
-        device_index: of its device.
-        kind: such as ``tbf`` or ``fq``.
-        handle, parent: its handle, and that of the class or hook that it is attached to.
-        params: of a token bucket; None for other kinds.
-    """
-
-    device_index: int
-    kind: str
-    handle: int
-    parent: int
-    params: TbfParams | None = None
-
-
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """A filter on a device.
 
@@ -100,6 +81,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         target_index: index of the device that it redirects to; None if it does not redirect.
         has_police_action: it has a police action, a limiter without a queue.
         drops_if_target_gone: packets are dropped, not passed on, once the device that it redirects to is deleted.
+        redirected_bytes: bytes redirected so far, without Ethernet headers.
     """
 
     device_index: int
@@ -111,6 +93,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     target_index: int | None = None
     has_police_action: bool = False
     drops_if_target_gone: bool = False
+    redirected_bytes: int = 0
 
 
 class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):

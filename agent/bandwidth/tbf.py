@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 
-import msgspec
+from agent.rtnetlink import TbfParams
 
 TICKS_PER_US = 15.625
-TICK_S = 64e-9
 UINT32_RANGE = 1 << 32
 """Number of values of the kernel's 32-bit fields."""
 ETHERNET_BYTES = 14
@@ -36,35 +35,6 @@ GSO_BYTES = 65536
 """Any queue may hold one segment of this size, so smaller bursts are never too large."""
 _TICK_SLACK = 32
 """Tolerance for differences of rounding between the plugin, the kernel and this module."""
-
-
-class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
-    """A token bucket as the kernel holds it.
-
-    Attributes:
-        rate_bytes_per_s: the limit.
-        buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
-        limit_bytes: maximum length of the queue.
-    """
-
-    rate_bytes_per_s: int
-    buffer_ticks: int
-    limit_bytes: int
-
-    @property
-    def burst_s(self) -> float:
-        """Duration of the burst at the limit's rate."""
-        return self.buffer_ticks * TICK_S
-
-    @property
-    def burst_bytes(self) -> int:
-        """The effective burst, as ``tc`` shows it."""
-        return int(self.rate_bytes_per_s * self.burst_s)
-
-    @property
-    def queue_s(self) -> float:
-        """Longest wait of a packet once the bucket is empty."""
-        return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
 
 
 def compute_plugin_buffer_ticks(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:

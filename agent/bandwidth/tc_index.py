@@ -6,14 +6,13 @@ from agent.bandwidth.state import (
     ALIAS_PREFIX,
     INGRESS_HANDLE,
     OUR_HANDLE,
-    ROOT,
     BandwidthSnapshot,
     Device,
     Filter,
     Hook,
     PodSandbox,
 )
-from agent.bandwidth.tbf import TbfParams
+from agent.rtnetlink import ROOT, TbfParams
 
 PLUGIN_PREFIX = "bwp"
 """Name prefix of ifbs, both the CNI bandwidth plugin's and ours."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from agent import rtnetlink as rtnl
-from agent.bandwidth.state import EGRESS_HOOK, ETHERNET_MTU, INGRESS_HOOK, Device, Filter, Hook, Qdisc, TcState
-from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
+from agent.bandwidth.state import EGRESS_HOOK, ETHERNET_MTU, INGRESS_HOOK, Device, Filter, Hook, TcState
+from agent.bandwidth.tbf import UINT32_RANGE
 
 _IFLA_MTU, _IFLA_IFALIAS = 4, 20
 _TCA_CHAIN = 11
@@ -28,7 +28,7 @@ _SKIP_SW = 2
 """TCA_CLS_FLAGS_SKIP_SW: the filter is offloaded, and software packets never match (linux/pkt_cls.h)."""
 _U32_SEL_BYTES, _U32_KEY_BYTES, _U32_MASK_BYTES = 16, 16, 4
 """Sizes of struct tc_u32_sel without keys, of struct tc_u32_key, and of the mask at its start."""
-_TCA_ACT_KIND, _TCA_ACT_OPTIONS = 1, 2
+_TCA_ACT_KIND, _TCA_ACT_OPTIONS, _TCA_ACT_STATS = 1, 2, 4
 _TCA_MIRRED_PARMS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
 """struct tc_mirred: index, capab, action, refcnt, bindcnt, eaction, ifindex."""
@@ -42,7 +42,7 @@ ALL_PROTOCOLS = 0x0300
 """ETH_P_ALL in network byte order, as in tcm_info."""
 _NAMESPACE_NOT_ASSIGNED = frozenset({-1, UINT32_RANGE - 1})
 """NETNSA_NSID_NOT_ASSIGNED (linux/net_namespace.h), signed or not."""
-DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
+_DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
 """The kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
 
 
@@ -54,7 +54,7 @@ async def read_tc_state(pid_by_uid: Mapping[str, int]) -> tuple[TcState, dict[st
     """
     async with rtnl.open_socket("cannot read traffic control") as netlink:
         devices = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
-        qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, parse_qdisc)
+        qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
         filters: list[Filter] = []
         for index in sorted({q.device_index for q in qdiscs if q.kind in {"ingress", "clsact"}}):
             filters += await read_filters(netlink, index, "ingress")
@@ -74,7 +74,7 @@ async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     try:
         return await rtnl.dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
     except NetlinkError as error:
-        if error.code in DEVICE_GONE_ERRNOS:
+        if error.code in _DEVICE_GONE_ERRNOS:
             return []
         raise
 
@@ -105,16 +105,6 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
     )
 
 
-def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
-    """Parse an RTM_NEWQDISC message: struct tcmsg and TCA_* attributes."""
-    _, index, handle, parent, _ = rtnl.TC.unpack_from(data, begin)
-    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
-    kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
-    tbf = rtnl.read_tbf_options(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
-    params = TbfParams(**tbf._asdict()) if tbf is not None else None
-    return Qdisc(device_index=index, kind=kind, handle=handle, parent=parent, params=params)
-
-
 def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> Filter | None:
     """Parse an RTM_NEWTFILTER message: struct tcmsg and TCA_* attributes. None for u32's hash tables, which match nothing."""
     _, index, _, _, info = rtnl.TC.unpack_from(data, begin)
@@ -127,10 +117,12 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     flags = rtnl.read_number(data, options, _TCA_FLAGS_BY_KIND[kind]) if kind in _TCA_FLAGS_BY_KIND else None
     is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
     sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
-    target_index, has_police_action, drops_if_target_gone = None, False, False
+    target_index, has_police_action, drops_if_target_gone, redirected_bytes = None, False, False, 0
     for action in _parse_actions(data, kind, options):
         has_police_action = has_police_action or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
         redirect = _parse_redirect(data, action)
+        if redirect is not None:
+            redirected_bytes += rtnl.read_counted_bytes(data, rtnl.parse_nested(data, action, _TCA_ACT_STATS))
         if redirect is not None and target_index is None:
             target_index, drops_if_target_gone = redirect
     return Filter(
@@ -143,15 +135,8 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         target_index=target_index,
         has_police_action=has_police_action,
         drops_if_target_gone=drops_if_target_gone,
+        redirected_bytes=redirected_bytes,
     )
-
-
-def iter_actions(data: bytes, begin: int, end: int) -> Iterator[tuple[rtnl.Spans, bool]]:
-    """Yield the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
-    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
-    kind, options = rtnl.read_text(data, spans, rtnl.TCA_KIND), rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)
-    for action in _parse_actions(data, kind, options):
-        yield action, _parse_redirect(data, action) is not None
 
 
 def _parse_actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:

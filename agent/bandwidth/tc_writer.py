@@ -18,15 +18,14 @@ from agent.bandwidth.state import (
     INGRESS_QDISC_SUFFIX,
     LAST_PRIORITY,
     OUR_HANDLE,
-    ROOT,
     Action,
     RemoveLimit,
     SetEgressLimit,
     SetIngressLimit,
 )
-from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
+from agent.bandwidth.tbf import UINT32_RANGE
 from agent.bandwidth.tc_reader import ALL_PROTOCOLS, PRIORITY_SHIFT
-from agent.rtnetlink import open_socket
+from agent.rtnetlink import ROOT, TbfParams, open_socket
 
 _FLOW_ID = 0x10001
 """1:1, as in the filter of the CNI bandwidth plugin; a redirect ignores it."""

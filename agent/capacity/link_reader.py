@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
@@ -30,7 +29,6 @@ _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 2, 4, 5
 _IFLA_BOND_MODE, _IFLA_BOND_ACTIVE_SLAVE, _IFLA_BOND_AD_INFO, _IFLA_BOND_AD_INFO_AGGREGATOR = 1, 2, 23, 1
 _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID = 6
 _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
-_TC_H_ROOT = 0xFFFFFFFF
 _NEXT_HOP = struct.Struct("=HBBi")
 """struct rtnexthop: length, flags, hops, device."""
 _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
@@ -38,14 +36,6 @@ _IP_VERSIONS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
 ROUTES_INTERVAL_S = 50.0
 """Shortest time between reads of routes: they are read with each periodic read of links, and not again after link events."""
-
-
-class RootQdisc(NamedTuple):
-    """The root qdisc of a device: its kind, and its rate if it is a token bucket."""
-
-    device_index: int
-    kind: str
-    mbps: int | None
 
 
 class LinkReader:
@@ -65,24 +55,14 @@ class LinkReader:
         directory = NetDirectory(self._sys)
         async with rtnl.open_socket("cannot read links") as netlink:
             links = await rtnl.dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
-            root_qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, parse_root_qdisc)
+            qdiscs = await rtnl.dump(netlink, rtnl.make_tc_request, RTM_GETQDISC, rtnl.parse_qdisc)
             if time.monotonic() - self._routes_read_at_s >= ROUTES_INTERVAL_S:
                 routes = await rtnl.dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(hop for hops in routes for hop in hops)
                 self._routes_read_at_s = time.monotonic()
-        links = _add_root_qdiscs_and_speeds(links, {root.device_index: root for root in root_qdiscs}, directory)
+        roots = {qdisc.device_index: qdisc for qdisc in qdiscs if qdisc.parent == rtnl.ROOT}
+        links = _add_root_qdiscs_and_speeds(links, roots, directory)
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
-
-
-def parse_root_qdisc(data: bytes, begin: int, end: int) -> RootQdisc | None:
-    """Parse an RTM_NEWQDISC message; None for qdiscs that are no root."""
-    _, index, _, parent, _ = rtnl.TC.unpack_from(data, begin)
-    if parent != _TC_H_ROOT:
-        return None
-    spans = rtnl.parse_attributes(data, begin + rtnl.TC.size, end)
-    kind = rtnl.read_text(data, spans, rtnl.TCA_KIND)
-    tbf = rtnl.read_tbf_options(data, rtnl.parse_nested(data, spans, rtnl.TCA_OPTIONS)) if kind == "tbf" else None
-    return RootQdisc(index, kind, None if tbf is None else tbf.rate_bytes_per_s * 8 // 1_000_000)
 
 
 def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
@@ -149,7 +129,7 @@ def _parse_next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
 
 
 def _add_root_qdiscs_and_speeds(
-    links: list[Link], root_qdiscs: Mapping[int, RootQdisc], directory: NetDirectory
+    links: list[Link], root_qdiscs: Mapping[int, rtnl.Qdisc], directory: NetDirectory
 ) -> list[Link]:
     """Add root qdiscs, by device index, except to pods' links; and speeds to the devices that may have one."""
     psutil_mbps_by_name: dict[str, int] | None = None
@@ -157,7 +137,8 @@ def _add_root_qdiscs_and_speeds(
     for link in links:
         root = root_qdiscs.get(link.index) if link.kind not in _POD_LINK_KINDS else None
         if root is not None:
-            link = msgspec.structs.replace(link, root_qdisc=root.kind, root_qdisc_mbps=root.mbps)
+            mbps = root.params.rate_bytes_per_s * 8 // 1_000_000 if root.params is not None else None
+            link = msgspec.structs.replace(link, root_qdisc=root.kind, root_qdisc_mbps=mbps)
         may_have_speed = link.is_physical or (not link.kind and not link.is_loopback)
         if may_have_speed:
             link = msgspec.structs.replace(link, sysfs_mbps=directory.read_speed_mbps(link.name))

@@ -15,12 +15,13 @@ import msgspec
 
 from agent.bandwidth.annotations import read_annotation
 from agent.bandwidth.cni import parse_cached_result
-from agent.bandwidth.counters import parse_bucket_bytes, parse_device_counters, parse_redirected_bytes
+from agent.bandwidth.counters import parse_device_counters
 from agent.bandwidth.processes import parse_cgroup
-from agent.bandwidth.tc_reader import parse_device, parse_filter, parse_qdisc
-from agent.capacity.link_reader import parse_default_route, parse_root_qdisc
+from agent.bandwidth.tc_reader import parse_device, parse_filter
+from agent.capacity.link_reader import parse_default_route
 from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
+from agent.rtnetlink import parse_qdisc
 from agent.traffic.conntrack import parse_connections
 from controller import prometheus
 from controller.cluster.crds import NETPERF_COSTS, AppGroup, NetworkTopology
@@ -245,10 +246,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "device": (netlink(parse_device), DEVICE, NETLINK),
     "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
     "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
-    "counters of a queue": (netlink(parse_bucket_bytes), BUCKET, NETLINK),
-    "counters of a filter": (netlink(parse_redirected_bytes), FILTER, NETLINK),
     "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
-    "root queueing disciplines": (netlink(parse_root_qdisc), BUCKET, NETLINK),
     "connections": (
         lambda text: list(parse_connections(text.encode("latin-1", "replace"))),
         connection(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.bandwidth.tbf import PLUGIN_LATENCY_S, UINT32_RANGE, TbfParams, compute_plugin_buffer_ticks
+from agent.bandwidth.tbf import PLUGIN_LATENCY_S, UINT32_RANGE, compute_plugin_buffer_ticks
+from agent.rtnetlink import TbfParams
 
 
 def plugin_params(rate_bps: int, burst_bytes: int) -> TbfParams:

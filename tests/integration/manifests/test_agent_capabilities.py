@@ -23,8 +23,8 @@ from pathlib import Path
 from agent.bandwidth import processes
 from agent.bandwidth.tc_writer import execute
 from agent.bandwidth.state import SetEgressLimit, SetIngressLimit, RemoveLimit
-from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.tc_reader import read_tc_state
+from agent.rtnetlink import TbfParams
 from netperf.probers.child import start_confined
 
 async def main(pid, name):

@@ -11,8 +11,9 @@ from agent.bandwidth import rules
 from agent.bandwidth import state as tc
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cni import Attachment, Network
-from agent.bandwidth.tbf import TbfParams, choose_params
+from agent.bandwidth.tbf import choose_params
 from agent.bandwidth.tc_index import TcIndex
+from agent.rtnetlink import ROOT, Qdisc, TbfParams
 from tests.support.plugin_bucket import plugin_params
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
@@ -40,19 +41,19 @@ def attachment(**changes: Any) -> Attachment:
     return Attachment(**(usual | changes))
 
 
-def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> tc.Qdisc:
-    return tc.Qdisc(device_index=device, kind="tbf", handle=handle, parent=tc.ROOT, params=params)
+def bucket(device: int, params: TbfParams, handle: int = tc.PLUGIN_HANDLE) -> Qdisc:
+    return Qdisc(device_index=device, kind="tbf", handle=handle, parent=ROOT, params=params)
 
 
-def our_qdisc(device: int, rate_bps: int = RATE) -> tc.Qdisc:
+def our_qdisc(device: int, rate_bps: int = RATE) -> Qdisc:
     return bucket(device, choose_params(rate_bps, 1500), tc.OUR_HANDLE)
 
 
-def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
-    return tc.Qdisc(device_index=device, kind=kind, handle=handle, parent=tc.ROOT)
+def root(kind: str, device: int = VETH, handle: int = 0x50000) -> Qdisc:
+    return Qdisc(device_index=device, kind=kind, handle=handle, parent=ROOT)
 
 
-INGRESS_QDISC = tc.Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
+INGRESS_QDISC = Qdisc(device_index=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
 REDIRECT = tc.Filter(device_index=VETH, kind="u32", priority=1, matches_all=True, target_index=IFB_INDEX)
 FOREIGN_FILTER = tc.Filter(device_index=VETH, kind="bpf", program_name="tc_cls_egress", priority=10)
 
@@ -61,7 +62,7 @@ def plan_for(
     *pods: PodBandwidthSpec,
     device: tc.Device = POD_DEVICE,
     devices: tuple[tc.Device, ...] = (),
-    qdiscs: tuple[tc.Qdisc, ...] = (),
+    qdiscs: tuple[Qdisc, ...] = (),
     sandbox: tc.PodSandbox | None = POD_SANDBOX,
     policy: rules.RepairPolicy = ENFORCE,
     network: tuple[str, ...] = (),
@@ -78,7 +79,7 @@ def plan_for(
     return rules.plan_limits(snapshot, policy)
 
 
-def redirecting_to_ifb(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
+def redirecting_to_ifb(*qdiscs: Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
     """State of the kernel in which a filter redirects all packets of the pod to an ifb."""
     return {"devices": (device,), "qdiscs": (INGRESS_QDISC, *qdiscs), "filters": filters}
 
@@ -92,7 +93,7 @@ def set_ingress(rate_bps: int = RATE) -> tc.SetIngressLimit:
     return tc.SetIngressLimit(VETH, "veth12ab", choose_params(rate_bps, 1500))
 
 
-def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> tc.Qdisc:
+def plugin_qdisc(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> Qdisc:
     return bucket(VETH, plugin_params(rate_bps, burst))
 
 
@@ -114,7 +115,7 @@ FAST = 100_000_000
 )
 def test_verdict_and_repair_of_a_root_qdisc(
     rate_bps: int,
-    qdisc: tc.Qdisc,
+    qdisc: Qdisc,
     verdict: str,
     effective: int | None,
     repair: tc.Action | None,
@@ -143,7 +144,7 @@ def test_the_ifb_has_the_plugins_name() -> None:
     ],
 )
 def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
-    inner = (tc.Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
+    inner = (Qdisc(device_index=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
     plan = plan_for(make_pod(RATE), qdiscs=(root(kind), INGRESS_QDISC, *inner))
     assert only_status(plan).verdict == verdict
     assert bool(plan.actions) is (verdict == "missing")
@@ -191,7 +192,7 @@ FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, lim
     ],
 )
 def test_limits_of_other_programs_are_never_changed(
-    qdiscs: list[tc.Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
+    qdiscs: list[Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
 ) -> None:
     plan = plan_for(make_pod(RATE, RATE), policy=REPAIR, network=plugins, **redirecting_to_ifb(*qdiscs, device=device))
     assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())

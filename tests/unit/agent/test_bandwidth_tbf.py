@@ -12,13 +12,13 @@ from agent.bandwidth.tbf import (
     MIN_QUEUE_FRAMES,
     QUEUE_S,
     UINT32_RANGE,
-    TbfParams,
     blocks_everything,
     choose_params,
     compute_plugin_buffer_ticks,
     find_overflowed_burst_bytes,
     has_excessive_burst_or_queue,
 )
+from agent.rtnetlink import TbfParams
 from tests.support.plugin_bucket import plugin_params
 
 CONTAINERD_BURST = 536_870_911
