@@ -1,1 +1,1 @@
-"""Real nodes in a lab: a kubelet, containerd and CNI plugins, each with a network namespace and a root directory of its own."""
+"""Real nodes in a lab: each has a kubelet, containerd, CNI plugins, a network namespace and a root directory."""

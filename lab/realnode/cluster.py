@@ -1,4 +1,4 @@
-"""Starts the real nodes of a lab, the registry that they pull from, and the cluster's DNS and metrics-server."""
+"""Starts the real nodes of a lab, their image registry, and the cluster's DNS and metrics-server."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from lab.realnode.programs import NodeBinaries
 COREDNS_IMAGE = "registry.k8s.io/coredns/coredns:lab"
 METRICS_SERVER_IMAGE = "registry.k8s.io/metrics-server/metrics-server:lab"
 SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler"
-_MANIFESTS = Path(__file__).parents[2] / "manifests"
 APP_IMAGE = "netaware-lab-app:lab"
+_MANIFESTS = Path(__file__).parents[2] / "manifests"
 _SERVICES = Path(__file__).with_name("services.yaml")
-# Starts take mostly CPU time, without which a kubelet registers late.
+# A start needs mostly CPU time. With more at once, kubelets register too late.
 _MAX_CONCURRENT_STARTS = 4
-# Memory for a node's images and containers. If there is less they are on disk, where their deletion takes minutes.
+# Available memory per node above which images and containers are in memory. On disk, their deletion takes minutes.
 _MEMORY_PER_NODE_BYTES = 2**30
 _REGISTER_TIMEOUT_S = 90.0
 _POLL_S = 0.1
@@ -44,8 +44,8 @@ class RealNodes:
     """The real nodes of a lab.
 
     Attributes:
-        nodes: name -> node.
-        images: the images that they can pull; None without nodes.
+        nodes: name of the Node object -> node.
+        images: images that they can pull; None if there are no real nodes.
     """
 
     nodes: Mapping[str, RealNode] = field(default_factory=dict)
@@ -66,10 +66,10 @@ async def start_real_nodes(
     Args:
         lab: name of the lab.
         state_dir: state directory of the lab.
-        network: network of the lab; nodes with ranges of pods are real.
-        control_plane: control plane at which they register.
-        programs: keeps their processes.
-        binaries: files of their programs.
+        network: network of the lab; nodes with a range of pod addresses are real.
+        control_plane: control plane at which the nodes register.
+        programs: running programs of the lab, to which those of the nodes are added.
+        binaries: files of the nodes' programs.
 
     Raises:
         UnsupportedError: the machine cannot run real nodes.
@@ -78,25 +78,26 @@ async def start_real_nodes(
     environment, nft = binaries.debian.environment, binaries.debian.find_program("nft")
     assert nft is not None
     real_networks = [node for node in network.node_networks if node.pod_ranges]
-    snapshotter = await asyncio.to_thread(machine.check_machine, environment, nft, state_dir, nodes=len(real_networks))
-    images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
-    address = f"{network.gateway}:{find_free_ports(1)[0]}"
-    programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
+    await asyncio.to_thread(machine.check_machine, environment, nft, node_count=len(real_networks))
+    snapshotter = await asyncio.to_thread(machine.choose_snapshotter, state_dir)
+    images = await asyncio.to_thread(_create_image_store, state_dir / "registry", binaries, control_plane)
+    registry_address = f"{network.gateway}:{find_free_ports(1)[0]}"
+    programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, registry_address])
     is_in_memory = psutil.virtual_memory().available > len(real_networks) * _MEMORY_PER_NODE_BYTES
     nodes = {
-        n.node.name: RealNode(
-            network=n,
-            folder=state_dir / "nodes" / n.node.name,
+        node_network.node.name: RealNode(
+            network=node_network,
+            folder=state_dir / "nodes" / node_network.node.name,
             lab=lab,
             control_plane=control_plane,
             programs=programs,
             binaries=binaries,
             snapshotter=snapshotter,
             is_in_memory=is_in_memory,
-            registry=f"http://{address}",
+            registry_url=f"http://{registry_address}",
             cluster_pod_range=pod_range_of_slot(network.slot),
         )
-        for n in real_networks
+        for node_network in real_networks
     }
     semaphore = asyncio.Semaphore(_MAX_CONCURRENT_STARTS)
     async with Client(control_plane.client_config) as client, asyncio.TaskGroup() as group:
@@ -112,36 +113,39 @@ async def _start_node(node: RealNode, client: Client, semaphore: asyncio.Semapho
         await node.start()
         await poll_until(
             partial(object_exists, client, NODES, node.name),
-            lambda: f"node {node.name} to register; {node.node_programs['kubelet'].log_excerpt}",
+            lambda: f"node {node.name} to register; {node.running_programs['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
             on_retry=node.programs.check_running,
             error=BootError,
         )
-        # A kubelet may not write its node's pod CIDRs.
+        # Written here, because a kubelet may not write its node's pod CIDRs.
         ranges = node.network.pod_ranges
         body = {"spec": {"podCIDR": ranges[0], "podCIDRs": list(ranges)}}
         await client.patch(NODES, node.name, body, Node, patch_type=MERGE_PATCH)
         node.start_proxy()
 
 
-def _fill_store(folder: Path, binaries: NodeBinaries, control_plane: ControlPlane) -> ImageStore:
-    """Create the images of the cluster's own pods, each of one program that the lab has built."""
+def _create_image_store(folder: Path, binaries: NodeBinaries, control_plane: ControlPlane) -> ImageStore:
+    """Create images for pods of the lab, each with one program that the lab has built."""
     store = ImageStore(folder)
     for name, program in (
         (PAUSE_IMAGE, binaries.node / "pause"),
         (COREDNS_IMAGE, binaries.node / "coredns"),
         (METRICS_SERVER_IMAGE, binaries.metrics_server),
         (APP_IMAGE, binaries.app),
-        # The lab's kube-scheduler, under every version that an overlay may name.
-        *((f"{SCHEDULER_IMAGE}:{tag}", control_plane.binaries["kube-scheduler"]) for tag in sorted(_scheduler_tags())),
+        # The lab's kube-scheduler, with every tag that an overlay may name.
+        *(
+            (f"{SCHEDULER_IMAGE}:{tag}", control_plane.binaries["kube-scheduler"])
+            for tag in sorted(_read_scheduler_tags())
+        ),
     ):
         store.add_program(name, program)
     return store
 
 
-def _scheduler_tags() -> set[str]:
-    """Tags of kube-scheduler in the shipped manifests."""
+def _read_scheduler_tags() -> set[str]:
+    """Return the tags of kube-scheduler in the shipped manifests."""
     files = [yaml.safe_load(path.read_text()) for path in _MANIFESTS.rglob("kustomization.yaml")]
     images = [image for file in files for image in file.get("images", ())]
     return {image["newTag"] for image in images if image["name"] == SCHEDULER_IMAGE}

@@ -1,4 +1,4 @@
-"""The configuration files of a real node, as text. Paths are relative to the node's root directory."""
+"""Builds the configuration files of a real node, as text. Paths in them are those inside the node."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import yaml
 
-PKI = "/etc/kubernetes/pki"
-SOCKET = "unix:///run/containerd/containerd.sock"
+_PKI = "/etc/kubernetes/pki"
+_CONTAINERD_SOCKET = "unix:///run/containerd/containerd.sock"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.1"
-CNI_NETWORK = "lab"
-CLUSTER_DOMAIN = "cluster.local"
 
 
-def containerd_config(*, snapshotter: str) -> str:
-    """The configuration of containerd, with CNI and registries at their usual places.
+def build_containerd_config(*, snapshotter: str) -> str:
+    """Return the configuration of containerd, with the usual paths of CNI and registries.
 
     Args:
         snapshotter: ``overlayfs``, or ``native`` if the state directory's file system does not support overlays.
@@ -34,7 +32,7 @@ state = "/run/containerd"
   [plugins."io.containerd.cri.v1.images".registry]
     config_path = "/etc/containerd/certs.d"
 [plugins."io.containerd.cri.v1.runtime"]
-  # A container may not lower this value on every machine.
+  # Some machines do not allow a container to lower this value.
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/opt/cni/bin"]
@@ -46,37 +44,40 @@ state = "/run/containerd"
 """
 
 
-def registry_hosts(url: str) -> str:
-    """hosts.toml that redirects pulls from all registries to the lab's registry."""
+def build_registry_hosts(url: str) -> str:
+    """Return the hosts.toml that redirects pulls from all registries to the lab's registry."""
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
-def cni_config(pod_ranges: Sequence[str]) -> str:
-    """The CNI configuration for pods in these CIDR ranges, with host ports and bandwidth limits, and without NAT."""
-    routes = [{"dst": "0.0.0.0/0"}]
-    devices: dict[str, Any] = {
+def build_cni_config(pod_ranges: Sequence[str]) -> str:
+    """Return the CNI configuration for pods in these CIDR ranges, with host ports and bandwidth limits, and without NAT."""
+    bridge: dict[str, Any] = {
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": True,
         "hairpinMode": True,
         "ipMasq": False,
-        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in pod_ranges], "routes": routes},
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": subnet}] for subnet in pod_ranges],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
     }
     plugins = [
-        devices,
+        bridge,
         {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}},
         {"type": "bandwidth", "capabilities": {"bandwidth": True}},
     ]
-    return json.dumps({"cniVersion": "1.0.0", "name": CNI_NETWORK, "plugins": plugins}, indent=1)
+    return json.dumps({"cniVersion": "1.0.0", "name": "lab", "plugins": plugins}, indent=1)
 
 
-def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
-    """The kubelet's configuration.
+def build_kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
+    """Return the kubelet's configuration.
 
     Args:
         dns: address of the cluster's DNS service.
-        max_pods: at most the number of the node's pod addresses.
-        reserved: resource -> amount that the machine has and the topology does not give to the node.
+        max_pods: number of pods that the node can have.
+        reserved: resource -> amount that is not allocatable.
     """
     return yaml.safe_dump(
         {
@@ -84,17 +85,17 @@ def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
             "kind": "KubeletConfiguration",
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
-            "containerRuntimeEndpoint": SOCKET,
+            "containerRuntimeEndpoint": _CONTAINERD_SOCKET,
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
-                "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+                "x509": {"clientCAFile": f"{_PKI}/ca.crt"},
             },
             "authorization": {"mode": "Webhook"},
-            "tlsCertFile": f"{PKI}/kubelet-serving.crt",
-            "tlsPrivateKeyFile": f"{PKI}/kubelet-serving.key",
+            "tlsCertFile": f"{_PKI}/kubelet-serving.crt",
+            "tlsPrivateKeyFile": f"{_PKI}/kubelet-serving.key",
             "clusterDNS": [dns],
-            "clusterDomain": CLUSTER_DOMAIN,
+            "clusterDomain": "cluster.local",
             "resolvConf": "/etc/resolv.conf",
             "maxPods": max_pods,
             "systemReserved": reserved,
@@ -104,7 +105,7 @@ def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
             "serializeImagePulls": False,
             "volumePluginDir": "/var/lib/kubelet/volume-plugins",
             "shutdownGracePeriod": "0s",
-            # Report changes within seconds, and do not evict pods or delete images if the machine's disk is full.
+            # Report changes within seconds, and neither evict pods nor delete images if the machine's disk is full.
             "nodeStatusUpdateFrequency": "5s",
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
@@ -112,8 +113,8 @@ def kubelet_config(*, dns: str, max_pods: int, reserved: dict[str, str]) -> str:
     )
 
 
-def proxy_config(*, node: str, cluster_pod_range: str) -> str:
-    """kube-proxy's configuration.
+def build_proxy_config(*, node: str, cluster_pod_range: str) -> str:
+    """Return kube-proxy's configuration.
 
     Args:
         node: name of the node.
@@ -127,7 +128,7 @@ def proxy_config(*, node: str, cluster_pod_range: str) -> str:
             "hostnameOverride": node,
             "clusterCIDR": cluster_pod_range,
             "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
-            # 0 keeps the machine's limits of connection tracking.
+            # 0 leaves the machine's limits of connection tracking as they are.
             "conntrack": {"maxPerCore": 0, "min": 0},
             "oomScoreAdj": 0,
             "nftables": {"syncPeriod": "30s", "minSyncPeriod": "200ms"},

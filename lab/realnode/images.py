@@ -1,6 +1,6 @@
 """The images that the lab's registry serves, created without a container engine.
 
-The store is a folder: ``blobs/<digest>`` and ``tags/<registry>/<repository>/<tag>``, a file with a manifest's digest.
+The store is a folder of blobs, ``blobs/<digest>``, and of files with a manifest's digest, ``tags/<registry>/<repository>/<tag>``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from lab.paths import write_atomically
 
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_CONFIG = "application/vnd.oci.image.config.v1+json"
-_LAYER = "application/vnd.oci.image.layer.v1.tar"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
-"""Go's name of this machine's architecture, which Kubernetes and images use."""
+"""This machine's architecture, as Kubernetes and image manifests name it."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ImageReference:
 
     @classmethod
     def parse(cls, text: str) -> ImageReference:
-        """Parse a name as containerd does: the default registry is ``docker.io``, with the default folder ``library``."""
+        """Parse a name as containerd does: without a registry it is in ``docker.io``, and without a folder there in ``library``."""
         path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", "latest")
         first, slash, rest = path.partition("/")
         if slash and ("." in first or ":" in first or first == "localhost"):
@@ -48,14 +48,14 @@ class ImageStore:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
 
     def blob_path(self, digest: str) -> Path:
-        """Path of a blob. Raises ValueError for an invalid digest."""
+        """Return the path of a blob. Raises ValueError for an invalid digest."""
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
-            raise ValueError(f"{digest!r} is no sha256 digest")
+            raise ValueError(f"{digest!r} is not a sha256 digest")
         return self.folder / "blobs" / value
 
     def tag_path(self, reference: ImageReference) -> Path:
-        """Path of the file with the digest of the name's manifest."""
+        """Return the path of the file with the digest of the image's manifest."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
     def add_program(self, name: str, program: Path) -> None:
@@ -68,22 +68,22 @@ class ImageStore:
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
                 layer.addfile(entry)
             layer.add(program, arcname=entrypoint.lstrip("/"))
-        data = buffer.getvalue()
-        layer_digest = self._put(data)
+        layer_data = buffer.getvalue()
+        layer_digest = self._write_blob(layer_data)
         config = {
             "architecture": ARCHITECTURE,
             "os": "linux",
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
             "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": [entrypoint], "User": "0:0"},
         }
-        encoded = json.dumps(config).encode()
+        config_data = json.dumps(config).encode()
         manifest = {
             "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": {"mediaType": _CONFIG, "digest": self._put(encoded), "size": len(encoded)},
-            "layers": [{"mediaType": _LAYER, "digest": layer_digest, "size": len(data)}],
+            "mediaType": MANIFEST_TYPE,
+            "config": {"mediaType": _CONFIG_TYPE, "digest": self._write_blob(config_data), "size": len(config_data)},
+            "layers": [{"mediaType": _LAYER_TYPE, "digest": layer_digest, "size": len(layer_data)}],
         }
-        self._put_tag(name, self._put(json.dumps(manifest).encode()))
+        self._write_tag(name, self._write_blob(json.dumps(manifest).encode()))
 
     def add_oci_layout(self, name: str, layout: Path) -> None:
         """Add the image of an OCI image layout, as `buildah push oci:FOLDER` writes it; blobs are linked, not copied."""
@@ -93,12 +93,12 @@ class ImageStore:
             target = self.folder / "blobs" / blob.name
             if not target.exists():
                 target.symlink_to(blob)
-        self._put_tag(name, digest)
+        self._write_tag(name, digest)
 
-    def _put(self, data: bytes) -> str:
+    def _write_blob(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         write_atomically(self.blob_path(digest), data)
         return digest
 
-    def _put_tag(self, name: str, digest: str) -> None:
+    def _write_tag(self, name: str, digest: str) -> None:
         write_atomically(self.tag_path(ImageReference.parse(name)), digest.encode())

@@ -1,4 +1,4 @@
-"""Checks whether this machine can run real nodes."""
+"""Checks whether this machine can run real nodes, and how containerd can store images there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.realnode import cgroups
 _TOOLS = ("mount", "nsenter", "pivot_root", "setpriv", "unshare")
 _TIMEOUT_S = 20.0
 _INOTIFY_PER_NODE, _USUAL_INOTIFY_LIMIT = 10, 1024
-# Uses what kube-proxy's tables use: verdict maps, NAT and masquerading.
+# Rules with the features that kube-proxy needs: verdict maps, NAT and masquerading.
 _NFT_RULES = """
 table ip netaware-lab-probe {
   map services { type ipv4_addr . inet_proto . inet_service : verdict; }
@@ -27,47 +27,49 @@ table ip netaware-lab-probe {
 _UNSHARE = ("unshare", "--net", "--mount", "--")
 
 
-def check_machine(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes: int) -> str:
-    """Check the machine; return the snapshotter that containerd can use with ``state_dir``.
+def check_machine(environment: Mapping[str, str], nft: Path, *, node_count: int) -> None:
+    """Check that this machine can run ``node_count`` real nodes.
 
     Args:
         environment: variables with which ``nft`` finds its libraries.
         nft: file of the program.
-        state_dir: an existing folder on the file system for the containers.
-        nodes: number of real nodes.
+        node_count: number of real nodes.
 
     Raises:
-        UnsupportedError: names all that is missing.
+        UnsupportedError: the machine lacks something; names all that it lacks.
         InsufficientCapacityError: other programs of this user have too many inotify instances.
     """
     missing = find_missing_privileges()
-    missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _which(tool) is None]
+    missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _find_tool(tool) is None]
     if not missing:
-        missing = _missing_cgroups() + _missing_kernel_parts(environment, nft)
-    lacking_inotify = [] if missing else _missing_inotify(nodes)
-    if missing or lacking_inotify:
-        needed = f"real nodes need {'; '.join(missing + lacking_inotify)}. Nodes without a kubelet need none of this: --nodes kwok"
-        raise UnsupportedError(needed) if missing else InsufficientCapacityError(needed)
-    return "overlayfs" if _has_overlay(state_dir) else "native"
+        missing = _find_missing_cgroups() + _find_missing_kernel_features(environment, nft)
+    inotify_setting = [] if missing else _find_inotify_setting(node_count)
+    if missing or inotify_setting:
+        message = f"real nodes need {'; '.join(missing + inotify_setting)}. Nodes without a kubelet need none of this: --nodes kwok"
+        raise UnsupportedError(message) if missing else InsufficientCapacityError(message)
 
 
-def _which(tool: str) -> str | None:
+def choose_snapshotter(folder: Path) -> str:
+    """Return the snapshotter that containerd can use in this folder: ``overlayfs`` if possible, else ``native``."""
+    return "overlayfs" if _supports_overlay(folder) else "native"
+
+
+def _find_tool(tool: str) -> str | None:
     return shutil.which(tool, path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin")))
 
 
-def _missing_cgroups() -> list[str]:
+def _find_missing_cgroups() -> list[str]:
     if _is_in_user_namespace():
         return ["to be root of the machine itself, not of a user namespace"]
-    if not cgroups.ROOT.is_dir() or not cgroups.hierarchies():
+    if not cgroups.ROOT.is_dir() or not cgroups.list_hierarchies():
         return [f"cgroups at {cgroups.ROOT}"]
-    lacking = cgroups.missing_controllers()
-    if lacking:
-        return [f"the cgroup controllers {', '.join(lacking)}"]
+    if missing := cgroups.find_missing_controllers():
+        return [f"the cgroup controllers {', '.join(missing)}"]
     name = f"netaware-probe-{os.getpid()}"
     try:
         cgroups.create(name)
     except OSError as error:
-        return [f"the right to make cgroups below {cgroups.ROOT} ({error.strerror})"]
+        return [f"the right to create cgroups below {cgroups.ROOT} ({error.strerror})"]
     finally:
         cgroups.remove(name)
     return []
@@ -78,23 +80,23 @@ def _is_in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]
 
 
-def _missing_kernel_parts(environment: Mapping[str, str], nft: Path) -> list[str]:
+def _find_missing_kernel_features(environment: Mapping[str, str], nft: Path) -> list[str]:
     missing = []
     if failure := _try_command([*_UNSHARE, str(nft), "-f", "-"], environment, _NFT_RULES):
         missing.append(f"nftables with NAT in the kernel ({failure})")
     if not Path("/proc/sys/net/bridge").is_dir():
-        # Without it, answers from a pod of the same node bypass connection tracking.
+        # Without br_netfilter, replies from a pod of the same node bypass connection tracking.
         failure = _try_command(["modprobe", "br_netfilter"], {}, "")
         if failure or not Path("/proc/sys/net/bridge").is_dir():
             missing.append("the kernel's br_netfilter")
     return missing
 
 
-def _missing_inotify(nodes: int) -> list[str]:
-    """The sysctl that gives nodes enough inotify instances, which all programs of a user share; empty if there are enough."""
+def _find_inotify_setting(node_count: int) -> list[str]:
+    """Return the sysctl that gives nodes enough inotify instances, which all programs of a user share; empty if there are enough."""
     limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-    used = sum(_is_inotify(fd) for fd in Path("/proc").glob("[0-9]*/fd/*"))
-    needed = used + nodes * _INOTIFY_PER_NODE
+    used = sum(_is_inotify_instance(fd) for fd in Path("/proc").glob("[0-9]*/fd/*"))
+    needed = used + node_count * _INOTIFY_PER_NODE
     if needed <= limit:
         return []
     usage = f"{used} of {limit} are in use, and a node takes up to {_INOTIFY_PER_NODE}"
@@ -102,15 +104,15 @@ def _missing_inotify(nodes: int) -> list[str]:
     return [f"fs.inotify.max_user_instances to be {needed} or more ({usage}): {command}"]
 
 
-def _is_inotify(descriptor: Path) -> bool:
+def _is_inotify_instance(descriptor: Path) -> bool:
     try:
         return str(descriptor.readlink()) == "anon_inode:inotify"
     except OSError:
-        # The descriptor was closed meanwhile.
+        # The descriptor has been closed since.
         return False
 
 
-def _has_overlay(folder: Path) -> bool:
+def _supports_overlay(folder: Path) -> bool:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for name in ("lower", "upper", "work", "merged"):
             (Path(scratch) / name).mkdir()
@@ -121,9 +123,9 @@ def _has_overlay(folder: Path) -> bool:
 
 
 def _try_command(argv: list[str], environment: Mapping[str, str], text: str) -> str:
-    """Run a command with this input; returns the first line of its errors, empty if it succeeded."""
+    """Run a command with this input; return the first line of its stderr, or empty if it succeeded."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             check=False,
             capture_output=True,
@@ -134,4 +136,6 @@ def _try_command(argv: list[str], environment: Mapping[str, str], text: str) -> 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    return (
+        "" if result.returncode == 0 else (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[0]
+    )

@@ -1,4 +1,4 @@
-"""A real node: its files, its namespaces, and containerd, kubelet and kube-proxy as programs of the lab."""
+"""Starts a real node: writes its files, creates its namespaces, and runs containerd, kubelet and kube-proxy in them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNSHARE = [
 ]
 _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 # A kubelet exits if containerd does not answer yet.
-_ONCE_CONTAINERD_ANSWERS = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
+_WAIT_FOR_CONTAINERD_AND_EXEC = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 # Files of the host's /etc that programs on the node read.
@@ -62,14 +62,16 @@ class RealNode:
 
     Attributes:
         network: its network.
-        folder: its files, with the node's ``var``, ``etc`` and ``opt``.
+        folder: folder of its files, with the node's ``var``, ``etc`` and ``opt``.
         lab: name of the lab, for the node's label.
-        control_plane, programs, binaries: those of the lab.
+        control_plane: control plane at which it registers.
+        programs: running programs of the lab, to which its own are added.
+        binaries: files of its programs.
         snapshotter: snapshotter of containerd.
-        is_in_memory: whether ``/var`` with images and containers is in memory, not on disk.
-        registry: URL of the lab's registry.
+        is_in_memory: whether ``/var``, with images and containers, is in memory and not on disk.
+        registry_url: URL of the lab's registry.
         cluster_pod_range: pod addresses of the whole cluster, in CIDR notation.
-        node_programs: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
+        running_programs: ``root``, ``containerd``, ``kubelet`` or ``kube-proxy`` -> program.
         pid: id of its first process; ``nsenter --target PID --all`` opens a shell on the node.
     """
 
@@ -81,9 +83,9 @@ class RealNode:
     binaries: NodeBinaries
     snapshotter: str
     is_in_memory: bool
-    registry: str
+    registry_url: str
     cluster_pod_range: str
-    node_programs: dict[str, Program] = field(default_factory=dict)
+    running_programs: dict[str, Program] = field(default_factory=dict)
     pid: int = 0
 
     @property
@@ -97,7 +99,7 @@ class RealNode:
         return self.network.netns
 
     def build_enter_command(self, *command: str | Path) -> list[str]:
-        """The command line that runs a command in all namespaces of the node."""
+        """Return the command that runs a command in all namespaces of the node."""
         prefix = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
         prefix = [*cgroups.build_join_command(self.cgroup, "init"), *prefix, "--cgroup", "--root", "--"]
         # The kernel kills the command when the process that entered the node ends.
@@ -113,9 +115,9 @@ class RealNode:
     def _start_kubelet(self) -> None:
         network = self.network
         labels = {**build_topology_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
-        self._start(
+        self._start_inside(
             "kubelet",
-            *_ONCE_CONTAINERD_ANSWERS,
+            *_WAIT_FOR_CONTAINERD_AND_EXEC,
             "/opt/node/kubelet",
             "--config=/etc/kubernetes/kubelet.yaml",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
@@ -127,9 +129,9 @@ class RealNode:
         )
 
     def start_proxy(self) -> None:
-        """Start kube-proxy; call it when the node is registered."""
+        """Start kube-proxy, which needs the registered node."""
         libraries = ":".join(f"/opt/debian{p}" for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"))
-        self._start(
+        self._start_inside(
             "kube-proxy",
             "/usr/bin/env",
             f"LD_LIBRARY_PATH={libraries}",
@@ -137,10 +139,9 @@ class RealNode:
             "--config=/etc/kubernetes/proxy.yaml",
         )
 
-    def _start(self, what: str, *command: str) -> None:
-        # Without the lab's PYTHONPATH and the user's settings, but with the variable by which a killed lab's processes are found.
+    def _start_inside(self, name: str, *command: str) -> None:
         argv = self.build_enter_command("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
-        self.node_programs[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
+        self.running_programs[name] = self.programs.start(f"{name}-{self.name}", argv, stop_timeout_s=0.0)
 
     async def _start_root(self) -> None:
         binaries = self.binaries
@@ -154,21 +155,21 @@ class RealNode:
         ]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.is_in_memory else "disk"]
         root = self.programs.start(f"node-{self.name}", command, stop_timeout_s=0.0)
-        self.node_programs["root"] = root
+        self.running_programs["root"] = root
         parent = psutil.Process(root.pid)
         await self._wait_until(lambda: bool(parent.children()), "its first process")
         self.pid = parent.children()[0].pid
         await self._wait_until(Path(f"/proc/{self.pid}/root/var/.ready").exists, "its root directory")
 
     async def _start_containerd(self) -> None:
-        self._start("containerd", "/opt/containerd/containerd", "--config=/etc/containerd/config.toml")
+        self._start_inside("containerd", "/opt/containerd/containerd", "--config=/etc/containerd/config.toml")
         socket = Path(f"/proc/{self.pid}/root/run/containerd/containerd.sock")
         await self._wait_until(socket.exists, "containerd's socket")
 
-    async def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        what = f"{what}, of node {self.name}"
+    async def _wait_until(self, check: Callable[[], bool], description: str) -> None:
+        description = f"{description}, of node {self.name}"
         await poll_until(
-            ready, what, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check_running, error=BootError
+            check, description, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check_running, error=BootError
         )
 
     def _write_files(self) -> None:
@@ -184,21 +185,21 @@ class RealNode:
         (etc / "hostname").write_text(f"{self.name}\n")
         (etc / "resolv.conf").write_text("")
         (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
-        (etc / "containerd/config.toml").write_text(files.containerd_config(snapshotter=self.snapshotter))
-        (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.registry_hosts(self.registry))
-        (etc / "cni/net.d/10-lab.conflist").write_text(files.cni_config(self.network.pod_ranges))
-        (etc / "kubernetes/kubelet.yaml").write_text(self._kubelet_config())
+        (etc / "containerd/config.toml").write_text(files.build_containerd_config(snapshotter=self.snapshotter))
+        (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.build_registry_hosts(self.registry_url))
+        (etc / "cni/net.d/10-lab.conflist").write_text(files.build_cni_config(self.network.pod_ranges))
+        (etc / "kubernetes/kubelet.yaml").write_text(self._build_kubelet_config())
         (etc / "kubernetes/proxy.yaml").write_text(
-            files.proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
+            files.build_proxy_config(node=self.name, cluster_pod_range=self.cluster_pod_range)
         )
         self._write_credentials(etc / "kubernetes")
 
-    def _kubelet_config(self) -> str:
+    def _build_kubelet_config(self) -> str:
         node = self.network.node
-        return files.kubelet_config(
+        return files.build_kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), MAX_PODS_PER_NODE),
-            reserved=system_reserved(node.cpu, node.memory),
+            reserved=compute_system_reserved(node.cpu, node.memory),
         )
 
     def _write_credentials(self, folder: Path) -> None:
@@ -217,14 +218,17 @@ class RealNode:
         """Write a kubeconfig with embedded credentials, because the node does not see the lab's files."""
         cluster = {
             "server": self.control_plane.server,
-            "certificate-authority-data": _read_base64(self.control_plane.authority.certificate),
+            "certificate-authority-data": _encode_base64(self.control_plane.authority.certificate),
         }
-        user = {"client-certificate-data": _read_base64(pair.certificate), "client-key-data": _read_base64(pair.key)}
+        user = {
+            "client-certificate-data": _encode_base64(pair.certificate),
+            "client-key-data": _encode_base64(pair.key),
+        }
         save_kubeconfig(path, cluster, "node", user)
 
 
-def system_reserved(cpu: str, memory: str) -> dict[str, str]:
-    """Resource -> amount of the machine beyond the node's size, so that allocatable is that of the topology."""
+def compute_system_reserved(cpu: str, memory: str) -> dict[str, str]:
+    """Return resource -> amount of the machine beyond the node's size, so that allocatable is the topology's amount."""
     cpus = os.cpu_count() or 1
     spare_millicores = int(cpus * 1000 - quantity.parse(cpu) * 1000)
     spare_bytes = int(psutil.virtual_memory().total - quantity.parse(memory))
@@ -232,5 +236,5 @@ def system_reserved(cpu: str, memory: str) -> dict[str, str]:
     return {name: text for name, (amount, text) in spare.items() if amount > 0}
 
 
-def _read_base64(path: Path) -> str:
+def _encode_base64(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

@@ -1,7 +1,7 @@
 """Finds, builds or downloads the programs of a real node, which are kept in the user's cache.
 
-Most are built from pinned Go modules. runc is the distribution's, because without libseccomp it refuses the default seccomp profile;
-nft, which kube-proxy runs, is the distribution's too.
+Most are built from pinned Go modules. runc is the distribution's, because a static build has no libseccomp and refuses the default
+seccomp profile. nft, which kube-proxy runs, is the distribution's too.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _PACKAGES = ("runc", "nftables")
 
 @dataclass(frozen=True)
 class NodeBinaries:
-    """Paths of a real node's programs.
+    """Files of a real node's programs.
 
     Attributes:
         node: folder of kubelet, kube-proxy, coredns and pause.
         containerd: folder of containerd, its shim and ctr.
         cni: folder of the CNI plugins.
-        metrics_server, app: the files of these programs.
+        metrics_server, app: files of metrics-server and of the application (``lab/app``).
         debian: the unpacked packages with runc and nft.
     """
 
@@ -87,11 +87,11 @@ class NodeBinaries:
 
 
 def find_or_build_node_binaries() -> NodeBinaries:
-    """Find, build or fetch all programs of a real node.
+    """Find, build or download all programs of a real node.
 
     Raises:
         BuildError: a build failed.
-        UnsupportedError: the distribution's packages cannot be downloaded, or lack runc or nft.
+        UnsupportedError: the distribution's packages cannot be downloaded, or do not contain runc or nft.
     """
     debian = find_or_unpack_packages("node", _PACKAGES, progress=Progress())
     for name in ("runc", "nft"):

@@ -1,7 +1,7 @@
 """``python -m lab.realnode.registry FOLDER HOST:PORT``: the read-only registry that real nodes pull from.
 
-It serves the lab's image store (`lab.realnode.images`) in place of every other registry. It implements the pull part of the OCI
-Distribution Specification 1.1.
+It serves the lab's image store (`lab.realnode.images`) in place of all other registries, by the pull part of the OCI Distribution
+Specification 1.1.
 """
 
 from __future__ import annotations
@@ -14,61 +14,61 @@ from aiohttp import web
 
 from kubekit import logs
 from kubekit.runtime import run_program
-from lab.realnode.images import MANIFEST, ImageReference, ImageStore
+from lab.realnode.images import MANIFEST_TYPE, ImageReference, ImageStore
 
 _DEFAULT_REGISTRY = "docker.io"
 
 
 class Registry:
-    """Request handlers of the registry; images may be added to the store meanwhile."""
+    """Answers requests for images of a store, to which images may be added meanwhile."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
 
-    def application(self) -> web.Application:
-        """The routes of the specification."""
+    def build_application(self) -> web.Application:
+        """Return the application with the routes of the specification."""
         app = web.Application()
-        app.router.add_get("/v2/", self._version)
-        app.router.add_get("/v2/{repository:.+}/manifests/{reference}", self._manifest)
-        app.router.add_get("/v2/{repository:.+}/blobs/{digest}", self._blob)
+        app.router.add_get("/v2/", self._serve_version)
+        app.router.add_get("/v2/{repository:.+}/manifests/{reference}", self._serve_manifest)
+        app.router.add_get("/v2/{repository:.+}/blobs/{digest}", self._serve_blob)
         return app
 
-    async def _version(self, _: web.Request) -> web.Response:
+    async def _serve_version(self, _: web.Request) -> web.Response:
         return web.json_response({})
 
-    async def _manifest(self, request: web.Request) -> web.StreamResponse:
+    async def _serve_manifest(self, request: web.Request) -> web.StreamResponse:
         reference = request.match_info["reference"]
         if ":" in reference:
-            return self._file(reference, MANIFEST)
-        # In ns, containerd names the registry of the image, for which this one is the mirror.
+            return self._build_file_response(reference, MANIFEST_TYPE)
+        # As the mirror of all registries, this registry learns from ``ns`` which of them containerd asks for.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
-        tag = self._store.tag_path(ImageReference(registry, request.match_info["repository"], reference))
-        if not tag.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag.is_file():
-            return _error(
+        tag_file = self._store.tag_path(ImageReference(registry, request.match_info["repository"], reference))
+        if not tag_file.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag_file.is_file():
+            return _build_error_response(
                 "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{reference}"
             )
-        return self._file(tag.read_text(), MANIFEST)
+        return self._build_file_response(tag_file.read_text(), MANIFEST_TYPE)
 
-    async def _blob(self, request: web.Request) -> web.StreamResponse:
-        return self._file(request.match_info["digest"], "application/octet-stream")
+    async def _serve_blob(self, request: web.Request) -> web.StreamResponse:
+        return self._build_file_response(request.match_info["digest"], "application/octet-stream")
 
-    def _file(self, digest: str, media_type: str) -> web.StreamResponse:
+    def _build_file_response(self, digest: str, media_type: str) -> web.StreamResponse:
         try:
             path = self._store.blob_path(digest)
         except ValueError as error:
-            return _error("DIGEST_INVALID", str(error))
+            return _build_error_response("DIGEST_INVALID", str(error))
         if not path.is_file():
-            return _error("BLOB_UNKNOWN", digest)
+            return _build_error_response("BLOB_UNKNOWN", digest)
         return web.FileResponse(path, headers={"Content-Type": media_type, "Docker-Content-Digest": digest})
 
 
-def _error(code: str, message: str) -> web.Response:
+def _build_error_response(code: str, message: str) -> web.Response:
     return web.json_response({"errors": [{"code": code, "message": message}]}, status=404)
 
 
-async def serve(folder: Path, host: str, port: int) -> None:
+async def serve_registry(folder: Path, host: str, port: int) -> None:
     """Serve until cancelled."""
-    runner = web.AppRunner(Registry(ImageStore(folder)).application(), access_log=None)
+    runner = web.AppRunner(Registry(ImageStore(folder)).build_application(), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
         print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)
         return 2
     logs.configure(level="warning")
-    return run_program(lambda: serve(Path(argv[0]), host.strip("[]"), int(port)))
+    return run_program(lambda: serve_registry(Path(argv[0]), host.strip("[]"), int(port)))
 
 
 if __name__ == "__main__":

@@ -8,24 +8,24 @@ import msgspec
 
 from lab.wan.forwarder import Forwarder, request_exact_timing
 from lab.wan.plan import WanPlan
-from lab.wan.server import Control, listen
+from lab.wan.server import ControlServer, create_listener
 
 
 def main(argv: list[str]) -> int:
     """Run until SIGTERM; return 2 on wrong usage."""
     if len(argv) != 2:
-        print("usage: python -m lab.wan PLAN.json CONTROL.sock", file=sys.stderr)
+        print("usage: python -m lab.wan PLAN SOCKET", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
     socket_path = Path(argv[1]).absolute()
     draft = socket_path.with_suffix(".draft")
-    listener = listen(draft)
+    listener = create_listener(draft)
     forwarder = Forwarder(plan)
     request_exact_timing()
-    # The lab waits for the socket, so it appears when the network carries packets.
+    # The lab waits for this file, so it appears when the network can carry packets.
     draft.rename(socket_path)
-    forwarder.run(Control(listener, plan, forwarder.change, forwarder.counters))
+    forwarder.run(ControlServer(listener, plan, forwarder.set_link, forwarder.read_counters))
     return 0
 
 

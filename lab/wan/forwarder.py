@@ -1,7 +1,7 @@
 """Forwards packets between the nodes' TUN devices when they are due.
 
-For exact delays, it waits with select(), which counts microseconds where epoll counts milliseconds, and sets the smallest timer slack
-and, if allowed, a real-time priority.
+For exact delays, the forwarder waits with select(), whose timeout has microseconds (that of epoll has milliseconds), and requests the
+smallest timer slack and a real-time priority.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from random import Random
 from lab import namespaces
 from lab.wan.delays import DelayQueue
 from lab.wan.plan import Reply, WanLink, WanPlan
-from lab.wan.server import Control
+from lab.wan.server import ControlServer
 
 # linux/if_tun.h, prctl.h, sockios.h and ethtool.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _PR_SET_TIMERSLACK = 29
 _SIOCETHTOOL, _ETHTOOL_SSET = 0x8946, 2
 _READ_BYTES = 2048
-_BATCH = 64
+_MAX_READS = 64
 _IDLE_S = 60.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forwarder:
-    """Forwards packets by a plan. Raises OSError if a device cannot be opened."""
+    """Forwards packets by a plan. The constructor raises OSError if a device cannot be opened."""
 
     def __init__(self, plan: WanPlan) -> None:
-        links = {direction: link.one_way() for link in plan.links for direction in link.directions}
-        self._queue = DelayQueue([node.site for node in plan.nodes], links, Random(plan.seed))
+        links = {direction: link.to_direction() for link in plan.links for direction in link.directions}
+        self._queue = DelayQueue([node.zone for node in plan.nodes], links, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
         self._routes = Routes([(node.address, *node.routed_ranges) for node in plan.nodes])
@@ -46,51 +46,51 @@ class Forwarder:
         for fd in self._devices:
             self._poll.register(fd, select.EPOLLIN)
 
-    def change(self, link: WanLink) -> None:
+    def set_link(self, link: WanLink) -> None:
         """Replace a link; packets under way keep their delay."""
         for origin, destination in link.directions:
-            self._queue.set_link(origin, destination, link.one_way())
+            self._queue.set_link(origin, destination, link.to_direction())
 
-    def counters(self) -> Reply:
-        """Packets since the start, and the worst lateness since the last call."""
+    def read_counters(self) -> Reply:
+        """Return the counts of packets since the start, and the longest lateness since the last call."""
         counters = self._queue.counters
         late_us, counters.late_s = counters.late_s * 1e6, 0.0
         return Reply(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
 
-    def run(self, control: Control) -> None:
+    def run(self, control: ControlServer) -> None:
         """Forward until the process is stopped."""
         self._poll.register(control.fileno(), select.EPOLLIN)
         queue, clock, poll = self._queue, time.monotonic, self._poll
         while True:
-            self._deliver(queue.pop_due(clock()))
+            self._write_packets(queue.pop_due(clock()))
             due_s = queue.next_due_s()
             wait_s = _IDLE_S if due_s is None else max(0.0, due_s - clock())
-            # select() on the epoll descriptor has no limit for the number of devices.
+            # select() waits for the epoll descriptor, so that the number of devices has no limit.
             readable, _, _ = select.select([poll.fileno()], [], [], wait_s)
             if readable:
                 for fd, _ in poll.poll(0):
                     if fd in self._node_of_device:
-                        self._collect(fd)
+                        self._read_packets(fd)
                     else:
                         control.serve_client()
 
-    def _collect(self, fd: int) -> None:
+    def _read_packets(self, fd: int) -> None:
         source, now_s = self._node_of_device[fd], time.monotonic()
-        for _ in range(_BATCH):
+        for _ in range(_MAX_READS):
             try:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            target = self._routes.find(packet)
+            target = self._routes.find_node(packet)
             if target is not None:
                 self._queue.enqueue(now_s, source, target, packet)
 
-    def _deliver(self, due: list[tuple[int, bytes]]) -> None:
-        for target, packet in due:
+    def _write_packets(self, packets: list[tuple[int, bytes]]) -> None:
+        for target, packet in packets:
             try:
                 os.write(self._devices[target], packet)
             except OSError:
-                # The device's queue is full, or the device is down.
+                # The device's queue is full or the device is down.
                 self._queue.counters.dropped += 1
 
 
@@ -98,31 +98,31 @@ class Routes:
     """Finds the node that a packet is for.
 
     Args:
-        ranges: for each node, its addresses and those of its pods, single or in CIDR notation.
+        ranges: for each node, its address and the ranges of its pods in CIDR notation.
     """
 
     def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
-        # Number of host bits -> network part of the address -> index of the node.
-        self._nodes: dict[int, dict[int, int]] = {0: {}}
+        # Number of host bits -> network part of an address -> index of the node.
+        self._nodes_by_prefix: dict[int, dict[int, int]] = {0: {}}
         for index, texts in enumerate(ranges):
             for network in map(ipaddress.IPv4Network, texts):
                 host_bits = network.max_prefixlen - network.prefixlen
-                self._nodes.setdefault(host_bits, {})[int(network.network_address) >> host_bits] = index
+                self._nodes_by_prefix.setdefault(host_bits, {})[int(network.network_address) >> host_bits] = index
 
-    def find(self, packet: bytes) -> int | None:
-        """Index of the node that an IPv4 packet is for; None if there is no such node."""
+    def find_node(self, packet: bytes) -> int | None:
+        """Return the index of the node that an IPv4 packet is for; None if the packet is for no node."""
         if packet[0] >> 4 != 4:
             return None
         address = int.from_bytes(packet[16:20], "big")
-        matches = (nodes.get(address >> host_bits) for host_bits, nodes in self._nodes.items())
+        matches = (nodes.get(address >> host_bits) for host_bits, nodes in self._nodes_by_prefix.items())
         return next((node for node in matches if node is not None), None)
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:
-    """Open the TUN device of a namespace and set its speed; returns a descriptor that works outside the namespace.
+    """Open the TUN device of a namespace and set its speed; return a descriptor that is valid outside the namespace.
 
     Raises:
-        OSError: there is no such namespace or device, or this process lacks privileges.
+        OSError: the namespace or the device does not exist, or this process lacks privileges.
     """
     with namespaces.enter(netns):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -141,12 +141,12 @@ def _set_speed(device: str, speed_mbps: int) -> None:
         try:
             fcntl.ioctl(sock, _SIOCETHTOOL, request.ljust(40, b"\0"))
         except OSError as error:
-            # Kernels before 5.1.
+            # Kernels before 5.1 refuse.
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
 
 
 def request_exact_timing() -> None:
-    """Request exact timers and a real-time priority; prints a note if the kernel refuses."""
+    """Request the smallest timer slack and a real-time priority; print a note if the kernel refuses the priority."""
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

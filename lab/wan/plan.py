@@ -12,14 +12,14 @@ class WanNode(msgspec.Struct, frozen=True):
     """A node of the network.
 
     Attributes:
-        site: its zone.
-        netns: the namespace with its device.
+        zone: its zone.
+        netns: name of the namespace with its device.
         address: its IPv4 address.
         nic_bps: speed of its network card, bits per second.
-        routed_ranges: addresses of its pods, in CIDR notation.
+        routed_ranges: address ranges of its pods, in CIDR notation.
     """
 
-    site: str
+    zone: str
     netns: str
     address: str
     nic_bps: int
@@ -27,7 +27,7 @@ class WanNode(msgspec.Struct, frozen=True):
 
 
 class WanLink(msgspec.Struct, frozen=True):
-    """A link between two sites, or inside one."""
+    """A link between two zones, or inside a zone, which is then origin and destination."""
 
     origin: str
     destination: str
@@ -35,17 +35,16 @@ class WanLink(msgspec.Struct, frozen=True):
 
     @property
     def directions(self) -> set[tuple[str, str]]:
-        """(From, to) for both directions; a single one for a link inside a site."""
+        """(Origin, destination) of both directions; one pair for a link inside a zone."""
         return {(self.origin, self.destination), (self.destination, self.origin)}
 
-    def one_way(self) -> LinkDirection:
-        """One direction of the link, with half of the round trip and of the jitter."""
-        link = self.link
-        return LinkDirection(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss)
+    def to_direction(self) -> LinkDirection:
+        """Return one direction of the link, with half of its round trip and of its jitter."""
+        return LinkDirection(self.link.rtt_us / 2e6, self.link.jitter_us / 2e6, self.link.loss)
 
 
 class WanPlan(msgspec.Struct, frozen=True):
-    """Configuration of the forwarder. ``device`` is the name of the TUN device in every node's namespace."""
+    """Configuration of the forwarder. ``device`` is the name of the TUN device in every node's namespace; ``seed`` sets loss and jitter."""
 
     device: str
     seed: int
@@ -61,7 +60,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply to a Command; ``error`` is empty after success, ``late_us`` is as in `Counters`."""
+    """The reply to a Command: ``error`` is empty after success; the numbers are those of `lab.wan.delays.Counters`."""
 
     error: str = ""
     links: list[WanLink] = []
@@ -72,11 +71,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def to_wan_link(origin: str, destination: str, link: Link) -> WanLink:
-    """A link with the names of its two sites, in bytewise order."""
+    """Return a link with the names of its two zones, in bytewise order."""
     return WanLink(*zone_pair(origin, destination), link)
 
 
 def list_links(topology: Topology) -> list[WanLink]:
-    """All links of a topology, also those inside sites."""
-    between = [to_wan_link(a, b, link) for (a, b), link in sorted(topology.links.items())]
-    return between + [to_wan_link(zone, zone, topology.same_zone) for zone in topology.zones]
+    """Return all links of a topology, also those inside zones."""
+    links_between = [to_wan_link(a, b, link) for (a, b), link in sorted(topology.links.items())]
+    return links_between + [to_wan_link(zone, zone, topology.same_zone) for zone in topology.zones]

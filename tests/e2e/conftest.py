@@ -76,7 +76,7 @@ def privileges() -> None:
 
 
 @pytest.fixture(scope="module")
-def node_binaries(tmp_path_factory: pytest.TempPathFactory) -> NodeBinaries:
+def node_binaries() -> NodeBinaries:
     """Programs of real nodes. Modules of tests with real nodes run one after the other (tests.support.chains).
 
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
@@ -84,7 +84,7 @@ def node_binaries(tmp_path_factory: pytest.TempPathFactory) -> NodeBinaries:
     """
     skip_if_unsupported(require_privileges)
     programs = skip_if_unsupported(find_or_build_node_binaries)
-    wait_for_capacity(programs, tmp_path_factory.mktemp("probe"))
+    wait_for_capacity(programs)
     return programs
 
 
@@ -94,14 +94,14 @@ def images() -> Mapping[str, Path]:
     return skip_if_unsupported(find_or_build_images)
 
 
-def wait_for_capacity(programs: NodeBinaries, folder: Path) -> None:
-    """Wait until five nodes have room; fail, and do not skip, when they never have."""
+def wait_for_capacity(programs: NodeBinaries) -> None:
+    """Wait until the machine has capacity for five nodes; fail after `CAPACITY_TIMEOUT_S`."""
     nft = programs.debian.find_program("nft")
     assert nft is not None
     deadline = time.monotonic() + CAPACITY_TIMEOUT_S
     while True:
         try:
-            check_machine(programs.debian.environment, nft, folder, nodes=5)
+            check_machine(programs.debian.environment, nft, node_count=5)
         except InsufficientCapacityError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))

@@ -48,4 +48,4 @@ def _named_after(slot: str) -> list[str]:
     found += [
         p.name for p in _DEVICES.iterdir() if p.name.startswith(f"nav{slot}-") or p.name == bridge_name(int(slot))
     ]
-    return found + [str(p) for h in cgroups.hierarchies() for p in h.glob(f"netaware-{slot}-*")]
+    return found + [str(p) for h in cgroups.list_hierarchies() for p in h.glob(f"netaware-{slot}-*")]

@@ -57,7 +57,7 @@ def test_without_user_namespaces_the_message_says_what_is_missing_and_what_works
     prefix = [*jail, str(lab_command.labs.parent / "jail"), *DROP]
     refused = run(lab_command, "up", "--name", "e2e-refused", prefix=prefix)
     assert refused.returncode == 1
-    assert "nodes need the right to make network namespaces" in refused.stderr
+    assert "nodes need the right to create network namespaces" in refused.stderr
     assert "user namespaces" in refused.stderr
     assert "`--topology none` still runs the control plane alone" in refused.stderr
     assert not lab_command.labs.exists()

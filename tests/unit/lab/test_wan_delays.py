@@ -12,8 +12,8 @@ from lab.wan.delays import MAX_PACKETS, DelayQueue, LinkDirection
 A, B, C = 0, 1, 2
 
 
-def queue_of(link: LinkDirection, seed: int = 1) -> DelayQueue:
-    """Nodes A and C in site x, node B in site y; ``link`` between the sites, nothing inside them."""
+def build_queue(link: LinkDirection, seed: int = 1) -> DelayQueue:
+    """Nodes A and C in zone x, node B in zone y; ``link`` between the zones, no delay inside them."""
     inside = LinkDirection(0.0)
     links = {("x", "y"): link, ("y", "x"): link, ("x", "x"): inside, ("y", "y"): inside}
     return DelayQueue(["x", "y", "x"], links, Random(seed))
@@ -21,7 +21,7 @@ def queue_of(link: LinkDirection, seed: int = 1) -> DelayQueue:
 
 @given(st.lists(st.floats(0, 0.01), min_size=2, max_size=50), st.floats(0, 0.005), st.integers(0, 1000))
 def test_jitter_never_reorders_packets_between_two_nodes(gaps: list[float], jitter: float, seed: int) -> None:
-    queue = queue_of(LinkDirection(0.005, jitter), seed)
+    queue = build_queue(LinkDirection(0.005, jitter), seed)
     now = 0.0
     for index, gap in enumerate(gaps):
         now += gap
@@ -30,6 +30,6 @@ def test_jitter_never_reorders_packets_between_two_nodes(gaps: list[float], jitt
 
 
 def test_packets_under_way_are_bounded() -> None:
-    queue = queue_of(LinkDirection(1.0))
+    queue = build_queue(LinkDirection(1.0))
     assert sum(queue.enqueue(0.0, A, B, b"") for _ in range(MAX_PACKETS + 5)) == MAX_PACKETS
     assert queue.counters.dropped == 5
