@@ -165,7 +165,7 @@ def _check_node_limit(builder: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_free_capacity(_: PlanBuilder, candidate: Candidate) -> str:
     """More than `numberOfNodes` nodes are underutilized, and they can take more of every resource."""
-    return candidate.target_rules.no_capacity_reason(candidate)
+    return candidate.capacity_failure
 
 
 def _check_namespace_limit(builder: PlanBuilder, candidate: Candidate) -> str:

@@ -7,11 +7,9 @@ a better node. Otherwise the planner might undo the move.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target, target_of
 from controller.descheduler.conditions import PLANNER, report_first_failure
 from controller.descheduler.config import ResolvedConfig
@@ -44,14 +42,6 @@ class ReasonDurations(msgspec.Struct, frozen=True):
     better_since: Mapping[str, float] = {}
 
 
-class ReplacementTarget(NamedTuple):
-    """The planner's target for the replacement of a pod; ``group`` is the key of the pod's AppGroup."""
-
-    pod: PodInfo
-    group: str
-    target: Target
-
-
 class DescheduleDecision(msgspec.Struct, frozen=True):
     """The decision of a round, before or after `UnconfirmedDecision.confirm`.
 
@@ -60,7 +50,7 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
         history: with the results of earlier moves, and with back-offs of pods whose moves the planner would undo.
         pending_moves: the plan's moves, with the data that their evaluation needs.
         evaluated_moves: earlier moves whose outcome is known now.
-        replacement_targets: by uid of the pod, for moves that the planner confirmed.
+        replacement_targets: the planner's targets of the moves that it confirmed, by uid of the pod.
     """
 
     plan: DeschedulePlan
@@ -68,7 +58,7 @@ class DescheduleDecision(msgspec.Struct, frozen=True):
     history: History
     pending_moves: tuple[PendingMove, ...] = ()
     evaluated_moves: tuple[EvaluatedMove, ...] = ()
-    replacement_targets: Mapping[str, ReplacementTarget] = {}
+    replacement_targets: Mapping[str, Target] = {}
 
 
 class UnconfirmedDecision:
@@ -83,9 +73,8 @@ class UnconfirmedDecision:
         misplacement: MisplacementStrategies | None = None,
     ) -> None:
         self._builder, self._durations, self._evaluated = builder, durations, tuple(evaluated)
-        # Candidates only have weak references to their strategies.
         self._low_node_load, self._misplacement = low_node_load, misplacement
-        self._history, self._replacement_targets = builder.history, dict[str, ReplacementTarget]()
+        self._history, self._replacement_targets = builder.history, dict[str, Target]()
 
     @property
     def decision(self) -> DescheduleDecision:
@@ -109,11 +98,12 @@ class UnconfirmedDecision:
         """
         builder, limits = self._builder, self._builder.config.limits
         for uid, (candidate, pending) in list(builder.moves_by_uid.items()):
-            group = self._planning_group(candidate.pod)
-            if not group:
+            if not self._is_placed_by_plan(candidate):
                 continue
             builder.release_target(candidate)
-            target, candidate.planner_failure = await self._simulate_target(candidate, group, simulate_replacement)
+            target, candidate.planner_failure = await self._simulate_target(
+                candidate, pending.move.group, simulate_replacement
+            )
             if report_first_failure(builder, candidate, (PLANNER,)):
                 del builder.moves_by_uid[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
@@ -122,17 +112,25 @@ class UnconfirmedDecision:
                 continue
             candidate.target = target.node
             builder.reserve_target(candidate)
-            cost = candidate.target_rules.network_cost(candidate, target.node)
+            strategy = self._strategy_of(candidate)
+            cost = strategy.network_cost(candidate, target.node) if isinstance(strategy, MisplacementStrategies) else -1
             move = msgspec.structs.replace(pending.move, target=target.node, cost_after=cost)
             builder.moves_by_uid[uid] = PlannedMove(candidate, msgspec.structs.replace(pending, move=move))
-            self._replacement_targets[uid] = ReplacementTarget(candidate.pod, group, target)
+            self._replacement_targets[uid] = target
         return self.decision
 
-    def _planning_group(self, pod: PodInfo) -> str:
-        """Key of the AppGroup whose plan placed the pod; empty if no plan did."""
-        if pod.group_pod is None or target_of(pod.group_pod) is None:
-            return ""
-        return self._builder.snapshot.network.group_key_of(pod.namespace, pod.group_pod.group)
+    def _is_placed_by_plan(self, candidate: Candidate) -> bool:
+        """Whether a plan of the pod's AppGroup, which still exists, placed the pod."""
+        pod, network = candidate.pod.group_pod, self._builder.snapshot.network
+        if pod is None or target_of(pod) is None:
+            return False
+        return bool(network.group_key_of(candidate.pod.namespace, pod.group))
+
+    def _strategy_of(self, candidate: Candidate) -> LowNodeLoadStrategy | MisplacementStrategies:
+        """The strategy that would move the candidate."""
+        strategy = self._low_node_load if candidate.strategy == "LowNodeLoad" else self._misplacement
+        assert strategy is not None, "a candidate's strategy is enabled"
+        return strategy
 
     async def _simulate_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
@@ -161,7 +159,7 @@ class UnconfirmedDecision:
         misfit = self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod)
         if misfit:
             return f"the pod does not fit beside other planned pods ({misfit})"
-        return candidate.target_rules.unsuitable_reason(candidate, node)
+        return self._strategy_of(candidate).unsuitable_reason(candidate, node)
 
 
 def decide(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from weakref import proxy
 
 import msgspec
 
@@ -35,7 +34,7 @@ from controller.descheduler.node_load import (
     usage_of,
 )
 from controller.descheduler.plan import NodeState
-from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
+from controller.descheduler.plan_builder import Candidate, PlanBuilder
 from controller.descheduler.usage import RESOURCES, Amounts, find_exceeded_resources, to_percents, weighted_mean
 
 MIN_DETECTOR_ROUNDS = 3
@@ -44,7 +43,7 @@ MIN_RELIEF_SHARE = 0.02
 """A pod that uses less than this share of the excess is not moved, because that would not relieve the node."""
 
 
-class LowNodeLoadStrategy(TargetRules):
+class LowNodeLoadStrategy:
     """LowNodeLoad in one round; ``loads_by_node`` has the nodes of all pools."""
 
     def __init__(self, builder: PlanBuilder, config: LowNodeLoadConfig) -> None:
@@ -105,15 +104,14 @@ class LowNodeLoadStrategy(TargetRules):
         )
 
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
-        """See `TargetRules`."""
+        """Why the node cannot take the candidate; empty if it can."""
         load = self.loads_by_node.get(node.name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
         return load.overload_reason(candidate.usage, self._builder.arriving_usage_by_node.get(node.name, {}))
 
-    def no_capacity_reason(self, candidate: Candidate) -> str:
-        """See `TargetRules`."""
-        pool = _load_of(candidate).pool
+    def _no_capacity_reason(self, pool: Pool) -> str:
+        """Why no node of the pool can take any pod; empty if one may."""
         used_up = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
         shortage = f"underutilized nodes can take no more {', '.join(used_up)}" if used_up else ""
         return self._too_few_targets_reason(pool) or shortage
@@ -151,7 +149,7 @@ class LowNodeLoadStrategy(TargetRules):
         """Plan moves off one anomalous node, as far as conditions allow."""
         builder, failure_counts = self._builder, Counter[str]()
         candidates = [
-            Candidate(pod, "LowNodeLoad", proxy(self), usage_of(pod, builder.snapshot, load.usage), load)
+            Candidate(pod, "LowNodeLoad", usage_of(pod, builder.snapshot, load.usage), load)
             for pod in builder.snapshot.pods.where("node", load.name).values()
             if pod.is_active and pod.is_running
         ]
@@ -181,6 +179,7 @@ class LowNodeLoadStrategy(TargetRules):
                 failure_counts["too-small"] += len(candidates)
                 return _describe_failures(failure_counts)
             candidates.remove(candidate)
+            candidate.capacity_failure = self._no_capacity_reason(load.pool)
             failed = report_first_failure(self._builder, candidate, MOVE_CONDITIONS)
             if failed is None:
                 self._assign_target(candidate)

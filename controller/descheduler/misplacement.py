@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-from weakref import proxy
 
 import msgspec
 
@@ -30,7 +29,7 @@ from controller.descheduler.conditions import (
 from controller.descheduler.config import StrategyName
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
-from controller.descheduler.plan_builder import Candidate, PlanBuilder, TargetRules
+from controller.descheduler.plan_builder import Candidate, PlanBuilder
 from controller.scheduler.advice import copy_placed_group, zone_spread_workloads
 from controller.scheduler.rules import NodeScore, ScoreTable
 
@@ -48,7 +47,7 @@ class ScoredNodes(NamedTuple):
     location: int = -1
 
 
-class MisplacementStrategies(TargetRules):
+class MisplacementStrategies:
     """NetworkMisplacement and ZoneSurvival in one round.
 
     Args:
@@ -97,7 +96,7 @@ class MisplacementStrategies(TargetRules):
         return updated
 
     def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
-        """See `TargetRules`."""
+        """Why the node is no better for the candidate than its own; empty if it is better."""
         if node.name not in self._network.location_index or self._score_table(candidate) is None:
             return "its zone or its costs are not known"
         why = self._misfit_reason(candidate, node, self._forbidden_zone(candidate))
@@ -107,7 +106,7 @@ class MisplacementStrategies(TargetRules):
         return why
 
     def network_cost(self, candidate: Candidate, node: str) -> int:
-        """See `TargetRules`."""
+        """Network cost of the candidate's pod on a node."""
         return self._score(candidate, node).cost
 
     def _pods_by_group(self) -> dict[str, list[PodInfo]]:
@@ -127,7 +126,7 @@ class MisplacementStrategies(TargetRules):
         requests = {resource: float(amount) for resource, amount in pod.requests.items()}
         usage = requests | usage_of(pod, self._builder.snapshot, pod.requests)
         for strategy in MISPLACEMENT_STRATEGIES:
-            candidate = Candidate(pod, strategy, proxy(self), usage)
+            candidate = Candidate(pod, strategy, usage)
             self._assign_target(candidate)
             if candidate.target:
                 return candidate

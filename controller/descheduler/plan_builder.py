@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -45,22 +44,6 @@ class WorkloadSize(NamedTuple):
     not_ready: int
 
 
-class TargetRules(ABC):
-    """Rules of a strategy for the targets of its candidates, in one round."""
-
-    @abstractmethod
-    def unsuitable_reason(self, candidate: Candidate, node: Host) -> str:
-        """Why the node is no better for the candidate than its own; empty if it is better."""
-
-    def network_cost(self, candidate: Candidate, node: str) -> int:  # noqa: ARG002
-        """Network cost of the candidate's pod on a node; -1 if the strategy does not compare costs."""
-        return -1
-
-    def no_capacity_reason(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Why no target can take any pod of the candidate's node; empty if one may."""
-        return ""
-
-
 @dataclass(slots=True, eq=False)
 class Candidate:
     """A pod that a strategy would move.
@@ -68,22 +51,20 @@ class Candidate:
     A failure is why the pod fails the condition of that name, empty if it passes. Strategies set it before the condition is checked.
 
     Attributes:
-        target_rules: those of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage
-            collection.
         usage: of the pod, where known.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
         target: the node that it should move to; empty if none is assigned.
-        duration_failure, readiness_failure, fit_failure, planner_failure: of ``reason-duration``, ``group-readiness``, ``node-fit``
-            and ``planner``.
+        duration_failure, capacity_failure, readiness_failure, fit_failure, planner_failure: of ``reason-duration``,
+            ``free-capacity``, ``group-readiness``, ``node-fit`` and ``planner``.
     """
 
     pod: PodInfo
     strategy: StrategyName
-    target_rules: TargetRules
     usage: Amounts
     node_load: NodeLoad | None = None
     target: str = ""
     duration_failure: str = ""
+    capacity_failure: str = ""
     readiness_failure: str = ""
     fit_failure: str = ""
     planner_failure: str = ""

@@ -185,15 +185,15 @@ class Descheduler:
     def _reserve_replacement_targets(self, decision: DescheduleDecision) -> None:
         """Reserve the planner's targets before the evictions, because a replacement may be created before the eviction's response."""
         for move in decision.plan.moves:
-            replacement = decision.replacement_targets.get(move.uid)
-            if replacement is None or self._outdated_reason(move):
+            target = decision.replacement_targets.get(move.uid)
+            if target is None or self._outdated_reason(move):
                 continue
-            pod = replacement.pod
+            pod = self._cache.pods.items[move.pod]
             siblings = {p.key for p in self._cache.pods if p.workload == pod.workload} - {move.pod}
             self._planner.expect_replacement(
-                replacement.group,
+                move.group,
                 pod.labels.get(WORKLOAD_LABEL, ""),
-                replacement.target,
+                target,
                 siblings,
                 duration_s=self._config.limits.start_timeout_s,
                 requests=pod.requests_with_ports,

@@ -270,7 +270,7 @@ async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_o
     assert [move.target for move in found.plan.moves] == ([target] if target else [])
     assert [p.move.target for p in found.pending_moves] == ([target] if target else [])
     assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
-    assert [expected.target.node for expected in found.replacement_targets.values()] == ([target] if target else [])
+    assert [expected.node for expected in found.replacement_targets.values()] == ([target] if target else [])
     assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)
 
 
