@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -89,11 +90,7 @@ class PoolArgs(Section, frozen=True):
     anomaly_condition: AnomalyCondition | None = None
 
     def resolve_pool(self, name: str, field: str) -> Pool:
-        """Check the settings, and add defaults.
-
-        Args:
-            name: name of the pool.
-            field: path of the settings in the user's document.
+        """Check the settings of the pool ``name``, and add defaults; ``field`` is their path in the user's document.
 
         Raises:
             ConfigError: names the first invalid field.
@@ -101,11 +98,8 @@ class PoolArgs(Section, frozen=True):
         low, high = self.low_thresholds, self.high_thresholds
         if low is None and high is None:
             if self.use_deviation_thresholds:
-                raise ConfigError(
-                    join_path(field, "highThresholds"),
-                    "is empty",
-                    "with useDeviationThresholds give both, such as cpu: 10",
-                )
+                remedy = "with useDeviationThresholds give both, such as cpu: 10"
+                raise ConfigError(join_path(field, "highThresholds"), "is empty", remedy)
             low, high = DEFAULT_LOW_THRESHOLDS, DEFAULT_HIGH_THRESHOLDS
         low_thresholds, high_thresholds = _values_by_resource(low), _values_by_resource(high)
         _check_thresholds(low_thresholds, high_thresholds, field)
@@ -145,10 +139,7 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
     node_pools: list[NodePool] = []
 
     def resolve(self, field: str = "") -> LowNodeLoadConfig:
-        """Check and convert the arguments. Without ``nodePools`` there is one pool.
-
-        Args:
-            field: path of the arguments in the user's document.
+        """Check and convert the arguments; ``field`` is their path in the user's document. Without ``nodePools`` there is one pool.
 
         Raises:
             ConfigError: names the first invalid field.
@@ -158,12 +149,10 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
             self._with_inherited(pool).resolve_pool(pool.name or f"nodePools[{i}]", join_path(field, f"nodePools[{i}]"))
             for i, pool in enumerate(self.node_pools)
         ] or [self.resolve_pool("default", field)]
-        names = [pool.name for pool in pools]
-        duplicate = next((name for name in names if names.count(name) > 1), None)
-        if duplicate is not None:
-            raise ConfigError(
-                join_path(field, "nodePools"), f"two pools are named {duplicate!r}", "give each its own name"
-            )
+        for name, count in Counter(pool.name for pool in pools).items():
+            if count > 1:
+                problem = f"{count} pools are named {name!r}"
+                raise ConfigError(join_path(field, "nodePools"), problem, "give each its own name")
         return LowNodeLoadConfig(
             args=self,
             pod_selectors=tuple(
@@ -177,9 +166,9 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
         )
 
     def _with_inherited(self, pool: NodePool) -> PoolArgs:
-        """The pool's settings, and those of these arguments that it does not set."""
+        """These arguments with the settings of a pool."""
         settings = {name: getattr(pool, name) for name in PoolArgs.__struct_fields__}
-        return PoolArgs(**{name: getattr(self, name) if value is None else value for name, value in settings.items()})
+        return msgspec.structs.replace(self, **{name: value for name, value in settings.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

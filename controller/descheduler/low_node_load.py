@@ -182,22 +182,22 @@ class LowNodeLoadStrategy:
             candidate.capacity_failure = self._no_capacity_reason(load.pool)
             failed = report_first_failure(self._builder, candidate, MOVE_CONDITIONS)
             if failed is None:
-                self._assign_target(candidate)
+                self._assign_target(candidate, load.pool)
                 failed = report_first_failure(self._builder, candidate, (NODE_FIT,))
             if failed is None:
-                usage = self._add_move(candidate, usage, exceeded)
+                usage = self._add_move(candidate, load, usage, exceeded)
             elif failed.condition.scope == "pod":
                 failure_counts[failed.condition.name] += 1
             else:
                 return failed.why
         return ""
 
-    def _assign_target(self, candidate: Candidate) -> None:
+    def _assign_target(self, candidate: Candidate, pool: Pool) -> None:
         """Set the candidate's target, the least loaded node that fits by the scheduler's rules and by usage, or its fit failure.
 
         With nodeFit off there is no target, only a check that the nodes together have enough free capacity.
         """
-        pod, pool = candidate.pod, _load_of(candidate).pool
+        pod = candidate.pod
         if not self._config.args.node_fit:
             free = self._free_capacity_by_pool[pool.name]
             short = [r for r in pool.high_thresholds if candidate.usage.get(r, 0) > free.get(r, 0)]
@@ -222,12 +222,12 @@ class LowNodeLoadStrategy:
         if not pod.claim_names and not nodes_by_reason.keys() & OTHER_POD_REASONS:
             self._misfits[key] = candidate.usage, candidate.fit_failure
 
-    def _add_move(self, candidate: Candidate, usage: Amounts, exceeded: Sequence[str]) -> Amounts:
+    def _add_move(self, candidate: Candidate, load: NodeLoad, usage: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Add the candidate's move to the plan; returns the usage of its node after the move.
 
         ``usage`` is that of the node before the move, which has ``exceeded`` these resources.
         """
-        load, builder = _load_of(candidate), self._builder
+        builder = self._builder
         allocatable = load.node.allocatable
         after = {resource: max(0.0, amount - candidate.usage.get(resource, 0.0)) for resource, amount in usage.items()}
         node_before, relief = to_percents(usage, allocatable), to_percents(candidate.usage, allocatable)
@@ -280,11 +280,6 @@ def choose_candidate(
 
     useful = (c for c in candidates if any(c.usage.get(r, 0.0) >= MIN_RELIEF_SHARE * excess[r] for r in weights))
     return min(useful, key=rank, default=None)
-
-
-def _load_of(candidate: Candidate) -> NodeLoad:
-    assert candidate.node_load is not None, "all candidates of LowNodeLoad have it"
-    return candidate.node_load
 
 
 def _describe_failures(failure_counts: Mapping[str, int]) -> str:
