@@ -150,7 +150,7 @@ def _check_pod_usage(_: PlanBuilder, candidate: Candidate) -> str:
 
 def _check_breaker(builder: PlanBuilder, candidate: Candidate) -> str:
     """At least `limits.minSuccessPercent` of the strategy's moves of the last day helped."""
-    return builder.breaker.stop_reason(candidate.strategy)
+    return builder.stopped_strategies.get(candidate.strategy, "")
 
 
 def _check_round_limit(builder: PlanBuilder, _: Candidate) -> str:
@@ -217,8 +217,7 @@ def _describe_rest(builder: PlanBuilder, backoff: BackoffEntry) -> str:
 def _check_workload_limit(builder: PlanBuilder, candidate: Candidate) -> str:
     """Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`."""
     workload, limits = workload_of(candidate.pod), builder.config.limits
-    since_s = builder.now - limits.workload_backoff_s
-    earlier = sum(e.planned_at_s > since_s and e.workload == workload for e in builder.history.evictions)
+    earlier = sum(eviction.workload == workload for eviction in builder.history.evictions)
     recent = earlier + builder.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, builder.workload_size(candidate.pod).pods)
     if recent < limit:

@@ -14,7 +14,6 @@ import msgspec
 from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.history import (
-    DAY_S,
     MAX_BREAKER_ENTRIES,
     BackoffEntry,
     BreakerEntry,
@@ -34,10 +33,15 @@ REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
 MIN_BREAKER_ENTRIES = 4
 """A strategy's breaker opens only if at least this many moves have an outcome."""
-INEFFECTIVE_OUTCOMES: frozenset[MoveOutcome] = frozenset(
-    ("returned", "node-still-overutilized", "target-overutilized", "cost-not-fallen", "not-ready", "not-scheduled")
-)
-"""Outcomes of moves that did not help."""
+INEFFECTIVE_OUTCOMES: Mapping[MoveOutcome, str] = {
+    "returned": "its replacement is on the same node, or in the zone that it should leave",
+    "node-still-overutilized": "the node is still overutilized",
+    "target-overutilized": "its new node is overutilized too",
+    "cost-not-fallen": "its network cost did not fall",
+    "not-ready": "its replacement is not ready",
+    "not-scheduled": "its replacement has no node",
+}
+"""Outcomes of moves that did not help, each with a text for users."""
 
 
 class EvaluatedMove(NamedTuple):
@@ -48,21 +52,14 @@ class EvaluatedMove(NamedTuple):
     backoff_s: float
 
 
-class EvictionBreaker:
-    """Stops a strategy if too few of its moves of the last day helped; ``now`` is unix seconds."""
-
-    def __init__(self, history: History, limits: LimitsConfig, now: float) -> None:
-        recent = [entry for entry in history.breaker_entries if now - entry.evaluated_at_s <= DAY_S]
-        self._total_by_strategy = Counter(entry.strategy for entry in recent)
-        self._helped_by_strategy = Counter(entry.strategy for entry in recent if entry.has_helped)
-        self._min_percent = limits.min_success_percent
-
-    def stop_reason(self, strategy: StrategyName) -> str:
-        """Why a strategy is stopped; empty if it is not."""
-        total, helped = self._total_by_strategy[strategy], self._helped_by_strategy[strategy]
-        if total < MIN_BREAKER_ENTRIES or 100 * helped >= self._min_percent * total:
-            return ""
-        return f"{strategy} is stopped: {helped} of {total} moves in 24 h helped"
+def find_stopped_strategies(history: History, limits: LimitsConfig) -> dict[StrategyName, str]:
+    """The strategies whose breaker is open, each with the reason; ``history`` has no expired entries."""
+    helped = Counter(entry.strategy for entry in history.breaker_entries if entry.has_helped)
+    return {
+        strategy: f"{strategy} is stopped: {helped[strategy]} of {total} moves in 24 h helped"
+        for strategy, total in Counter(entry.strategy for entry in history.breaker_entries).items()
+        if total >= MIN_BREAKER_ENTRIES and 100 * helped[strategy] < limits.min_success_percent * total
+    }
 
 
 def evaluate_moves(
@@ -79,8 +76,7 @@ def evaluate_moves(
             still_pending.append(pending)
         else:
             moves_with_outcome.append((pending, outcome))
-    if tuple(still_pending) != history.pending_moves:
-        history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
+    history = msgspec.structs.replace(history, pending_moves=tuple(still_pending))
     evaluated: list[EvaluatedMove] = []
     failed_workloads: set[str] = set()
     for pending, outcome in moves_with_outcome:
@@ -90,7 +86,9 @@ def evaluate_moves(
         elif uid := _claim_replacement_uid(pending, snapshot, claimed_uids):
             history = _back_off_replica(history, uid, outcome, now)
         if outcome == "not-scheduled" or (pending.replacement_node and outcome != "unknown"):
-            history = _add_breaker_entry(history, BreakerEntry(now, pending.move.strategy, outcome == "helped"))
+            entry = BreakerEntry(now, pending.move.strategy, outcome == "helped")
+            entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
+            history = msgspec.structs.replace(history, breaker_entries=entries)
         # Several moves of one workload that fail in one round count as one failure.
         if is_ineffective and workload not in failed_workloads:
             history = extend_backoff(history, workload, outcome, limits.failure_backoff_s, now)
@@ -101,11 +99,6 @@ def evaluate_moves(
         running = history.running_backoff(workload, now) if is_ineffective else None
         evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
     return drop_expired(history, limits, now), evaluated
-
-
-def _add_breaker_entry(history: History, entry: BreakerEntry) -> History:
-    entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
-    return msgspec.structs.replace(history, breaker_entries=entries)
 
 
 def _clear_failures(history: History, workload: str, now: float) -> History:
@@ -192,7 +185,9 @@ def _find_outcome(
 
 
 def _find_load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> MoveOutcome | None:
-    if _is_usage_missing(pending, snapshot):
+    existing = [name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes]
+    usages = [snapshot.usage.by_node.get(name, {}) for name in existing]
+    if any(resource not in usage for usage in usages for resource in pending.usage_percent_before):
         # Missing usage does not show that the move helped.
         return None if may_wait else "unknown"
     if not _is_relieved(pending, snapshot):
@@ -214,13 +209,6 @@ def _find_outcome_without_replacement(
         return None
     has_unscheduled = any(not pod.node for pod in _new_pods(pending, snapshot, set()))
     return "not-scheduled" if has_unscheduled else "not-replaced"
-
-
-def _is_usage_missing(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
-    """Whether the usage of the old or the new node is unknown, although the node exists."""
-    usage = snapshot.usage.by_node
-    existing = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
-    return any(resource not in usage.get(name, {}) for name in existing for resource in pending.usage_percent_before)
 
 
 def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:

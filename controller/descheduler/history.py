@@ -125,9 +125,6 @@ class History(HistoryRecord, frozen=True):
         return backoff if backoff is not None and backoff.until_s > now else None
 
 
-_decode_history = msgspec.json.Decoder(History).decode
-
-
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
     """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
@@ -193,7 +190,7 @@ class HistoryStore:
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self._saved: History | None = None
+        self._saved = History()
 
     async def load(self) -> History:
         """The stored history; empty if the ConfigMap is absent or cannot be decoded.
@@ -201,26 +198,17 @@ class HistoryStore:
         Raises:
             KubekitError: the API server is unreachable, or forbids it.
         """
-        self._saved = None
+        self._saved = History()
         try:
             config_map = await self._client.get(CONFIGMAPS, CONFIGMAP_NAME, ConfigMap, namespace=self._namespace)
+            self._saved = msgspec.json.decode((config_map.data or {}).get(CONFIGMAP_KEY, "{}"), type=History)
         except ApiError as error:
             if not error.is_not_found:
                 raise
-            return History()
-        try:
-            history = _decode_history((config_map.data or {}).get(CONFIGMAP_KEY, "{}"))
         except DECODE_ERRORS as error:
-            log.log_change(
-                "history",
-                str(error),
-                "history cannot be decoded and starts empty",
-                configmap=CONFIGMAP_NAME,
-                error=error,
-            )
-            return History()
-        self._saved = history
-        return history
+            message = f"ConfigMap {CONFIGMAP_NAME} cannot be decoded; the history starts empty"
+            log.log_change("history", str(error), message, error=error)
+        return self._saved
 
     async def save(self, history: History) -> None:
         """Write the history, unless it is unchanged.
@@ -228,7 +216,7 @@ class HistoryStore:
         Raises:
             KubekitError: the history was not written.
         """
-        if history == (self._saved or History()):
+        if history == self._saved:
             return
         data = {CONFIGMAP_KEY: msgspec.json.encode(history).decode()}
         body = {**CONFIGMAPS.type_meta, "metadata": {"name": CONFIGMAP_NAME, "labels": PART_OF_LABELS}, "data": data}

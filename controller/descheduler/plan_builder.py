@@ -16,7 +16,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.resource_requests import add_amounts
 from controller.descheduler.config import ResolvedConfig, StrategyName
 from controller.descheduler.disruption_budgets import AllowedDisruptions
-from controller.descheduler.evaluation import EvictionBreaker
+from controller.descheduler.evaluation import find_stopped_strategies
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
@@ -82,7 +82,7 @@ class PlanBuilder:
 
     Attributes:
         now: time of the round, unix seconds.
-        breaker: stops strategies, by the history.
+        stopped_strategies: those whose breaker is open, each with the reason.
         allowed_disruptions: disruption budgets, counting planned evictions.
         fit: checks whether pods fit nodes, counting planned moves.
         moves_by_uid: planned moves by uid of the pod.
@@ -98,7 +98,7 @@ class PlanBuilder:
 
     def __init__(self, snapshot: DeschedulerSnapshot, history: History, config: ResolvedConfig, now: float) -> None:
         self.snapshot, self.history, self.config, self.now = snapshot, history, config, now
-        self.breaker = EvictionBreaker(history, config.limits, now)
+        self.stopped_strategies = find_stopped_strategies(history, config.limits)
         self.allowed_disruptions = AllowedDisruptions(snapshot.budgets)
         self.fit = FitChecker(snapshot)
         self.moves_by_uid: dict[str, PlannedMove] = {}

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import LimitsConfig, StrategyName
 from controller.descheduler.decide import DescheduleDecision
-from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove, EvictionBreaker
+from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove, find_stopped_strategies
 from controller.descheduler.evict import EvictionResult, ResultKind
 from controller.descheduler.history import History, MoveOutcome, is_workload
 from controller.descheduler.node_load import LoadClass
@@ -22,14 +22,6 @@ log = logs.get("controller.descheduler")
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 _PREFIX = "netaware_descheduler"
-_TEXT_BY_OUTCOME: dict[MoveOutcome, str] = {
-    "returned": "its replacement is on the same node, or in the zone that it should leave",
-    "node-still-overutilized": "the node is still overutilized",
-    "cost-not-fallen": "its network cost did not fall",
-    "not-scheduled": "its replacement has no node",
-    "not-ready": "its replacement is not ready",
-    "target-overutilized": "its new node is overutilized too",
-}
 
 
 def _pod_reference(key: str, uid: str) -> ObjectReference:
@@ -60,20 +52,16 @@ class DeschedulerReporter:
 
     def report_outcome(self, evaluated: EvaluatedMove) -> None:
         """Report the outcome of a move; as an event if it did not help."""
-        pending, move = evaluated.pending, evaluated.pending.move
-        fields = {
-            "pod": move.pod,
-            "node": move.node,
-            "replacement_node": pending.replacement_node,
-            "outcome": evaluated.outcome,
-        }
-        if evaluated.outcome not in INEFFECTIVE_OUTCOMES:
+        pending, outcome, backoff_s = evaluated
+        move = pending.move
+        fields = {"pod": move.pod, "node": move.node, "replacement_node": pending.replacement_node, "outcome": outcome}
+        if outcome not in INEFFECTIVE_OUTCOMES:
             log.info("move evaluated", **fields)
             return
-        log.warning("move did not help", workload=move.workload, backoff_s=int(evaluated.backoff_s), **fields)
+        log.warning("move did not help", workload=move.workload, backoff_s=int(backoff_s), **fields)
         note = (
-            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_TEXT_BY_OUTCOME[evaluated.outcome]}; '
-            f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
+            f'Pod "{move.pod}" was evicted from node "{move.node}", but {INEFFECTIVE_OUTCOMES[outcome]}; '
+            f"{move.workload} is not moved for {backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
         self._recorder.record_warning(_pod_reference(*pod), "MoveDidNotHelp", note)
@@ -160,9 +148,9 @@ class DeschedulerMetrics:
         )
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
-        breaker = EvictionBreaker(history, limits, now)
+        stopped = find_stopped_strategies(history, limits)
         for strategy in STRATEGIES:
-            self._stopped.labels(strategy).set(bool(breaker.stop_reason(strategy)))
+            self._stopped.labels(strategy).set(strategy in stopped)
 
     def clear_gauges(self) -> None:
         """Remove the gauges of a replica that no longer leads."""
