@@ -16,6 +16,7 @@ from kubekit.selectors import Selector
 from kubekit.settings import Percent, Range, Section, SelectorSpec, join_path
 from netperf.contract import BANDWIDTH_RESOURCE
 
+Count = Annotated[int, Range(0, 1_000_000)]
 Weight = Annotated[int, Range(1, 1_000_000)]
 
 ARGS_KIND = "LowNodeLoadArgs"
@@ -130,7 +131,7 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
 
     paused: bool = False
     dry_run: bool = False
-    number_of_nodes: Annotated[int, Range(0, 1_000_000)] = 0
+    number_of_nodes: Count = 0
     node_metric_expiration_seconds: Annotated[float, Range(1, 86_400)] = 180
     evictable_namespaces: NamespaceFilter = NamespaceFilter()
     pod_selectors: list[PodSelector] = []
@@ -209,11 +210,6 @@ class LowNodeLoadConfig:
     pod_selectors: tuple[Selector, ...]
     detector_cache_timeout_s: float
     pools: tuple[Pool, ...]
-
-    @property
-    def threshold_resources(self) -> frozenset[str]:
-        """Resources with a threshold in any pool."""
-        return frozenset(resource for pool in self.pools for resource in pool.high_thresholds)
 
 
 def _values_by_resource(args: PercentArgs | WeightArgs | None) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from controller.descheduler.args import LowNodeLoadArgs, LowNodeLoadConfig
+from controller.descheduler.args import Count, LowNodeLoadArgs, LowNodeLoadConfig
 from controller.descheduler.policy import read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
@@ -16,8 +16,8 @@ from kubekit.settings import YEAR_S, Percent, Range, Section, to_camel_case
 from netperf.contract import BANDWIDTH_RESOURCE
 
 FIELD = "descheduler"
+URL_FIELD = f"{FIELD}.usage.prometheus.url"
 StrategyName = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
-Count = Annotated[int, Range(0, 1_000_000)]
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 EVALUATION_LAGS = 2.5
@@ -181,34 +181,26 @@ class DeschedulerConfig(Section, frozen=True):
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
             resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{to_camel_case(name)}")
-        protection = self.protection
-        if policy.evict_local_storage is not None:
-            protection = msgspec.structs.replace(protection, evict_local_storage=policy.evict_local_storage)
+        load = policy.low_node_load
         return ResolvedConfig(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
-            dry_run=self.dry_run
-            or policy.dry_run
-            or (policy.low_node_load is not None and policy.low_node_load.args.dry_run),
-            low_node_load=policy.low_node_load,
+            dry_run=self.dry_run or policy.dry_run or (load is not None and load.args.dry_run),
+            low_node_load=load,
             limits=limits,
-            protection=protection,
+            protection=msgspec.structs.replace(self.protection, **policy.protection),
             misplacement=self.misplacement,
             warnings=policy.warnings,
         )
 
     def _check_usage_source(self, low_node_load: LowNodeLoadConfig | None) -> None:
-        usage = self.usage
-        url_field = f"{FIELD}.usage.prometheus.url"
-        if usage.prometheus.url:
-            check_url(usage.prometheus.url, url_field)
-        if not self.enabled or usage.prometheus.url or low_node_load is None:
-            return
-        if usage.source == "prometheus":
-            raise ConfigError(url_field, "is empty, and usage.source is prometheus", "write http://HOST:PORT")
-        if BANDWIDTH_RESOURCE in low_node_load.threshold_resources:
-            raise ConfigError(
-                url_field, f"is empty, and {BANDWIDTH_RESOURCE} has a threshold", "metrics.k8s.io has no bandwidth"
-            )
+        if self.usage.prometheus.url:
+            check_url(self.usage.prometheus.url, URL_FIELD)
+        elif self.enabled and low_node_load is not None:
+            if self.usage.source == "prometheus":
+                raise ConfigError(URL_FIELD, "is empty, and usage.source is prometheus", "write http://HOST:PORT")
+            if any(BANDWIDTH_RESOURCE in pool.high_thresholds for pool in low_node_load.pools):
+                problem = f"is empty, and {BANDWIDTH_RESOURCE} has a threshold"
+                raise ConfigError(URL_FIELD, problem, "metrics.k8s.io has no bandwidth")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,17 @@ Fields and enabled plugins without a counterpart here are errors that name them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs, LowNodeLoadConfig
+from controller.descheduler.args import ARGS_KIND, Count, LowNodeLoadArgs, LowNodeLoadConfig
 from kubekit.durations import parse_duration
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, SelectorSpec, convert_object, join_path, parse_yaml
+from kubekit.settings import Section, SelectorSpec, convert_object, join_path, parse_yaml
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
-_Limit = Annotated[int, Range(0, 1_000_000)]
 _NO_LIMIT = 1_000_000
 _LOW_NODE_LOAD: Final = "LowNodeLoad"
 _MIGRATION: Final = "MigrationController"
@@ -62,9 +61,9 @@ class _Configuration(Section, frozen=True):
     descheduling_interval: str | float | None = None
     dry_run: bool = False
     node_selector: SelectorSpec | None = None
-    max_no_of_pods_to_evict_per_node: _Limit | None = None
-    max_no_of_pods_to_evict_per_namespace: _Limit | None = None
-    max_no_of_pods_to_evict_total: _Limit | None = None
+    max_no_of_pods_to_evict_per_node: Count | None = None
+    max_no_of_pods_to_evict_per_namespace: Count | None = None
+    max_no_of_pods_to_evict_total: Count | None = None
     profiles: list[_Profile] = []
 
 
@@ -79,9 +78,9 @@ class _Limiters(Section, frozen=True):
 class _MigrationArgs(Section, frozen=True):
     """``evictFailedBarePods`` is accepted and ignored, because failed pods use nothing, and are never moved."""
 
-    max_migrating_per_node: _Limit | None = None
-    max_migrating_per_namespace: _Limit | None = None
-    max_migrating_globally: _Limit | None = None
+    max_migrating_per_node: Count | None = None
+    max_migrating_per_namespace: Count | None = None
+    max_migrating_globally: Count | None = None
     max_migrating_per_workload: int | str | None = None
     max_unavailable_per_workload: int | str | None = None
     evict_failed_bare_pods: bool | None = None
@@ -90,14 +89,13 @@ class _MigrationArgs(Section, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a policy document; None for those that it does not contain.
+    """Settings of a policy document.
 
     Attributes:
         low_node_load: None if the profile does not enable LowNodeLoad.
-        interval_s: seconds between rounds.
+        interval_s: seconds between rounds; None if it is not set.
         dry_run: of the document; LowNodeLoadArgs have their own.
-        limits: by their names in `controller.descheduler.config.LimitsConfig`.
-        evict_local_storage: ``evictLocalStoragePods``.
+        limits, protection: those that are set, by their names in ``LimitsConfig`` and ``ProtectionConfig``.
         warnings: settings that have no effect, each with its field.
     """
 
@@ -105,7 +103,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float | None = None
     dry_run: bool = False
     limits: dict[str, Any] = {}
-    evict_local_storage: bool | None = None
+    protection: dict[str, bool] = {}
     warnings: tuple[str, ...] = ()
 
 
@@ -124,25 +122,16 @@ def read_policy(document: object, field: str = "") -> Policy:
     kind = document.get("kind", ARGS_KIND)
     if kind == "ConfigMap":
         return _read_config_map(document, field)
-    if kind not in {ARGS_KIND, CONFIGURATION_KIND}:
-        raise ConfigError(join_path(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
-    _check_version(document, field)
+    _check_type(document, field, ARGS_KIND, CONFIGURATION_KIND)
     if kind == ARGS_KIND:
         return Policy(low_node_load=convert_object(document, LowNodeLoadArgs, field).resolve(field))
     return _convert_configuration(convert_object(document, _Configuration, field), field)
 
 
-def parse_policy(text: str, field: str) -> Policy:
-    """Like `read_policy`, from YAML text.
-
-    Raises:
-        ConfigError: also for text that is not YAML.
-    """
-    return read_policy(parse_yaml(text, field), field)
-
-
-def _check_version(document: dict[str, Any], field: str) -> None:
-    version = document.get("apiVersion", API_VERSION)
+def _check_type(document: dict[str, Any], field: str, *kinds: str) -> None:
+    kind, version = document.get("kind", ARGS_KIND), document.get("apiVersion", API_VERSION)
+    if kind not in kinds:
+        raise ConfigError(join_path(field, "kind"), f"is {kind!r}", f"write {' or '.join(kinds)}")
     if version != API_VERSION:
         raise ConfigError(join_path(field, "apiVersion"), f"is {version!r}", f"write {API_VERSION}")
 
@@ -153,7 +142,8 @@ def _read_config_map(document: dict[str, Any], field: str) -> Policy:
     if len(texts) != 1:
         raise ConfigError(join_path(field, "data"), f"has {len(texts)} entries", f"give one {CONFIGURATION_KIND}")
     ((key, text),) = texts.items()
-    return parse_policy(text, join_path(field, f"data[{key}]"))
+    field_of_text = join_path(field, f"data[{key}]")
+    return read_policy(parse_yaml(text, field_of_text), field_of_text)
 
 
 def _convert_configuration(config: _Configuration, field: str) -> Policy:
@@ -167,49 +157,44 @@ def _convert_configuration(config: _Configuration, field: str) -> Policy:
         for i, entry in enumerate(profile.plugin_config)
     }
     load_document, load_field = args_and_field_by_plugin.get(_LOW_NODE_LOAD, ({}, profiles))
-    load_args = _read_load_args(load_document, load_field)
+    _check_type(load_document, load_field, ARGS_KIND)
+    load_args = convert_object(load_document, LowNodeLoadArgs, load_field)
     if load_args.node_selector is None:
         load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
     migration_document, migration_field = args_and_field_by_plugin.get(_MIGRATION, ({}, ""))
     migration = convert_object(migration_document, _MigrationArgs, migration_field)
     migration.validate(migration_field)
-    is_enabled, interval = bool(profile.plugins.balance.enabled), config.descheduling_interval
+    interval = config.descheduling_interval
+    if interval is not None:
+        interval = parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1)
+    evict_local_storage = migration.evict_local_storage_pods
+    is_enabled = bool(profile.plugins.balance.enabled)
     warnings: tuple[str, ...] = ()
     if _LOW_NODE_LOAD in args_and_field_by_plugin and not is_enabled:
         field_of_list = f"{profiles}[0].plugins.balance.enabled"
         warnings = (f"{field_of_list}: does not name {_LOW_NODE_LOAD}, so {load_field} have no effect",)
     return Policy(
         low_node_load=load_args.resolve(load_field) if is_enabled else None,
-        interval_s=None
-        if interval is None
-        else parse_duration(interval, join_path(field, "deschedulingInterval"), minimum_s=1),
+        interval_s=interval,
         dry_run=config.dry_run,
         limits=_limits_of(config, migration, migration_field),
-        evict_local_storage=migration.evict_local_storage_pods,
+        protection={} if evict_local_storage is None else {"evict_local_storage": evict_local_storage},
         warnings=warnings,
     )
-
-
-def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
-    kind = document.get("kind", ARGS_KIND)
-    if kind != ARGS_KIND:
-        raise ConfigError(f"{field}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
-    _check_version(document, field)
-    return convert_object(document, LowNodeLoadArgs, field)
 
 
 def _limits_of(config: _Configuration, migration: _MigrationArgs, migration_field: str) -> dict[str, Any]:
     """The limits that the document sets, by their names in ``LimitsConfig``."""
     backoff = migration.object_limiters.workload.duration
+    if backoff is not None:
+        backoff = parse_duration(backoff, join_path(migration_field, "objectLimiters.workload.duration"))
     limits: dict[str, int | str | float | None] = {
         "per_node": _smaller(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
         "per_namespace": _smaller(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
         "per_round": _smaller(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
-        "workload_backoff_s": None
-        if backoff is None
-        else parse_duration(backoff, join_path(migration_field, "objectLimiters.workload.duration")),
+        "workload_backoff_s": backoff,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
 

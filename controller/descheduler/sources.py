@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from controller.cluster.resource_requests import parse_amount
-from controller.descheduler.config import UsageConfig
-from controller.descheduler.usage import CPU, MEMORY, UsageBatch, UsageReading
+from controller.descheduler.config import URL_FIELD, UsageConfig
+from controller.descheduler.usage import CPU, MEMORY, RESOURCES, UsageBatch, UsageReading
 from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, QuantityError
@@ -18,7 +18,6 @@ from netperf.contract import BANDWIDTH_RESOURCE
 
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", is_namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
-URL_FIELD = "descheduler.usage.prometheus.url"
 TOKEN_FIELD = "descheduler.usage.prometheus.tokenFile"
 TIMEOUT_S = 20.0
 """Timeout of one read of the metrics API, or one query of Prometheus."""
@@ -54,9 +53,7 @@ class UsageReader:
             return UsageBatch(faults=(f"{URL_FIELD}: is empty, and usage.source is prometheus",))
         reads = [self._read_metrics_api()] if uses_api else []
         if url:
-            reads.append(
-                self._read_prometheus((BANDWIDTH_RESOURCE,) if uses_api else (CPU, MEMORY, BANDWIDTH_RESOURCE))
-            )
+            reads.append(self._read_prometheus((BANDWIDTH_RESOURCE,) if uses_api else RESOURCES))
         batches = await asyncio.gather(*reads)
         return UsageBatch(
             tuple(r for b in batches for r in b.node_readings),

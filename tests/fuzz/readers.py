@@ -1,4 +1,4 @@
-"""Every reader of foreign input: what it reads, one good input, and what it replacement_targets to raise."""
+"""Every reader of foreign input: what it reads, one good input, and what it is expected to raise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agent.traffic.conntrack import parse_connections
 from controller import prometheus
 from controller.cluster.crds import NETPERF_COSTS, AppGroup, NetworkTopology
 from controller.config import parse_config
-from controller.descheduler.policy import parse_policy as parse_descheduler_policy
+from controller.descheduler.policy import read_policy
 from controller.prometheus import PrometheusError
 from controller.scheduler.extender import handler as extender
 from controller.scheduler.extender.handler import decode_preemption
@@ -36,6 +36,7 @@ from controller.webhook import gate
 from kubekit import quantity, responses, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
+from kubekit.settings import parse_yaml
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, decode_announcement
 from netperf.errors import PlanRefusedError
@@ -229,7 +230,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "reserve": (parse_reserve, "10%", (ConfigError,)),
     "configuration": (lambda text: parse_config(text, "file"), CONFIG, (ConfigError,)),
     "descheduler policy": (
-        lambda text: parse_descheduler_policy(text, "policy"),
+        lambda text: read_policy(parse_yaml(text, "policy"), "policy"),
         "apiVersion: descheduler/v1alpha2\nkind: LowNodeLoadArgs\n",
         (ConfigError,),
     ),
