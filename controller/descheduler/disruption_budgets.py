@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from controller.cluster.pod_info import PodInfo
-from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, Selector, compile_selector
+from kubekit.selectors import LabelSelector, Selector, compile_or_none
 from kubekit.wire import Object, Resource, Wire
 
 DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
@@ -38,10 +37,8 @@ class AllowedDisruptions:
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets_by_namespace: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
-            if budget.spec.selector is not None:  # without a selector it covers no pod
-                self._budgets_by_namespace[budget.metadata.namespace].append(
-                    (_compile_selector(budget.spec.selector), budget)
-                )
+            if (selector := compile_or_none(budget.spec.selector)) is not None:
+                self._budgets_by_namespace[budget.metadata.namespace].append((selector, budget))
         self._reserved_by_budget: Counter[str] = Counter()
 
     def unevictable_reason(self, pod: PodInfo) -> str:
@@ -60,16 +57,5 @@ class AllowedDisruptions:
         self._reserved_by_budget.update(budget.metadata.key for budget in self._budgets_of(pod))
 
     def _budgets_of(self, pod: PodInfo) -> list[PodDisruptionBudget]:
-        return [
-            budget
-            for selector, budget in self._budgets_by_namespace.get(pod.namespace, ())
-            if selector.matches(pod.labels)
-        ]
-
-
-def _compile_selector(selector: LabelSelector) -> Selector:
-    """A budget's selector. An unknown operator selects all pods, so that none is evicted against the budget."""
-    try:
-        return compile_selector(selector)
-    except SelectorError:
-        return Selector()
+        budgets = self._budgets_by_namespace.get(pod.namespace, ())
+        return [budget for selector, budget in budgets if selector.matches(pod.labels)]

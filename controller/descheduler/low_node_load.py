@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -50,8 +50,7 @@ class LowNodeLoadStrategy:
         self._builder, self._config = builder, config
         loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.by_node)
         self.loads_by_node = {load.name: load for load in loads}
-        expired = builder.snapshot.usage.expired_nodes
-        self._why_by_node = {load.name: _unknown_load_reason(load, expired) for load in loads if load.kind == "unknown"}
+        self._why_by_node = {load.name: _unknown_load_reason(load) for load in loads if load.kind == "unknown"}
         self._stuck_nodes: set[str] = set()
         # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
@@ -289,8 +288,6 @@ def _describe_failures(failure_counts: Mapping[str, int]) -> str:
     return f"no further pod can be moved: {parts}" if parts else "no further pod runs on it"
 
 
-def _unknown_load_reason(load: NodeLoad, expired: Container[str]) -> str:
-    if load.name in expired:
-        return "its usage is older than nodeMetricExpirationSeconds"
+def _unknown_load_reason(load: NodeLoad) -> str:
     missing = [r for r in load.high_thresholds if r not in load.usage_percent]
-    return f"no usage of {', '.join(missing)}" if missing else "no usage"
+    return f"no current usage of {', '.join(missing)}"

@@ -55,11 +55,7 @@ class UsageReader:
         if url:
             reads.append(self._read_prometheus((BANDWIDTH_RESOURCE,) if uses_api else RESOURCES))
         batches = await asyncio.gather(*reads)
-        return UsageBatch(
-            tuple(r for b in batches for r in b.node_readings),
-            tuple(r for b in batches for r in b.pod_readings),
-            tuple(f for b in batches for f in b.faults),
-        )
+        return UsageBatch(tuple(r for b in batches for r in b.readings), tuple(f for b in batches for f in b.faults))
 
     async def _read_metrics_api(self) -> UsageBatch:
         try:
@@ -84,11 +80,10 @@ class UsageReader:
         node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH_RESOURCE: queries.node_bandwidth}
         pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH_RESOURCE: queries.pod_bandwidth}
 
-        async def run_queries(
-            client: PrometheusClient, queries: Mapping[str, str], *labels: str
-        ) -> tuple[UsageReading, ...]:
-            """Readings of all resources; these labels of a series name its node or pod."""
-            readings: list[UsageReading] = []
+        readings: list[UsageReading] = []
+
+        async def run_queries(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> None:
+            """Add readings of all resources; these labels of a series name its node or pod."""
             for resource in resources:
                 if not queries[resource]:
                     continue
@@ -97,28 +92,27 @@ class UsageReader:
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:
-                    readings += _convert_vector(resource, vector, labels)
-            return tuple(readings)
+                    readings.extend(_convert_vector(resource, vector, labels))
 
         url = self._config.prometheus.url
         async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
-            nodes, pods = await asyncio.gather(
+            await asyncio.gather(
                 run_queries(client, node_queries, "node"), run_queries(client, pod_queries, "namespace", "pod")
             )
-        return UsageBatch(nodes, pods, tuple(faults))
+        return UsageBatch(tuple(readings), tuple(faults))
 
 
 def _convert_metrics(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
     faults: list[str] = []
-    node_readings, pod_readings = list[UsageReading](), list[UsageReading]()
+    readings: list[UsageReading] = []
     for node in nodes:
-        node_readings += _sum_containers(node.metadata.name, node.timestamp, [node.usage], faults)
+        readings += _sum_containers(node.metadata.name, node.timestamp, [node.usage], faults)
     for pod in pods:
         usages = [container.usage for container in pod.containers or ()]
-        pod_readings += _sum_containers(pod.metadata.key, pod.timestamp, usages, faults)
+        readings += _sum_containers(pod.metadata.key, pod.timestamp, usages, faults)
     if len(faults) > 1:
         faults = [f"{faults[0]} and {len(faults) - 1} more"]
-    return UsageBatch(tuple(node_readings), tuple(pod_readings), tuple(faults))
+    return UsageBatch(tuple(readings), tuple(faults))
 
 
 def _sum_containers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -70,11 +70,11 @@ class UsageBatch(msgspec.Struct, frozen=True):
     """Usage readings of one round.
 
     Attributes:
+        readings: those of nodes and of pods.
         faults: error messages of sources.
     """
 
-    node_readings: tuple[UsageReading, ...] = ()
-    pod_readings: tuple[UsageReading, ...] = ()
+    readings: tuple[UsageReading, ...] = ()
     faults: tuple[str, ...] = ()
 
 
@@ -84,12 +84,10 @@ class UsageView(NamedTuple):
     Attributes:
         by_node: by name of the node.
         by_pod: by ``namespace/name`` of the pod.
-        expired_nodes: names of nodes whose newest usage has expired.
     """
 
     by_node: Mapping[str, Amounts]
     by_pod: Mapping[str, Amounts]
-    expired_nodes: frozenset[str] = frozenset()
 
 
 NO_USAGE = UsageView({}, {})
@@ -111,49 +109,40 @@ class UsageStore:
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
-        self._nodes: dict[str, dict[str, UsageReading]] = {}
-        self._pods: dict[str, dict[str, UsageReading]] = {}
+        self._readings_by_name: dict[str, dict[str, UsageReading]] = {}
 
-    def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[DropReason]:
-        """Add a batch, and remove nodes and pods that no longer exist.
+    def update(self, batch: UsageBatch, nodes: Iterable[str], pods: Iterable[str], now: float) -> Counter[DropReason]:
+        """Add a batch, and remove nodes and pods that no longer exist; returns the number of dropped readings by reason.
 
-        Args:
-            batch: readings of all sources.
-            nodes: names of the existing nodes.
-            pods: keys of the existing pods.
-            now: unix seconds.
-
-        Returns:
-            The number of dropped readings by reason.
+        ``nodes`` are the names of the existing nodes, ``pods`` the keys of the existing pods; ``now`` is unix seconds.
         """
         dropped: Counter[DropReason] = Counter()
-        for stored, readings, existing in (
-            (self._nodes, batch.node_readings, nodes),
-            (self._pods, batch.pod_readings, pods),
-        ):
-            for reading in readings:
-                reason = find_drop_reason(reading, now, self._expiry_s)
-                if reading.name not in existing:
-                    reason = "unknown-node" if stored is self._nodes else "unknown-pod"
-                if reason is not None:
-                    dropped[reason] += 1
-                    continue
-                newest = stored.setdefault(reading.name, {})
-                if reading.resource not in newest or reading.at_s >= newest[reading.resource].at_s:
-                    newest[reading.resource] = reading
-            for name in [name for name in stored if name not in existing]:
-                del stored[name]
+        existing = {*nodes, *pods}
+        for reading in batch.readings:
+            reason = find_drop_reason(reading, now, self._expiry_s)
+            if reading.name not in existing:
+                reason = "unknown-pod" if _is_pod(reading.name) else "unknown-node"
+            if reason is not None:
+                dropped[reason] += 1
+                continue
+            newest = self._readings_by_name.setdefault(reading.name, {})
+            if reading.resource not in newest or reading.at_s >= newest[reading.resource].at_s:
+                newest[reading.resource] = reading
+        for name in self._readings_by_name.keys() - existing:
+            del self._readings_by_name[name]
         return dropped
 
     def view(self, now: float) -> UsageView:
         """The usage that has not expired."""
         oldest_s = now - self._expiry_s
-        nodes, pods = (
-            {
-                name: amounts
-                for name, readings in stored.items()
-                if (amounts := {r: reading.value for r, reading in readings.items() if reading.at_s >= oldest_s})
-            }
-            for stored in (self._nodes, self._pods)
-        )
-        return UsageView(nodes, pods, frozenset(self._nodes.keys() - nodes.keys()))
+        by_node: dict[str, Amounts] = {}
+        by_pod: dict[str, Amounts] = {}
+        for name, readings in self._readings_by_name.items():
+            amounts = {r: reading.value for r, reading in readings.items() if reading.at_s >= oldest_s}
+            if amounts:
+                (by_pod if _is_pod(name) else by_node)[name] = amounts
+        return UsageView(by_node, by_pod)
+
+
+def _is_pod(name: str) -> bool:
+    return "/" in name

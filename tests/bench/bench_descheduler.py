@@ -121,7 +121,7 @@ class _Cluster:
 
     def _batch(self, now: float) -> UsageBatch:
         cores, per_node = 32_000, max(1, len(self._pods) // len(self._names))
-        nodes = [
+        readings = [
             reading
             for i, name in enumerate(self._names)
             for reading in (
@@ -129,7 +129,7 @@ class _Cluster:
                 UsageReading(name, "memory", 40 * 2**30, now),
             )
         ]
-        pods = [
+        readings += [
             reading
             for key, i in self._pods
             for reading in (
@@ -137,7 +137,7 @@ class _Cluster:
                 UsageReading(key, "memory", 2**30, now),
             )
         ]
-        return UsageBatch(tuple(nodes), tuple(pods))
+        return UsageBatch(tuple(readings))
 
 
 async def _longest_hold(work: Awaitable[None]) -> float:

@@ -192,7 +192,6 @@ def snapshot(
     pod_usage: Mapping[str, Mapping[str, float]] | None = None,
     *,
     budgets: Iterable[PodDisruptionBudget] = (),
-    expired: Iterable[str] = (),
     volumes: Volumes | None = None,
 ) -> DeschedulerSnapshot:
     """A snapshot; the keys of ``pod_usage`` are ``name``, for namespace default, or ``namespace/name``."""
@@ -201,7 +200,7 @@ def snapshot(
     world.pods.update((p.key, p) for p in pods)
     world.budgets += budgets
     used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
-    return world.snapshot(UsageView(node_usage, used, frozenset(expired)))
+    return world.snapshot(UsageView(node_usage, used))
 
 
 def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:

@@ -117,7 +117,7 @@ def make_descheduler(api: Api, netaware_namespace: str = "netaware-system") -> t
     async def read() -> UsageBatch:
         used = [UsageReading(name, "cpu", 1000 * cores, NOW_S) for name, cores in NODES.items()]
         used += [UsageReading(name, "memory", float(GI), NOW_S) for name in NODES]
-        return UsageBatch(tuple(used), tuple(UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods))
+        return UsageBatch((*used, *(UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods)))
 
     free = {"perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}

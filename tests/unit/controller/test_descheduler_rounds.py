@@ -167,7 +167,7 @@ def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> Us
             for resource, amount in amounts.items():
                 by_node[info.node][resource] += amount
     known = {n.name: dict(by_node[n.name]) for n in nodes if not is_chosen(rng, 0.05)}
-    return UsageView(known, used, frozenset({"Node-0.example"}) if "Node-0.example" not in known else frozenset())
+    return UsageView(known, used)
 
 
 def make_config(rng: random.Random) -> dict[str, Any]:
@@ -253,7 +253,6 @@ def make_world(seed: int) -> World:
         usage.by_node,
         usage.by_pod,
         budgets=budgets,
-        expired=usage.expired_nodes,
         volumes=make_volumes(rng, nodes),
     )
     return World(view, make_history(rng, pods), make_config(rng), budgets)

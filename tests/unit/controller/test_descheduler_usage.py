@@ -30,7 +30,7 @@ def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = 
 
 
 def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
-    return {str(k): v for k, v in store.update(UsageBatch(node_readings=readings), {"n", "m"}, (), now).items()}
+    return {str(k): v for k, v in store.update(UsageBatch(readings), {"n", "m"}, {"default/a"}, now).items()}
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,13 @@ def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> di
         (reading(1, NOW_S + 61), "future"),
         (reading(1, float("nan")), "not-a-number"),
         (reading(1, name="stranger"), "unknown-node"),
+        (reading(1, name="default/gone"), "unknown-pod"),
     ],
 )
 def test_impossible_readings_are_dropped_and_counted(bad: UsageReading, why: str) -> None:
     store = UsageStore(180)
-    assert update(store, reading(100), bad) == {why: 1}
-    assert store.view(NOW_S).by_node == {"n": {"cpu": 100}}
-
-
-def test_usage_of_unknown_pods_is_dropped_and_counted() -> None:
-    store = UsageStore(180)
-    pods = [reading(1.0, name=name) for name in ("default/a", "default/gone")]
-    assert store.update(UsageBatch(pod_readings=tuple(pods)), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
-    assert store.view(NOW_S).by_pod == {"default/a": {"cpu": 1.0}}
+    assert update(store, reading(100), reading(50, name="default/a"), bad) == {why: 1}
+    assert store.view(NOW_S) == ({"n": {"cpu": 100}}, {"default/a": {"cpu": 50}})
 
 
 def test_an_older_reading_does_not_replace_a_newer_one() -> None:
@@ -69,12 +63,9 @@ def test_usage_expires_and_is_removed_with_its_node() -> None:
         store = UsageStore(expiry_s)
         update(store, reading(100), reading(50, name="m"))
         assert store.view(NOW_S + expiry_s).by_node == {"n": {"cpu": 100}, "m": {"cpu": 50}}
-        late = store.view(NOW_S + expiry_s + 1)
-        assert not late.by_node
-        assert late.expired_nodes == {"n", "m"}
+        assert not store.view(NOW_S + expiry_s + 1).by_node
         store.update(UsageBatch(), {"m"}, (), NOW_S)
         assert store.view(NOW_S).by_node.keys() == {"m"}
-        assert store.view(NOW_S + 999).expired_nodes == {"m"}
 
 
 # Simulated servers
@@ -110,8 +101,8 @@ def metrics_api(request: web.Request) -> tuple[int, Any]:
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
     async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
         batch = await UsageReader(UsageConfig(), client).read()
-    assert batch.node_readings == (reading(182250), reading(1367 * 2**20, resource="memory"))
-    assert batch.pod_readings == (reading(500, name="shop/p"), reading(2 * GI, name="shop/p", resource="memory"))
+    of_node = (reading(182250), reading(1367 * 2**20, resource="memory"))
+    assert batch.readings == (*of_node, reading(500, name="shop/p"), reading(2 * GI, name="shop/p", resource="memory"))
     assert len(batch.faults) == 1
     assert "m: 'lots'" in batch.faults[0], "an invalid value drops the whole object"
 
@@ -122,8 +113,7 @@ async def test_a_missing_metrics_api_is_a_fault_and_raises_nothing() -> None:
 
     async with serving(missing) as url, Client(ClusterConfig(url)) as client:
         batch = await UsageReader(UsageConfig(), client).read()
-    assert (batch.node_readings, batch.pod_readings) == ((), ())
-    assert batch.faults == ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",)
+    assert batch == UsageBatch((), ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
 
 
 class SimulatedPrometheus:
@@ -169,11 +159,11 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
     async with serving(simulated) as url:
         batch = await read_prometheus(url, str(token))
     assert batch.faults == ()
-    cpu, memory, bandwidth = batch.node_readings
-    assert (cpu, memory) == (reading(3825), reading(4247781376, resource="memory"))
-    assert bandwidth.value != bandwidth.value, "NaN is passed on, to be dropped and counted"
-    pod_bandwidth = reading(8e6, name="shop/p", resource=BANDWIDTH)
-    assert set(batch.pod_readings) == {reading(500, name="shop/p"), pod_bandwidth}
+    expected = {reading(3825), reading(4247781376, resource="memory"), reading(500, name="shop/p")}
+    expected.add(reading(8e6, name="shop/p", resource=BANDWIDTH))
+    (node_bandwidth,) = set(batch.readings) - expected
+    assert node_bandwidth.value != node_bandwidth.value, "NaN is passed on, to be dropped and counted"
+    assert len(batch.readings) == 5
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.times.values())) == 1, "all queries are evaluated at one moment"
     store = UsageStore(180)
@@ -184,7 +174,7 @@ async def test_a_failed_query_is_a_fault_and_the_others_are_read() -> None:
     simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
         batch = await read_prometheus(url)
-    assert batch.node_readings == (reading(1000),)
+    assert batch.readings == (reading(1000),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
 
@@ -199,7 +189,11 @@ async def test_only_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> 
         queries = msgspec.to_builtins(QUERIES)
         config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
         batch = await UsageReader(config, client).read()
-    assert {(r.name, r.resource) for r in batch.node_readings} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
+    assert {(r.name, r.resource) for r in batch.readings if r.name == "n"} == {
+        ("n", "cpu"),
+        ("n", "memory"),
+        ("n", BANDWIDTH),
+    }
     assert set(simulated.times) == {"nb", "pb"}, "cpu and memory come from metrics.k8s.io"
 
 
@@ -207,7 +201,7 @@ async def test_a_prometheus_that_is_down_or_a_binary_token_is_a_fault_and_raises
     async with serving(lambda _: (200, {})) as url:
         pass
     batch = await read_prometheus(url)
-    assert batch.node_readings == ()
+    assert batch.readings == ()
     assert len(batch.faults) == 5
     (tmp_path / "token").write_bytes(b"\xff")
     (fault,) = (await read_prometheus(url, str(tmp_path / "token"))).faults
