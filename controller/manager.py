@@ -131,7 +131,7 @@ class Manager:
         self._sync_gauge = Gauge(
             "netaware_informer_sync_seconds", "Time until all stores had listed once.", registry=self._registry
         )
-        self._registry.register(InformerMetrics(lambda: self.cache.by_name))
+        self._registry.register(InformerMetrics(lambda: self.cache.stores_by_name))
         self._event_loop_monitor = EventLoopMonitor(self._registry)
 
     def _enqueue_group(self, key: str) -> None:
@@ -150,7 +150,7 @@ class Manager:
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
-            **self.cache.tasks(),
+            **self.cache.reflector_tasks(),
             **self._scheduling.store_tasks(),
             "http": server.serve(),
             "events": self._recorder.run(),
@@ -184,11 +184,14 @@ class Manager:
         started = time.monotonic()
         await self.cache.wait_for_sync()
         self._sync_gauge.set(time.monotonic() - started)
-        log.info("all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.cache.by_name.items()})
+        log.info(
+            "all stores have synced",
+            **{name.replace("-", "_"): len(s) for name, s in self.cache.stores_by_name.items()},
+        )
         await run_memory_compaction()
 
     def _health_checks(self) -> HealthChecks:
         checks = HealthChecks()
-        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.list_unsynced()) else ""
-        checks.ready["informers"] = lambda: describe_stale_stores(self.cache.by_name.values())
+        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.cache.describe_unsynced()) else ""
+        checks.ready["informers"] = lambda: describe_stale_stores(self.cache.stores_by_name.values())
         return checks

@@ -39,7 +39,7 @@ DEBOUNCE_S = 0.3
 """Delay of a reconciliation after a change, because pods and costs change in bursts."""
 RESYNC_S = 300.0
 """Longest time between two reconciliations of a group."""
-Watched = TypeVar("Watched")
+T = TypeVar("T")
 ALL = "*"
 """Key of the queue for all groups, so that an event that affects all of them adds one key only."""
 
@@ -96,11 +96,11 @@ class AppGroupController:
         cache.services.subscribe(self._enqueue_all_unless(is_routing_unchanged))
 
     def _enqueue_all_unless(
-        self, is_unchanged: Callable[[Watched | None, Watched | None], bool]
-    ) -> Callable[[str, Watched | None, Watched | None], None]:
+        self, is_unchanged: Callable[[T | None, T | None], bool]
+    ) -> Callable[[str, T | None, T | None], None]:
         """A handler that queues all groups, unless a change does not affect them."""
 
-        def on_change(_: str, old: Watched | None, new: Watched | None) -> None:
+        def on_change(_: str, old: T | None, new: T | None) -> None:
             if not is_unchanged(old, new):
                 self.enqueue(ALL)
 

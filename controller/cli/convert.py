@@ -1,4 +1,4 @@
-"""`convert`: turns older spellings of AppGroup and NetworkTopology into what the API server accepts."""
+"""`convert`: turns AppGroups and NetworkTopologies with older API groups or field names into accepted ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class ConversionResult(msgspec.Struct, frozen=True):
 
 
 class ConvertCommand(Command):
-    examples = (("convert -f old.yaml", "print it with accepted spellings"),)
+    examples = (("convert -f old.yaml", "print it with accepted names, for kubectl apply -f -"),)
     description = (
-        "Reads YAML or JSON and prints it with AppGroups and NetworkTopologies of KEP-260 in the spelling that the API server "
-        "accepts; other objects stay unchanged. Lists the changes on standard error. Needs no cluster. Usage: "
-        "kubectl netaware convert -f old.yaml | kubectl apply -f -"
+        "Reads YAML or JSON, and prints AppGroups and NetworkTopologies with the API group and field names that the API server "
+        "accepts; other objects stay unchanged. Lists the changes on standard error. Needs no cluster."
     )
     prints_documents = True
 
@@ -42,7 +41,9 @@ class ConvertCommand(Command):
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")
         objects, changes = convert_documents(documents)
-        session.notes += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
+        session.notes += [f"changed: {change}" for change in changes]
+        if not changes:
+            session.notes.append("nothing was changed")
         return ConversionResult(objects, changes)
 
     def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:

@@ -14,7 +14,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, VERDICT_SIGNS, format_counts, format_milliseconds, make_table
 from controller.cluster.crds import APPGROUPS
 from controller.diagnosis.zones import build_network
-from controller.views.group_views import EdgeView, GroupView, PodView, build_group_views
+from controller.views.group_views import DependencyView, GroupView, PodView, build_group_views
 from kubekit.text import join_first
 
 MAX_STOPPED_SHOWN = 5
@@ -66,8 +66,8 @@ def _make_headline(group: GroupView) -> Text:
             text.append(f"  {count} {state}")
     text.append(f"  total cost {group.total_cost}")
     if group.violated_dependencies:
-        text.append(f"  {group.violated_dependencies} of {len(group.edges)} dependencies violated", style=BAD)
-    elif any(edge.verdict == "met" for edge in group.edges):
+        text.append(f"  {group.violated_dependencies} of {len(group.dependencies)} dependencies violated", style=BAD)
+    elif any(dependency.verdict == "met" for dependency in group.dependencies):
         text.append("  no dependency violated", style=GOOD)
     return text
 
@@ -76,25 +76,28 @@ def _make_workload_table(group: GroupView) -> RenderableType:
     """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
     table = make_table("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", numeric=numbers)
-    edges_by_caller: dict[str, list[EdgeView]] = defaultdict(list)
-    for edge in group.edges:
-        edges_by_caller[edge.caller].append(edge)
+    dependencies_by_caller: dict[str, list[DependencyView]] = defaultdict(list)
+    for dependency in group.dependencies:
+        dependencies_by_caller[dependency.caller].append(dependency)
     for workload in group.workloads:
         name = Text.assemble((workload.selector, STRONG))
         if workload.name != workload.selector:
             name.append(f" {workload.name}", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
         table.add_row(name, order, str(len(workload.pods)), _format_placement(workload.pods))
-        for edge in edges_by_caller[workload.selector]:
-            table.add_row(f"  → {edge.callee}", "", "", "", *_make_edge_cells(edge))
+        for dependency in dependencies_by_caller[workload.selector]:
+            table.add_row(f"  → {dependency.callee}", "", "", "", *_make_dependency_cells(dependency))
     return table
 
 
-def _make_edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
-    sign, style = VERDICT_SIGNS[edge.verdict]
-    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
-    p50 = format_milliseconds(edge.p50_us) if edge.p50_us is not None else ""
-    return cost, str(edge.max_cost), Text(sign, style=style), p50
+def _make_dependency_cells(dependency: DependencyView) -> tuple[Text | str, ...]:
+    sign, style = VERDICT_SIGNS[dependency.verdict]
+    cost = Text(
+        "-" if dependency.cost is None else str(dependency.cost),
+        style=style if dependency.verdict == "violated" else "",
+    )
+    p50 = format_milliseconds(dependency.p50_us) if dependency.p50_us is not None else ""
+    return cost, str(dependency.max_cost), Text(sign, style=style), p50
 
 
 def _format_placement(pods: Sequence[PodView]) -> Text:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from controller.cli.command import Command
 
-PIPE_WIDTH = 10_000
+UNLIMITED_WIDTH = 10_000
 # Texts from the cluster may look like markup.
 _PlainConsole = partial(Console, highlight=False, emoji=False, markup=False)
 
@@ -38,15 +38,15 @@ class Screen:
     def __init__(self, stream: TextIOBase | None = None) -> None:
         out = stream or sys.stdout
         has_colours = out.isatty() and not os.environ.get("NO_COLOR")
-        is_piped = not out.isatty() and not os.environ.get("COLUMNS")
+        has_unlimited_width = not out.isatty() and not os.environ.get("COLUMNS")
         self._console = _PlainConsole(
             file=out,  # type: ignore[arg-type]
             force_terminal=out.isatty(),
             color_system="auto" if has_colours else None,
             no_color=not has_colours,
-            width=PIPE_WIDTH if is_piped else None,
+            width=UNLIMITED_WIDTH if has_unlimited_width else None,
         )
-        self._errors = _PlainConsole(stderr=True, no_color=not has_colours, soft_wrap=True)
+        self._errors = _PlainConsole(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), soft_wrap=True)
 
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
         """Print the answer as a table, or as data (``-o json``, ``-o yaml``)."""
@@ -76,7 +76,6 @@ class Screen:
         else:
             data = msgspec.json.encode(plain)
             self._console.file.write(escape_control_characters(msgspec.json.format(data, indent=2).decode()) + "\n")
-        self._console.file.flush()
 
     def print_note(self, text: str) -> None:
         """Print a note on standard error, for example on what the answer lacks."""
@@ -94,4 +93,6 @@ def _escape_texts(value: Any) -> Any:
         return {_escape_texts(key): _escape_texts(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_escape_texts, value))
-    return type(value)(map(_escape_texts, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_escape_texts, value))
+    return value

@@ -55,7 +55,7 @@ class PageCommand(Command):
             raise PageError("there is no kubectl on PATH; install it, the page needs its port-forward")
         flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
         command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
-        enter_context = session.stack.enter_async_context
+        enter_context = session.exit_stack.enter_async_context
         self._port_forward = await enter_context(port_forward(command, session.netaware_namespace))
         token = token_error = ""
         try:

@@ -89,4 +89,4 @@ async def _open_session(command: Command, options: argparse.Namespace, stack: As
         field = "--prometheus" if options.prometheus else PROMETHEUS_VARIABLE
         prometheus = await stack.enter_async_context(PrometheusClient(address, field=field))
     namespace = None if options.all_namespaces else options.namespace or cluster.namespace
-    return Session(client, prometheus, namespace, options.netaware_namespace, stack=stack)
+    return Session(client, prometheus, namespace, options.netaware_namespace, exit_stack=stack)

@@ -47,7 +47,7 @@ from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELE
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
-UNFINISHED_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
+UNFINISHED_PODS_FIELD_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 READYZ_TIMEOUT_S = 5.0
 CONFIG_FILE = "config.yaml"
 VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
@@ -66,13 +66,13 @@ class Session:
 
     Attributes:
         client: the API server.
-        prometheus: None if the user named none.
+        prometheus: None without the flag or variable that names it.
         namespace: of the user's objects; None for all namespaces.
         netaware_namespace: where netaware is installed.
-        read_errors: what could not be read, such as the plural of a kind -> reason.
-        notes: further notes on the answer.
-        clock: unix seconds.
-        stack: closes resources when the command ends.
+        read_errors: what could not be read, such as the plural of a kind -> reason; printed as notes too.
+        notes: further notes for standard error.
+        clock: returns the time, unix seconds.
+        exit_stack: closes resources when the command ends.
     """
 
     client: Client
@@ -82,7 +82,7 @@ class Session:
     read_errors: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    exit_stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def read_snapshot(
         self, *, groups: bool = False, bandwidth: bool = False, everything: bool = False, all_namespaces: bool = False
@@ -90,10 +90,10 @@ class Session:
         """Read the controller's configuration, nodes, topologies, results and plans, and more on request.
 
         Args:
-            groups: adds AppGroups with their pods, Services and namespaces.
-            bandwidth: adds all pods of the session's namespace, and verdicts on limits from Prometheus.
+            groups: adds AppGroups of all namespaces, or of the session's if that is forbidden; their pods, Services and namespaces.
+            bandwidth: adds all pods of the session's namespace, and verdicts on their limits from Prometheus.
             everything: adds these, the agents' pods, and the state of the controller and its Lease.
-            all_namespaces: reads pods and AppGroups of all namespaces instead of the session's.
+            all_namespaces: reads pods with bandwidth of all namespaces, and no AppGroups if listing them all is forbidden.
 
         Raises:
             KubekitError: the nodes cannot be read.
@@ -154,7 +154,7 @@ class Session:
         return {"bandwidth_pods": tuple(pods), "verdicts_by_pod": verdicts_by_pod}
 
     async def read_configuration(self) -> ControllerConfiguration:
-        """Read the configuration that the controller's Deployment mounts; the defaults, with a note, if it cannot be read."""
+        """Read the configuration that the controller's Deployment mounts; the defaults if it cannot be read."""
         namespace = self.netaware_namespace
         reason = f"no controller in {namespace} has one"
         try:
@@ -176,7 +176,7 @@ class Session:
         return ControllerConfiguration()
 
     async def _list_app_groups(self, namespace: str | None) -> list[AppGroup]:
-        """AppGroups of all namespaces; if that is forbidden, of ``namespace``, with a note."""
+        """AppGroups of all namespaces; if that is forbidden, of ``namespace``."""
         groups = await self.list_objects(APPGROUPS, AppGroup)
         if namespace and self.read_errors.get(APPGROUPS.plural) == _FORBIDDEN:
             self.read_errors[f"{APPGROUPS.plural} of other namespaces"] = self.read_errors.pop(APPGROUPS.plural)
@@ -222,7 +222,7 @@ class Session:
         except UnreachableError:
             self.read_errors[f"/readyz of {name}"] = "no answer"
         except ApiError as error:
-            # Errors of the API server itself are a Status with a reason.
+            # Errors of the API server itself are a Status with a reason; a failed /readyz has none.
             if error.status == HTTPStatus.SERVICE_UNAVAILABLE and not error.reason:
                 return [f"{name}: {line}" for line in error.message.splitlines()]
         return []
@@ -248,7 +248,7 @@ class Session:
 
     async def list_unfinished_pods(self) -> list[PodInfo]:
         """The pods of all namespaces that use resources, or will once they are bound."""
-        return await self._list_pods(None, field_selector=UNFINISHED_PODS_SELECTOR)
+        return await self._list_pods(None, field_selector=UNFINISHED_PODS_FIELD_SELECTOR)
 
     async def _list_pods(
         self, namespace: str | None, label_selector: str = "", field_selector: str = ""
@@ -264,7 +264,7 @@ class Session:
         label_selector: str = "",
         field_selector: str = "",
     ) -> list[T]:
-        """Objects of a namespace, or of all; empty, with a note, if the user may not list them."""
+        """Objects of a namespace, or of all; empty, with a read error, if the user may not list them or the kind is unknown."""
         objects: list[T] = []
         try:
             async for page in self.client.list_pages(
@@ -274,7 +274,7 @@ class Session:
                     try:
                         objects.append(msgspec.json.decode(raw, type=type_))
                     except DECODE_ERRORS as error:
-                        self.read_errors[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
+                        self.read_errors[f"{resource.plural} (malformed)"] = f"objects were left out: {error}"
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
@@ -299,7 +299,7 @@ class Session:
         return {str(name): data for name, data in zip(unique, data_of_each, strict=True) if data}
 
     async def _read_result_data(self, name: ObjectName) -> dict[str, str]:
-        """One ConfigMap's data; empty if it does not exist, and with a note if it may not be read."""
+        """One ConfigMap's data; empty if it does not exist, or, with a read error, if it may not be read."""
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError as error:

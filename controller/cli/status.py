@@ -82,8 +82,8 @@ def _format_costs(network: NetworkView) -> str:
 
 def _format_groups(groups: Collection[GroupView]) -> str:
     running, members = sum(g.running_pods for g in groups), sum(g.members for g in groups)
-    violated, edges = sum(g.violated_dependencies for g in groups), sum(len(g.edges) for g in groups)
-    return f"{len(groups)}  {running} of {members} pods run  {violated} of {edges} dependencies violated"
+    violated, total = sum(g.violated_dependencies for g in groups), sum(len(g.dependencies) for g in groups)
+    return f"{len(groups)}  {running} of {members} pods run  {violated} of {total} dependencies violated"
 
 
 def _format_bandwidth(nodes: Collection[NodeBandwidthView]) -> str:

@@ -23,7 +23,7 @@ from kubekit.stores import FilteredStore, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
-AGENT_PODS = parse_selector(AGENT_POD_SELECTOR)
+AGENT_SELECTOR = parse_selector(AGENT_POD_SELECTOR)
 
 
 class ClusterCache:
@@ -38,7 +38,7 @@ class ClusterCache:
         app_groups: all AppGroups.
         topologies: all NetworkTopologies.
         plans: the probe plans' ConfigMaps.
-        results: the other ConfigMaps of netaware's namespace, into which agents write.
+        results: the other ConfigMaps of netaware's namespace, among them those into which agents write.
         namespaces: all namespaces, whose labels admit AppGroups of other namespaces.
         services: all Services, which decide the routing of calls.
         volumes, claims, storage_classes: all PersistentVolumes, PersistentVolumeClaims and StorageClasses, which decide the nodes of a volume.
@@ -50,7 +50,7 @@ class ClusterCache:
         self.pods: Reflector[PodInfo] = Reflector(client, PODS, Pod, transform=PodReader().read)
         self.group_pods: FilteredStore[Pod] = FilteredStore(self.pods, lambda pod: pod.group_pod)
         self.agent_pods: FilteredStore[PodInfo] = FilteredStore(
-            self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_PODS.matches(pod.labels) else None
+            self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_SELECTOR.matches(pod.labels) else None
         )
         self.app_groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
         self.topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
@@ -64,7 +64,7 @@ class ClusterCache:
         self.results: Reflector[ConfigMap] = config_maps(label_selector=f"{PLAN_LABEL}!=true")
 
     @property
-    def by_name(self) -> Mapping[str, Store[Any]]:
+    def stores_by_name(self) -> Mapping[str, Store[Any]]:
         """Every store by its name in metrics and health checks."""
         return {
             "nodes": self.nodes,
@@ -82,21 +82,21 @@ class ClusterCache:
             "storage-classes": self.storage_classes,
         }
 
-    def tasks(self) -> dict[str, Awaitable[None]]:
+    def reflector_tasks(self) -> dict[str, Awaitable[None]]:
         """Coroutines that fill the stores, by task name."""
-        return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
+        return {f"store {n}": store.run() for n, store in self.stores_by_name.items() if isinstance(store, Reflector)}
 
-    def list_unsynced(self) -> str:
-        """Names of the stores that have not listed yet, for /readyz."""
+    def describe_unsynced(self) -> str:
+        """Names, in one text, of the stores that wait for their initial list, for /readyz; a missing CRD counts as an empty list."""
         return ", ".join(name for name, synced in self._sync_events.items() if not synced.is_set())
 
     async def wait_for_sync(self) -> None:
-        """Wait until every store has listed once."""
+        """Wait until every store has its initial list, or is of a missing CRD."""
         for synced in self._sync_events.values():
             await synced.wait()
 
     @property
     def _sync_events(self) -> dict[str, asyncio.Event]:
-        # A CRD may be missing; `ready` is then set too, as for an empty list.
+        # If a CRD is missing, `synced` is never set, but `ready` is.
         optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
-        return {name: store.synced for name, store in self.by_name.items()} | optional
+        return {name: store.synced for name, store in self.stores_by_name.items()} | optional

@@ -72,7 +72,7 @@ class SnapshotReader:
         )
 
     async def _read_status(self) -> ControlPlaneStatus:
-        topologies, problems = self._cache.topologies, self._cache.list_unsynced()
+        topologies, problems = self._cache.topologies, self._cache.describe_unsynced()
         status = await read_control_plane(
             self._client,
             self._namespace,

@@ -31,7 +31,7 @@ class WorkloadView(View, frozen=True):
     Attributes:
         selector: value of the workload label on its pods.
         name, kind: of the Deployment or other object that creates its pods.
-        index: position in the order of the group's status, from 1; null if that has no order.
+        index: position in the order of the group's status, from 1; null if that order lacks the workload.
     """
 
     selector: str
@@ -41,14 +41,14 @@ class WorkloadView(View, frozen=True):
     pods: tuple[PodView, ...]
 
 
-class EdgeView(View, frozen=True):
+class DependencyView(View, frozen=True):
     """A dependency, and the verdict on it by its worst pair of a caller's and a callee's pod.
 
     Attributes:
         caller, callee: selectors of the workloads.
-        max_cost, min_bandwidth_bps: of the spec.
+        max_cost, min_bandwidth_bps: ``maxNetworkCost`` and ``minBandwidth`` of the spec.
         verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
-        cost: of that pair; 1 within a zone, null if unknown.
+        cost: of that pair; 0 on a node, 1 within a zone, null if unknown or idle.
         origin, destination: zones of that pair; empty if idle.
         p50_us: round trip between these zones; null within a zone or if unknown.
     """
@@ -81,9 +81,9 @@ class GroupView(View, frozen=True):
         gated_pods, pending_pods: numbers of unbound pods with and without scheduling gates.
         total_cost: sum of the dependencies' known costs.
         violated_dependencies: number of dependencies with the verdict ``violated``.
-        order: selectors in the order of scheduling, as the next status will have it.
+        order: selectors in the order that the next status will have; each workload's ``index`` is that of the present status.
         faults: mistakes in the spec.
-        conditions: of the status.
+        conditions: the status's conditions.
         zone_losses: of each zone with a replica.
     """
 
@@ -98,7 +98,7 @@ class GroupView(View, frozen=True):
     violated_dependencies: int
     order: tuple[str, ...]
     workloads: tuple[WorkloadView, ...]
-    edges: tuple[EdgeView, ...]
+    dependencies: tuple[DependencyView, ...]
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
     zone_losses: tuple[ZoneLoss, ...] = ()
@@ -128,7 +128,7 @@ def _build_group_view(
 ) -> GroupView:
     """The view of a group; ``pods`` are its pods that have not finished."""
     selectors = state.graph.selectors
-    edges = tuple(_build_edge_view(check, state, pairs) for check in state.checks)
+    dependencies = tuple(_build_dependency_view(check, state, pairs) for check in state.checks)
     gated_pods = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
@@ -138,11 +138,11 @@ def _build_group_view(
         running_pods=state.running_count,
         gated_pods=gated_pods,
         pending_pods=sum(not pod.spec.node_name for pod in pods) - gated_pods,
-        total_cost=sum(edge.cost for edge in edges if edge.cost is not None),
-        violated_dependencies=sum(edge.verdict == "violated" for edge in edges),
+        total_cost=sum(d.cost for d in dependencies if d.cost is not None),
+        violated_dependencies=sum(d.verdict == "violated" for d in dependencies),
         order=tuple(selectors[position] for position in state.order.sequence),
         workloads=_build_workload_views(group, state, pods, locations),
-        edges=edges,
+        dependencies=dependencies,
         faults=tuple(fault.message for fault in state.graph.faults),
         conditions=tuple(group.status.conditions or ()),
         zone_losses=tuple(_find_zone_losses(selectors, state.placed_by_node, locations)),
@@ -195,16 +195,19 @@ def _build_pod_view(pod: Pod, locations: Mapping[str, Location]) -> PodView:
     )
 
 
-def _build_edge_view(check: DependencyCheck, state: GroupState, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
-    edge, zones, selectors = check.edge, (check.origin.zone, check.destination.zone), state.graph.selectors
-    return EdgeView(
+def _build_dependency_view(
+    check: DependencyCheck, state: GroupState, pairs: Mapping[ZonePair, PairView]
+) -> DependencyView:
+    edge, selectors = check.edge, state.graph.selectors
+    origin, destination = check.origin.zone, check.destination.zone
+    return DependencyView(
         caller=selectors[edge.caller],
         callee=selectors[edge.callee],
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,
         verdict=check.verdict,
         cost=check.cost if check.verdict in {"met", "violated"} else None,
-        origin=zones[0],
-        destination=zones[1],
-        p50_us=pairs[zones].p50_us if zones in pairs else None,
+        origin=origin,
+        destination=destination,
+        p50_us=pair.p50_us if (pair := pairs.get((origin, destination))) is not None else None,
     )

@@ -55,7 +55,9 @@ async def run_leader(
             await begins.wait()
         await controller.run()
 
-    async with running({**cache.tasks(), **controller.store_tasks(), "events": recorder.run(), "lead": lead()}):
+    async with running(
+        {**cache.reflector_tasks(), **controller.store_tasks(), "events": recorder.run(), "lead": lead()}
+    ):
         yield controller
 
 

@@ -33,11 +33,11 @@ function buildGroupBox(group, openKeys) {
     ...buildGroupRemarks(group),
     isDrawn ? buildGraph(group) : null,
     h("details", { "data-group": key, open: openKeys.has(key) || !isDrawn },
-      h("summary", {}, pluralize(group.edges.length, "dependency", "dependencies")),
-      buildEdgeTable(group)));
+      h("summary", {}, pluralize(group.dependencies.length, "dependency", "dependencies")),
+      buildDependencyTable(group)));
 }
 
-function countPlaced(group) { return group.edges.filter((edge) => edge.verdict !== "idle").length; }
+function countPlaced(group) { return group.dependencies.filter((dependency) => dependency.verdict !== "idle").length; }
 
 function buildGroupSummary(group) {
   const placed = countPlaced(group);
@@ -69,7 +69,7 @@ function layOutColumns(group) {
   const rows = new Map();
   const numberRows = (column) => column.forEach(({ selector }, row) => rows.set(selector, row));
   const meanRowOfCallers = ({ selector }) => {
-    const callerRows = group.edges.filter((edge) => edge.callee === selector).map((edge) => rows.get(edge.caller));
+    const callerRows = group.dependencies.filter((dependency) => dependency.callee === selector).map((dependency) => rows.get(dependency.caller));
     return callerRows.length ? callerRows.reduce((a, b) => a + b, 0) / callerRows.length : rows.get(selector);
   };
   columns.forEach(numberRows);
@@ -88,10 +88,10 @@ function findDepths(group) {
   // The number of workloads bounds the rounds and the depth, because a cycle would never end.
   for (let round = 0; round < group.workloads.length; round++) {
     let hasChanged = false;
-    for (const edge of group.edges) {
-      const depth = Math.min(depths.get(edge.caller) + 1, group.workloads.length - 1);
-      if (depths.get(edge.callee) < depth && round < group.workloads.length - 1) {
-        depths.set(edge.callee, depth);
+    for (const dependency of group.dependencies) {
+      const depth = Math.min(depths.get(dependency.caller) + 1, group.workloads.length - 1);
+      if (depths.get(dependency.callee) < depth && round < group.workloads.length - 1) {
+        depths.set(dependency.callee, depth);
         hasChanged = true;
       }
     }
@@ -114,36 +114,36 @@ function buildGraph(group) {
     const top = (height - (column.length * (BOX.height + BOX.gapY) - BOX.gapY)) / 2;
     column.forEach(({ selector }, row) => positions.set(selector, { x, y: top + row * (BOX.height + BOX.gapY) }));
   });
-  const edges = group.edges.map((edge) => buildEdge(group, edge, positions));
+  const lines = group.dependencies.map((dependency) => buildDependency(group, dependency, positions));
   const boxes = group.workloads.map((workload) => buildWorkload(workload, positions.get(workload.selector)));
   const label = `Dependencies of ${group.name}; the table below has the same as text`;
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` },
     svg("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
-      ...edges.map(({ line }) => line),
+      ...lines.map(({ line }) => line),
       ...boxes,
-      ...edges.map(({ cost }) => cost)));
+      ...lines.map(({ cost }) => cost)));
 }
 
 // Builds the line of a dependency, and the text of its cost, which is drawn over the boxes.
-function buildEdge(group, edge, positions) {
-  const caller = positions.get(edge.caller), callee = positions.get(edge.callee);
+function buildDependency(group, dependency, positions) {
+  const caller = positions.get(dependency.caller), callee = positions.get(dependency.callee);
   const isBackward = callee.x <= caller.x;
   const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
   const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
   const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
   const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-  const measured = edge.p50Us === null ? "" : `${formatMilliseconds(edge.p50Us)}, ${edge.origin} to ${edge.destination}; `;
-  const title = `${edge.caller} → ${edge.callee}: ${measured}${EDGE_STATES[edge.verdict].text}`;
-  const line = svg("path", { class: edge.verdict, d: path }, svg("title", {}, title));
-  if (edge.cost === null) return { line, cost: null };
+  const measured = dependency.p50Us === null ? "" : `${formatMilliseconds(dependency.p50Us)}, ${dependency.origin} to ${dependency.destination}; `;
+  const title = `${dependency.caller} → ${dependency.callee}: ${measured}${VERDICTS[dependency.verdict].text}`;
+  const line = svg("path", { class: dependency.verdict, d: path }, svg("title", {}, title));
+  if (dependency.cost === null) return { line, cost: null };
   // Costs of the callers of one dependency are stacked next to its box.
-  const siblings = group.edges.filter((other) => other.callee === edge.callee && other.cost !== null);
+  const siblings = group.dependencies.filter((other) => other.callee === dependency.callee && other.cost !== null);
   const lineHeight = Math.min(13, (BOX.height - 6) / siblings.length);
-  const offset = lineHeight * (siblings.indexOf(edge) - (siblings.length - 1) / 2);
-  let label = siblings.length > MAX_LABELS ? "" : `${edge.cost} ≤ ${edge.maxCost}`;
-  if (edge.verdict === "violated") label = `✗ ${edge.cost} > ${edge.maxCost}`;
+  const offset = lineHeight * (siblings.indexOf(dependency) - (siblings.length - 1) / 2);
+  let label = siblings.length > MAX_LABELS ? "" : `${dependency.cost} ≤ ${dependency.maxCost}`;
+  if (dependency.verdict === "violated") label = `✗ ${dependency.cost} > ${dependency.maxCost}`;
   const attributes = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
-  return { line, cost: svg("text", { class: `cost ${edge.verdict}`, ...attributes }, label) };
+  return { line, cost: svg("text", { class: `cost ${dependency.verdict}`, ...attributes }, label) };
 }
 
 function buildWorkload(workload, { x, y }) {
@@ -173,14 +173,14 @@ function describePlacement(workload) {
   return [...counts].map(([place, count]) => (count > 1 ? `${place} ×${count}` : place)).join(", ");
 }
 
-const EDGE_STATES = {
+const VERDICTS = {
   met: { sign: "✓", style: "good", text: "within its limit" },
   violated: { sign: "✗", style: "bad", text: "violated" },
   unknown: { sign: "?", style: "", text: "cost unknown" },
   idle: { sign: "·", style: "soft", text: "not placed" },
 };
 
-function buildEdgeTable(group) {
+function buildDependencyTable(group) {
   const heads = [
     ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)),
     ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)),
@@ -189,19 +189,19 @@ function buildEdgeTable(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` },
     h("table", {},
       h("thead", {}, h("tr", {}, ...heads)),
-      h("tbody", {}, ...group.edges.map(buildEdgeRow))));
+      h("tbody", {}, ...group.dependencies.map(buildDependencyRow))));
 }
 
-function buildEdgeRow(edge) {
-  const { sign, style, text } = EDGE_STATES[edge.verdict];
-  const zones = edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`;
+function buildDependencyRow(dependency) {
+  const { sign, style, text } = VERDICTS[dependency.verdict];
+  const zones = dependency.origin === dependency.destination ? dependency.origin || "–" : `${dependency.origin} → ${dependency.destination}`;
   return h("tr", {},
-    h("td", {}, edge.caller),
-    h("td", {}, edge.callee),
+    h("td", {}, dependency.caller),
+    h("td", {}, dependency.callee),
     h("td", {}, zones),
-    h("td", { class: "n" }, formatNumber(edge.cost)),
-    h("td", { class: "n" }, String(edge.maxCost)),
-    h("td", { class: "n" }, formatMilliseconds(edge.p50Us)),
-    h("td", { class: "n" }, edge.minBandwidthBps ? formatRate(edge.minBandwidthBps) : "–"),
+    h("td", { class: "n" }, formatNumber(dependency.cost)),
+    h("td", { class: "n" }, String(dependency.maxCost)),
+    h("td", { class: "n" }, formatMilliseconds(dependency.p50Us)),
+    h("td", { class: "n" }, dependency.minBandwidthBps ? formatRate(dependency.minBandwidthBps) : "–"),
     h("td", { class: style }, `${sign} ${text}`));
 }

@@ -36,7 +36,7 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
-    tasks = [asyncio.ensure_future(work) for work in cache.tasks().values()]
+    tasks = [asyncio.ensure_future(work) for work in cache.reflector_tasks().values()]
     try:
         async with http.running() as address:
             await asyncio.wait_for(cache.wait_for_sync(), 20)

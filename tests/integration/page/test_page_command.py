@@ -50,7 +50,7 @@ async def test_the_page_opens_once_with_its_key_and_the_command_reports_failures
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
-        session = Session(client, None, None, component, stack=stack)
+        session = Session(client, None, None, component, exit_stack=stack)
         with pytest.raises(PageError, match=r"port-forward: Error from server \(NotFound\)$"):
             await PageCommand().run(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])

@@ -78,7 +78,7 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     simulated = await run_command(session, "simulate", "-f", file)
     explained = await run_command(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weight_name) == (f"{HOME}/ours", "Mine")
-    assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
+    assert [(edge.cost, edge.verdict) for edge in view.dependencies] == [(7, "violated")]
     assert (simulated.topology, simulated.weight_name) == (f"{HOME}/ours", "Mine")
     assert (explained.explanation.topology, explained.explanation.weight_name) == (f"{HOME}/ours", "Mine")
 

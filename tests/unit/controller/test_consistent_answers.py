@@ -70,7 +70,7 @@ async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[di
     assert (score.cost, score.violated) == (cost, int(cost > 5))
     expected = ("False", "CostsExceeded") if cost > 5 else ("True", "AllWithin")
     assert condition(await components.status("x/g"), "CostsMet") == expected
-    assert [edge.cost for edge in (await components.group_view("x/g")).edges] == [cost]
+    assert [edge.cost for edge in (await components.group_view("x/g")).dependencies] == [cost]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     )
     state, snapshot = components.scheduler_state(), await components.page_snapshot()
     (shown,), _ = await components.command("graph", "-n", "default")
-    (page,) = (await components.group_view("default/g")).edges
+    (page,) = (await components.group_view("default/g")).dependencies
     plain = components.decode("Pod", Pod)
     inputs = build_inputs(snapshot, map(PodReader().read, plain), Volumes())
     explained = explain(state, plain[0])
@@ -99,7 +99,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
         "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,
         "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.verdict == "met",
-        "graph": shown.edges[0].verdict == "met",
+        "graph": shown.dependencies[0].verdict == "met",
         "explain": not any(line.violated for line in explained.candidates if line.has_pod),
         "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
@@ -153,7 +153,7 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     components = Components(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
     state = components.scheduler_state()
     (shown,), _ = await components.command("graph", "-n", "default")
-    (page,) = (await components.group_view("default/g")).edges
+    (page,) = (await components.group_view("default/g")).dependencies
 
     def node_score(on: str) -> tuple[int, ...]:
         return state.score("default", "g", "a").node_score(on, state.location_index[on])[:3]
@@ -163,7 +163,7 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     found = {
         "CostsMet": condition(await components.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.verdict == "met",
-        "graph": shown.edges[0].verdict == "met",
+        "graph": shown.dependencies[0].verdict == "met",
     }
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
@@ -254,7 +254,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     state = components.scheduler_state()
     assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
     assert condition(await components.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in (await components.group_view("x/g")).edges] == [("met", 0)]
+    assert [(edge.verdict, edge.cost) for edge in (await components.group_view("x/g")).dependencies] == [("met", 0)]
 
 
 def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:

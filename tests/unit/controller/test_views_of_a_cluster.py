@@ -130,14 +130,14 @@ def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_depen
     (group,) = build_overview(snapshot).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
     assert {w.selector: w.index for w in group.workloads}["P11"] == 1
-    assert len(group.edges) == 15
+    assert len(group.dependencies) == 15
     zones = {w.selector: w.pods[0].zone for w in group.workloads}
-    for edge in group.edges:
+    for edge in group.dependencies:
         assert (edge.origin, edge.destination) == (zones[edge.caller], zones[edge.callee])
         assert edge.cost is not None
         within = edge.cost <= edge.max_cost or edge.origin == edge.destination
         assert edge.verdict == ("met" if within else "violated")
-    assert group.violated_dependencies == sum(edge.verdict == "violated" for edge in group.edges)
+    assert group.violated_dependencies == sum(edge.verdict == "violated" for edge in group.dependencies)
     assert group.running_pods == 11
     first, elsewhere = snapshot.pods[0], next(n for n in snapshot.nodes if n.metadata.label(ZONE_LABEL) != zones["P1"])
     second = make_pod("second", node=elsewhere.metadata.name, labels=first.metadata.labels)
