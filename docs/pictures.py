@@ -30,7 +30,7 @@ from lab.demo import COMPONENTS, POD_CPU  # noqa: E402
 from lab.installation import install  # noqa: E402
 from lab.topology import load_topology  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
-from tests.support.chromium import find_or_fetch  # noqa: E402
+from tests.support.chromium import find_or_fetch_chromium  # noqa: E402
 
 HOME = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _page(folder: Path, *, every: bool) -> None:
-    chromium = await asyncio.to_thread(find_or_fetch)
+    chromium = await asyncio.to_thread(find_or_fetch_chromium)
     with tempfile.TemporaryDirectory() as state:
         async with Lab.start(
             load_topology("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)
@@ -98,12 +98,12 @@ async def _shoot(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[
     for width in widths:
         await tab.resize(width, HEIGHT, scale=SCALE)
         for scheme in SCHEMES:
-            await tab.prefer(scheme)
+            await tab.set_color_scheme(scheme)
             for view in views:
                 await tab.evaluate(f"showTab({view!r})")
                 await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
                 path = folder / f"page-{view}-{scheme}{'-narrow' if width == NARROW else ''}.png"
-                await tab.screenshot(path, whole=True)
+                await tab.screenshot(path)
                 if width == WIDE and path.stat().st_size > LARGEST_BYTES:
                     raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {LARGEST_BYTES}")
                 print(f"{path} {path.stat().st_size} bytes", file=sys.stderr)

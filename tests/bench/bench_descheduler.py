@@ -16,7 +16,7 @@ import msgspec
 
 from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, figure
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     DescheduleDecision,
     DeschedulerConfig,
     DeschedulerSnapshot,

@@ -38,7 +38,7 @@ from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches
 from tests.bench.figures import Figures as BenchFigures
 from tests.bench.figures import figure
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     DeschedulerConfig,
     History,
     Node,

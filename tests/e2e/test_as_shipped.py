@@ -18,9 +18,9 @@ from lab.realnode.programs import NodeBinaries
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal
 from tests.integration.manifests.kubectl import on_top_of
-from tests.support.documents import blocks
+from tests.support.documents import shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
-from tests.support.webhook_program import printed
+from tests.support.webhook_program import generate_manifests
 
 pytestmark = pytest.mark.real_nodes
 
@@ -102,7 +102,7 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
         cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
     for definition in find_or_fetch_operator_definitions():
         cluster.run("apply", "--server-side", "-f", str(definition))
-    certificate = yaml.safe_dump_all(printed())  # as docs/install.md has a person print it
+    certificate = yaml.safe_dump_all(generate_manifests())  # as docs/install.md has a person print it
     cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
     cluster.run("apply", "--server-side", "-f", "-", text=certificate)
     cluster.apply(MANIFESTS / "overlays" / "observe-only")
@@ -224,7 +224,7 @@ def uninstall_as_documented(cluster: Cluster) -> None:
     cluster.run("create", "namespace", "waiting")
     cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((GROUP, json.dumps(deployment("web")))))
     wait_until(lambda: gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
-    release, delete = blocks("install", "Uninstall")
+    release, delete = shell_blocks("install", "Uninstall")
     shell(cluster, release)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
     assert set(cluster.run("get", "nodes", "-o", columns).split()) == {"OWNER", "<none>"}

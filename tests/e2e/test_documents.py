@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.labs import installed_lab
 from tests.e2e.terminal import Terminal
-from tests.support.documents import blocks, keep_files
+from tests.support.documents import shell_blocks, write_shown_files
 
 DEADLINE_S = 120.0
 
@@ -48,36 +48,36 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
         reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
         await reader.until("kubectl netaware status", "12 of 12")
 
-        (certificate,) = blocks("install", "Kubernetes 1.34 and 1.35")
+        (certificate,) = shell_blocks("install", "Kubernetes 1.34 and 1.35")
         assert "webhook" in await reader.does(certificate.removeprefix("uv run --extra controller "))
 
-        _, example = blocks("install", "On kind")
+        _, example = shell_blocks("install", "On kind")
         fetched, _, used = example.partition("\n")
         assert fetched.startswith("uv tool install"), "the plugin is here already"
         assert "frontend" in await reader.does(used)
 
-        keep_files("first-appgroup", tmp_path)
-        (applied,) = blocks("first-appgroup", "3. Apply")
+        write_shown_files("first-appgroup", tmp_path)
+        (applied,) = shell_blocks("first-appgroup", "3. Apply")
         assert "created" in await reader.does(applied)
         await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
         await reader.until("kubectl netaware diagnose", "nothing is wrong")
-        (looked,) = blocks("first-appgroup", "4. Check")
+        (looked,) = shell_blocks("first-appgroup", "4. Check")
         said = await reader.does(looked)
         assert "nothing is wrong" in said
         for condition in ("Complete", "CostsMet", "SpecValid", "Planned"):
             assert condition in said
 
-        (pod,) = blocks("troubleshooting", "Why is my pod pending?")
+        (pod,) = shell_blocks("troubleshooting", "Why is my pod pending?")
         name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
         assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
 
-        (labelled,) = blocks("scheduling", "Which AppGroup a pod belongs to")
+        (labelled,) = shell_blocks("scheduling", "Which AppGroup a pod belongs to")
         assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
 
-        (kept,) = blocks("upgrade", "Before")
+        (kept,) = shell_blocks("upgrade", "Before")
         await reader.does(kept)
         assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
         assert "netperf" in (tmp_path / "configuration.yaml").read_text()
 
-        (changed,) = blocks("upgrade", "With kubectl")
+        (changed,) = shell_blocks("upgrade", "With kubectl")
         assert "serverside-applied" in await reader.does(changed)

@@ -29,7 +29,7 @@ from lab.realnode.programs import NodeBinaries
 from lab.topology import load_topology
 from tests.e2e.real_cluster import NAMESPACE, TIMEOUT_S, Cluster, wait_until
 from tests.integration.manifests.kubectl import on_top_of
-from tests.support.prometheus_past import prometheus_of
+from tests.support.prometheus_program import run_prometheus
 
 NODES = ("e2e-w1", "e2e-w2", "e2e-w3")
 TOPOLOGY = """\
@@ -157,7 +157,7 @@ async def stage(
             cluster = Cluster(lab.describe())
             for node in NODES:
                 cluster.run("annotate", "node", node, "netaware.io/bandwidth-capacity=1G")
-            async with prometheus_of(prometheus_programs, folder, jobs=scrape_jobs(lab)) as prometheus:
+            async with run_prometheus(prometheus_programs, folder, jobs=scrape_jobs(lab)) as prometheus:
                 yield Stage(lab, cluster, *overlays(folder), prometheus)
 
 

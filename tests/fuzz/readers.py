@@ -1,4 +1,4 @@
-"""Every reader of foreign input: what it reads, one good input, and what it is expected to raise."""
+"""Readers of foreign input, each with a valid input and the exceptions that it may raise."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from netperf.results import ResultKey, decode_results, sample_key
 from netperf.sample import NodeLocation
 
 Reader = Callable[[str], object]
-# A thousand times slower than JSON, and read of an administrator's own files only.
+# YAML is read a thousand times slower than JSON.
 SLOW = {"configuration", "descheduler policy"}
-# What readers of JSON alone raise; who calls them answers for both.
-JSON = DECODE_ERRORS
-# The kernel cuts no message; one that is cut must raise at once and not be taken for another.
-NETLINK = (struct.error, IndexError, ValueError)
+# Callers of decoders handle these.
+DECODE_FAILURES = DECODE_ERRORS
+# The kernel truncates no message; a truncated one must raise.
+NETLINK_FAILURES = (struct.error, IndexError, ValueError)
 DEEP = '{"x":' + "[" * 1_500
 A, B = NodeLocation("a1", "za", "r"), NodeLocation("b1", "zb", "r")
-PLACES = {"a1": A, "b1": B}
+LOCATIONS = {"a1": A, "b1": B}
 SAMPLE = json.dumps(
     {
         "origin": {"node": "a1", "zone": "za", "region": "r"},
@@ -66,7 +66,7 @@ SAMPLE = json.dumps(
         "sequence": 3,
     }
 )
-CNI = json.dumps(
+CNI_RESULT = json.dumps(
     {
         "kind": "cniCacheV1",
         "cniArgs": [["K8S_POD_UID", "u1"]],
@@ -78,7 +78,7 @@ CNI = json.dumps(
         "result": {"interfaces": [{"name": "eth0"}]},
     }
 )
-OUTPUT = "".join(f"{key}=42\n" for key in output_selectors("TCP_RR"))
+NETPERF_OUTPUT = "".join(f"{key}=42\n" for key in output_selectors("TCP_RR"))
 PLAN = json.dumps(
     {
         "zone": "za",
@@ -99,11 +99,13 @@ topology: {probing: {intervalS: 60, test: TCP_RR}, costPolicy: {expireAfterS: 10
 PROMETHEUS = (
     '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"a":"b"},"value":[1700000000.1,"42"]}]}}'
 )
-QUESTION = '{"Pod":{"metadata":{"name":"p","namespace":"n","labels":{"app":"a"}}},"Nodes":null,"NodeNames":["n1","n2"]}'
+EXTENDER_ARGS = (
+    '{"Pod":{"metadata":{"name":"p","namespace":"n","labels":{"app":"a"}}},"Nodes":null,"NodeNames":["n1","n2"]}'
+)
 PREEMPTION = (
     '{"Pod":{"metadata":{"name":"p"}},"NodeNameToMetaVictims":{"n1":{"Pods":[{"UID":"u"}],"NumPDBViolations":1}}}'
 )
-REVIEW = (
+ADMISSION_REVIEW = (
     '{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u1","object":'
     '{"metadata":{"labels":{"appgroup.diktyo.x-k8s.io":"g"}},"spec":{"schedulingGates":[{"name":"other"}]}}}}'
 )
@@ -113,61 +115,67 @@ TOPOLOGY = (
 )
 
 
-def attribute(kind: int, payload: bytes) -> bytes:
+def encode_attribute(kind: int, payload: bytes) -> bytes:
     """A netlink attribute with its padding."""
     return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
 
 
-def tc(kind: str, options: bytes, more: bytes = b"") -> str:
-    """A message of traffic control: struct tcmsg, kind, options."""
+def encode_tc(kind: str, options: bytes, more: bytes = b"") -> str:
+    """A message of traffic control: tcmsg, kind and options."""
     head = struct.pack("=BxxxiIII", 0, 7, 0x10000, 0xFFFFFFFF, 1 << 16)
-    return (head + attribute(1, kind.encode() + b"\0") + attribute(2, options) + more).decode("latin-1")
+    return (head + encode_attribute(1, kind.encode() + b"\0") + encode_attribute(2, options) + more).decode("latin-1")
 
 
 DEVICE = (
     struct.pack("=BxHiII", 0, 1, 7, 0, 0)
-    + attribute(3, b"eth0\0")
-    + attribute(4, struct.pack("=I", 1500))
-    + attribute(18, attribute(1, b"veth\0"))
+    + encode_attribute(3, b"eth0\0")
+    + encode_attribute(4, struct.pack("=I", 1500))
+    + encode_attribute(18, encode_attribute(1, b"veth\0"))
 ).decode("latin-1")
-COUNTED = attribute(1, struct.pack("=Q", 1)) + attribute(3, struct.pack("=IIIII", 1, 2, 3, 4, 5))
-MIRRED = attribute(2, attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9)))
-ACTION = attribute(1, b"mirred\0") + MIRRED + attribute(4, COUNTED)
-FILTER = tc("u32", attribute(5, bytes(32)) + attribute(7, attribute(1, ACTION)))
-BUCKET = tc("tbf", attribute(1, struct.pack("=8xI8xIIII", 1, 2, 3, 4, 5)), attribute(7, COUNTED))
+STATISTICS = encode_attribute(1, struct.pack("=Q", 1)) + encode_attribute(3, struct.pack("=IIIII", 1, 2, 3, 4, 5))
+MIRRED = encode_attribute(2, encode_attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9)))
+ACTION = encode_attribute(1, b"mirred\0") + MIRRED + encode_attribute(4, STATISTICS)
+FILTER = encode_tc("u32", encode_attribute(5, bytes(32)) + encode_attribute(7, encode_attribute(1, ACTION)))
+BUCKET = encode_tc(
+    "tbf", encode_attribute(1, struct.pack("=8xI8xIIII", 1, 2, 3, 4, 5)), encode_attribute(7, STATISTICS)
+)
 ROUTE = (
     struct.pack("=BBBBBBBBI", 2, 24, 0, 0, 254, 0, 0, 1, 0)
-    + attribute(1, b"\x0a\0\0\0")
-    + attribute(9, struct.pack("=HBBi", 8, 0, 0, 3))
+    + encode_attribute(1, b"\x0a\0\0\0")
+    + encode_attribute(9, struct.pack("=HBBi", 8, 0, 0, 3))
 ).decode("latin-1")
 
 
-def way(kind: int, source: bytes, destination: bytes) -> bytes:
+def encode_direction(kind: int, source: bytes, destination: bytes) -> bytes:
     """One direction of a connection."""
-    ports = attribute(1, b"\6") + attribute(2, b"\0\x50") + attribute(3, b"\x1f\x90")
-    return attribute(
-        kind, attribute(0x8001, attribute(1, source) + attribute(2, destination)) + attribute(0x8002, ports)
+    ports = encode_attribute(1, b"\6") + encode_attribute(2, b"\0\x50") + encode_attribute(3, b"\x1f\x90")
+    return encode_attribute(
+        kind,
+        encode_attribute(0x8001, encode_attribute(1, source) + encode_attribute(2, destination))
+        + encode_attribute(0x8002, ports),
     )
 
 
-def connection() -> str:
+def encode_connection() -> str:
     """One message of connection tracking."""
-    body = struct.pack("=BBH", 2, 0, 0) + way(0x8001, b"\x0a\0\0\1", b"\x0a\0\0\2")
-    body += way(0x8002, b"\x0a\0\0\2", b"\x0a\0\0\1")
-    body += b"".join(attribute(k, attribute(1, bytes(8)) + attribute(2, bytes(8))) for k in (0x8009, 0x800A))
+    body = struct.pack("=BBH", 2, 0, 0) + encode_direction(0x8001, b"\x0a\0\0\1", b"\x0a\0\0\2")
+    body += encode_direction(0x8002, b"\x0a\0\0\2", b"\x0a\0\0\1")
+    body += b"".join(
+        encode_attribute(k, encode_attribute(1, bytes(8)) + encode_attribute(2, bytes(8))) for k in (0x8009, 0x800A)
+    )
     return (struct.pack("=IHHII", 16 + len(body), 0x100, 2, 1, 0) + body).decode("latin-1")
 
 
-def results(text: str) -> object:
+def read_results(text: str) -> object:
     keys = (
         sample_key(A, B, "TCP_RR"),
         str(ResultKey(A.node, B.node, "TCP_RR", is_failure=True)),
         "netperf.p50.latency.milliseconds.origin.a1.destination.b1",
     )
-    return decode_results(dict.fromkeys(keys, text), PLACES)
+    return decode_results(dict.fromkeys(keys, text), LOCATIONS)
 
 
-def costs_policy(text: str) -> object:
+def read_cost_policy(text: str) -> object:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -175,8 +183,8 @@ def costs_policy(text: str) -> object:
     return parse_policy(fields) if isinstance(fields, dict) else None
 
 
-def netlink(parse: Callable[[bytes, int, int], object]) -> Reader:
-    """Reads a text of latin-1 as the body of a netlink message."""
+def netlink_reader(parse: Callable[[bytes, int, int], object]) -> Reader:
+    """A reader of the body of a netlink message, as latin-1 text."""
 
     def read(text: str) -> object:
         data = text.encode("latin-1", "replace")
@@ -185,45 +193,45 @@ def netlink(parse: Callable[[bytes, int, int], object]) -> Reader:
     return read
 
 
-def octets(text: str) -> bytes:
-    """A text as bytes: every other one as somebody sends it who does not know UTF-8."""
+def encode_text(text: str) -> bytes:
+    """Bytes of a text: latin-1 if its length is odd, else UTF-8."""
     return text.encode("latin-1" if len(text) % 2 else "utf-8", "replace")
 
 
-def in_bytes(read: Callable[[bytes], object]) -> Reader:
-    """Reads a text as bytes."""
-    return lambda text: read(octets(text))
+def bytes_reader(read: Callable[[bytes], object]) -> Reader:
+    """A reader of bytes, as text."""
+    return lambda text: read(encode_text(text))
 
 
-def weights(text: str) -> object:
+def read_group_weights(text: str) -> object:
     group = AppGroup(metadata=ObjectMeta(annotations={MEASURED_WEIGHTS_ANNOTATION: text}))
     return read_weights(group, MEASURED_WEIGHTS_ANNOTATION, [])
 
 
-def topology(text: str) -> object:
+def read_topology(text: str) -> object:
     return zone_costs_of(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
 
 
-def status(text: str) -> object:
+def read_api_error(text: str) -> object:
     answer = SimpleNamespace(status=503, reason="", headers={})
-    return responses.decode_error(cast("aiohttp.ClientResponse", answer), octets(text))
+    return responses.decode_error(cast("aiohttp.ClientResponse", answer), encode_text(text))
 
 
 READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
-    "results": (results, SAMPLE, ()),
+    "results": (read_results, SAMPLE, ()),
     "plan": (lambda text: decode_plan({PLAN_KEY: text}), PLAN, (PlanRefusedError,)),
     "latencies": (decode_latencies, '{"zones":["a","b"],"us":[[1,2],[3,4]]}', ()),
     "announcement": (decode_announcement, '{"address":"10.0.0.1","port":12865,"prober":"datagrams"}', ()),
-    "netperf's output": (lambda text: parse_output(text, "TCP_RR"), OUTPUT, (ProbeFailedError,)),
-    "cost policy": (costs_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
+    "netperf's output": (lambda text: parse_output(text, "TCP_RR"), NETPERF_OUTPUT, (ProbeFailedError,)),
+    "cost policy": (read_cost_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
     "bandwidth annotation": (read_annotation, "10M", ()),
     "quantity": (quantity.parse, "1.5Gi", (QuantityError,)),
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
     "selector": (selectors.parse_selector, "app=web,tier in (a, b),!legacy", (SelectorError,)),
-    "CNI cache": (in_bytes(parse_cached_result), CNI, ()),
-    "device counters": (in_bytes(parse_device_counters), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
-    "error of the API server": (status, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
+    "CNI cache": (bytes_reader(parse_cached_result), CNI_RESULT, ()),
+    "device counters": (bytes_reader(parse_device_counters), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
+    "error of the API server": (read_api_error, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
     "listen address": (parse_listen, "[::1]:9850", (ConfigError,)),
     "rate": (lambda text: parse_rate("f", text), "10G", (ConfigError,)),
@@ -235,22 +243,22 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         (ConfigError,),
     ),
     "Prometheus": (
-        lambda text: prometheus._decode_samples(octets(text), 200, "url", finite_only=True),
+        lambda text: prometheus._decode_samples(encode_text(text), 200, "url", finite_only=True),
         PROMETHEUS,
         (PrometheusError,),
     ),
-    "extender's arguments": (in_bytes(extender.decode_args), QUESTION, (extender.BadRequestError,)),
-    "preemption": (in_bytes(decode_preemption), PREEMPTION, JSON),
-    "admission review": (in_bytes(gate.answer_review), REVIEW, JSON),
-    "weights of an AppGroup": (weights, '{"a":{"b":1.5,"c":2}}', ()),
-    "NetworkTopology": (topology, TOPOLOGY, JSON),
-    "device": (netlink(parse_device), DEVICE, NETLINK),
-    "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
-    "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
-    "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
+    "extender's arguments": (bytes_reader(extender.decode_args), EXTENDER_ARGS, (extender.BadRequestError,)),
+    "preemption": (bytes_reader(decode_preemption), PREEMPTION, DECODE_FAILURES),
+    "admission review": (bytes_reader(gate.answer_review), ADMISSION_REVIEW, DECODE_FAILURES),
+    "weights of an AppGroup": (read_group_weights, '{"a":{"b":1.5,"c":2}}', ()),
+    "NetworkTopology": (read_topology, TOPOLOGY, DECODE_FAILURES),
+    "device": (netlink_reader(parse_device), DEVICE, NETLINK_FAILURES),
+    "queue": (netlink_reader(parse_qdisc), BUCKET, NETLINK_FAILURES),
+    "filter": (netlink_reader(partial(parse_filter, hook="ingress")), FILTER, NETLINK_FAILURES),
+    "default routes": (netlink_reader(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK_FAILURES),
     "connections": (
         lambda text: list(parse_connections(text.encode("latin-1", "replace"))),
-        connection(),
+        encode_connection(),
         (KernelError,),
     ),
 }

@@ -1,4 +1,4 @@
-"""Bodies of AppGroups and NetworkTopologies as the API server has them, for every test that makes some."""
+"""Builds bodies of AppGroups and NetworkTopologies."""
 
 from __future__ import annotations
 
@@ -18,18 +18,12 @@ def appgroup_spec(
 ) -> dict[str, Any]:
     """The spec of an AppGroup whose workloads are Deployments, named like their selectors in lower case.
 
-    Args:
-        calls: caller -> callee -> maxNetworkCost, or all fields of the dependency.
-        members: numMembers.
-        algorithm: topologySortingAlgorithm.
-        namespaces: selector -> namespace that its reference names.
+    ``calls`` has maxNetworkCost, or all fields of the dependency, by caller and callee; ``namespaces`` those of references by selector.
     """
 
     def reference(selector: str) -> dict[str, str]:
-        named = {"kind": "Deployment", "name": selector.lower(), "selector": selector}
-        return (
-            named if namespaces is None or selector not in namespaces else {**named, "namespace": namespaces[selector]}
-        )
+        namespace = {"namespace": namespaces[selector]} if namespaces and selector in namespaces else {}
+        return {"kind": "Deployment", "name": selector.lower(), "selector": selector, **namespace}
 
     def dependency(callee: str, limits: Any) -> dict[str, Any]:
         return {"workload": reference(callee), **(limits if isinstance(limits, dict) else {"maxNetworkCost": limits})}
@@ -46,7 +40,7 @@ def weight_body(
     regions: Mapping[tuple[str, str], Any] | None = None,
     name: str = "UserDefined",
 ) -> dict[str, Any]:
-    """A weight of a NetworkTopology: origin and destination -> networkCost, or all fields of the entry."""
+    """A weight of a NetworkTopology; costs are networkCost, or all fields of the entry, by origin and destination."""
     levels = []
     for key, costs in ((REGION, regions or {}), (ZONE, zones)):
         origins: dict[str, list[dict[str, Any]]] = {}
@@ -59,7 +53,7 @@ def weight_body(
 
 
 def random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
-    """A weight with costs of 2 to 20 between all of these, the same in every run."""
+    """A weight with costs of 2 to 20 between all zones and between all regions, the same in every run."""
     rng = random.Random(1)
 
     def costs(names: Sequence[str]) -> dict[tuple[str, str], int]:
@@ -68,6 +62,6 @@ def random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any
     return weight_body(costs(zones), costs(regions))
 
 
-def both_ways(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+def symmetric_costs(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     """The same costs in both directions."""
     return {**costs, **{(destination, origin): cost for (origin, destination), cost in costs.items()}}

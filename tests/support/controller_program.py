@@ -1,4 +1,4 @@
-"""A verb of the controller as a program beside a control plane."""
+"""Runs a command of the controller as a program beside a control plane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.programs import Program, answers_ok
 
 @asynccontextmanager
 async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> AsyncIterator[tuple[Program, str]]:
-    """``python -m controller <verb>``, ready; its process and its address."""
+    """Run ``python -m controller <verb>`` until it is ready; yields its process and URL."""
     port = find_free_ports(1)[0]
     argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_of(plane.kubeconfig)}", *flags]
     started = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])

@@ -1,4 +1,4 @@
-"""Shell blocks and files that documents show."""
+"""Reads shell blocks and files from documents."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 DOCUMENTS = Path(__file__).parents[2] / "docs"
 
 
-def blocks(page: str, heading: str) -> list[str]:
-    """The blocks for a shell below a heading of a page, or, for an empty heading, those before the first one."""
+def shell_blocks(page: str, heading: str) -> list[str]:
+    """The shell blocks of a page below a heading; before the first heading if it is empty."""
     parts = re.split(r"^## (.*)$", (DOCUMENTS / f"{page}.md").read_text(), flags=re.MULTILINE)
     below = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
     return re.findall(r"^```sh\n(.*?)^```", below[heading], re.MULTILINE | re.DOTALL)
 
 
-def keep_files(page: str, folder: Path) -> None:
-    """Write the files that a page shows, by the names that it gives them."""
+def write_shown_files(page: str, folder: Path) -> None:
+    """Write the files that a page shows into a folder."""
     text = (DOCUMENTS / f"{page}.md").read_text()
     for name, body in re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, re.DOTALL):
         (folder / name).write_text(body)

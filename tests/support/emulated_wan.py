@@ -24,12 +24,9 @@ ROOT = Path(__file__).parents[2]
 def emulated_wan(
     folder: Path, zones: Mapping[str, str], links: Sequence[tuple[str, str, float]]
 ) -> Iterator[tuple[LabNetwork, WanControl]]:
-    """Skips the test where namespaces cannot be made.
+    """An emulated WAN of nodes with these zones; ``links`` are pairs of zones with their round-trip time in µs.
 
-    Args:
-        folder: for its files.
-        zones: by name of the node.
-        links: two zones, or one twice, and the round trip in µs.
+    Skips the test if network namespaces cannot be created.
     """
     nodes = [LabNode(name, "r", zone, "1", "1Gi", "10", 10**9) for name, zone in zones.items()]
     network = skip_if_unsupported(lambda: create_network(nodes, folder))

@@ -1,10 +1,7 @@
-"""Round trips by the kernels alone: ICMP echo requests, answered by the other node's kernel and stamped on arrival by our own.
+"""Measures round-trip times by ICMP echo with the kernel's receive timestamps, as a reference that shares no code with agents.
 
-A reference for what agents measure, which shares no instrument with them. Runs in a node's network namespace, as root:
-
-    python pings.py PERIOD_S ADDRESS...
-
-One JSON line for each answer: ``[address, sent_at, rtt_us]``, times in seconds since 1970.
+Runs in a node's network namespace, as root: ``python pings.py PERIOD_S ADDRESS...``. Prints a JSON line for each reply:
+``[address, sent_at, rtt_us]``, with seconds since 1970.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ ECHO_REQUEST, ECHO_REPLY, IP_HEADER = 8, 0, 20
 
 
 def checksum(data: bytes) -> int:
-    """RFC 1071, of an even number of bytes."""
+    """Checksum of RFC 1071 for an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -32,7 +29,7 @@ def checksum(data: bytes) -> int:
 
 
 def main() -> None:
-    """Ping in turn until killed."""
+    """Ping the addresses in turn until killed."""
     period_s, addresses = float(sys.argv[1]), sys.argv[2:]
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)

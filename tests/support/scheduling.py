@@ -1,4 +1,4 @@
-"""Our part of scheduling in the test's process: the extender, and what the leader runs."""
+"""Runs the extender and the leader's gating controller in the test's process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY_S = 150.0
 async def serve_extender(
     client: Client, config: SchedulerConfig | None = None, *, namespace: str = NETAWARE_NAMESPACE
 ) -> AsyncIterator[str]:
-    """The extender's address; its stores are full when the block begins."""
+    """Run the extender with synced stores; yields its URL."""
     config = config or SchedulerConfig()
     registry = CollectorRegistry()
     service = ExtenderService(client, config, listen="127.0.0.1:0", netaware_namespace=namespace, registry=registry)
@@ -41,18 +41,18 @@ async def run_leader(
     config: SchedulerConfig | None = None,
     *,
     writer: Client | None = None,
-    begins: asyncio.Event | None = None,
+    start: asyncio.Event | None = None,
     namespace: str = NETAWARE_NAMESPACE,
 ) -> AsyncIterator[GatingController]:
-    """Plans, gates and retries; it leads from ``begins`` on, and writes by ``writer``."""
+    """Run the gating controller; it leads once ``start`` is set, and writes with ``writer``."""
     registry, cache = CollectorRegistry(), ClusterCache(client, namespace)
     recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
     controller = GatingController(writer or client, cache, config or SchedulerConfig(), recorder, registry)
 
     async def lead() -> None:
         await cache.wait_for_sync()
-        if begins is not None:
-            await begins.wait()
+        if start is not None:
+            await start.wait()
         await controller.run()
 
     async with running(

@@ -1,4 +1,4 @@
-"""The gating webhook as a program beside a control plane, to which no Service leads: it is called by its address."""
+"""Runs the gating webhook as a program beside a control plane, which calls it by URL because there is no Service."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lab.controlplane import find_free_ports
 from lab.programs import Program, Programs
 
 
-def printed(*arguments: str) -> list[dict[str, Any]]:
-    """The Secret and the configuration that a person makes."""
+def generate_manifests(*arguments: str) -> list[dict[str, Any]]:
+    """The Secret and the webhook configuration that ``controller webhook-certificate`` prints."""
     command = [sys.executable, "-m", "controller", "webhook-certificate", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return list(yaml.safe_load_all(done.stdout))
 
 
 def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:
-    """Start it; the program, and the configuration that has an API server on this machine call it."""
-    _, configuration = printed()
+    """Start the webhook; returns the program and a webhook configuration for an API server on this machine."""
+    _, configuration = generate_manifests()
     (port,) = find_free_ports(1)
     certificate, key = issue_certificate("localhost", 2, datetime.datetime.now(datetime.UTC))
     (folder / "tls.crt").write_bytes(certificate)
@@ -33,7 +33,7 @@ def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, 
     for hook in configuration["webhooks"]:
         bundle = base64.b64encode(certificate).decode()
         hook["clientConfig"] = {"url": f"https://localhost:{port}/gate", "caBundle": bundle}
-        # Pods are made without a gate when it does not answer in time, which on a busy machine says nothing of the webhook.
+        # After a timeout a pod is created without a gate; a busy machine needs a longer one.
         hook["timeoutSeconds"] = 30
     argv = [sys.executable, "-m", "controller", "webhook", f"--certificate-dir={folder}", f"--listen=127.0.0.1:{port}"]
     return programs.start("webhook", argv), configuration

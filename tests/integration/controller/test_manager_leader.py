@@ -25,7 +25,7 @@ from lab.controlplane import ControlPlane
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
-from tests.support.audit_log import audit_events
+from tests.support.audit_log import read_audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0}
 
@@ -79,7 +79,7 @@ class Arena:
     def writes(self) -> list[Write]:
         """What replicas wrote to objects other than the lease, in the API server's order."""
         found = []
-        for event in audit_events(self.audit_log):
+        for event in read_audit_events(self.audit_log):
             user, about = event["user"]["username"], event["objectRef"]
             done = event["responseStatus"].get("code", 500) < 300 and about["resource"] != "leases"
             if done and user.startswith("manager-") and about.get("namespace") == self.namespace:

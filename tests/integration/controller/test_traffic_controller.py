@@ -22,19 +22,19 @@ from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica, StartReplica
 from tests.support.bodies import appgroup_spec
-from tests.support.prometheus_past import Made, prometheus
+from tests.support.prometheus_program import Series, format_exposition, run_prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
 CALLS = {("web", "cart"): 4000.0, ("cart", "db"): 1000.0, ("web", "ads"): 3000.0}
 
 
-def series(namespace: str) -> list[Made]:
-    made: list[Made] = []
+def make_series(namespace: str) -> list[Series]:
+    series: list[Series] = []
     for (client, server), moved in CALLS.items():
         ends = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
         ends |= {"destination_workload_namespace": namespace, "destination_workload": server}
-        made.append(("istio_request_bytes_sum", ends, moved))
-    return made
+        series.append(("istio_request_bytes_sum", ends, moved))
+    return series
 
 
 def group(calls: Mapping[str, str]) -> dict[str, Any]:
@@ -76,9 +76,9 @@ async def test_measured_weights_are_written_once_and_drift_sets_as_described(
     await client.create(
         APPGROUPS, group({"web": "cart", "cart": "db", "db": "", "ads": "db"}), Object, namespace=namespace
     )
-    async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
+    async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
         traffic = {
-            "prometheusUrl": known.url,
+            "prometheusUrl": prometheus.url,
             "intervalS": 1,
             "keepWeights": True,
             "prices": {"betweenZones": 0.02, "currency": "EUR"},
@@ -105,8 +105,14 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
         return len(await client.list(PODS, Object, namespace=namespace)) == 4
 
     await eventually(have_pods)
-    async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
-        words = ["propose", "-n", namespace, f"--prometheus={known.url}", f"--kubeconfig={control_plane.kubeconfig}"]
+    async with run_prometheus(prometheus_programs, tmp_path, format_exposition(make_series(namespace))) as prometheus:
+        words = [
+            "propose",
+            "-n",
+            namespace,
+            f"--prometheus={prometheus.url}",
+            f"--kubeconfig={control_plane.kubeconfig}",
+        ]
         code = "import sys; from controller.cli import main; sys.exit(main())"
         await run_command([sys.executable, "-c", code, *words, "--apply"], "propose", 60)
     (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)

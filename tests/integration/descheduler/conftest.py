@@ -11,7 +11,7 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.programs import Program
 from tests.integration.descheduler.harness import DeschedulerHarness, serve_usage
-from tests.support.prometheus_past import prometheus_of
+from tests.support.prometheus_program import run_prometheus
 
 
 @pytest_asyncio.fixture
@@ -26,7 +26,7 @@ async def harness(
 ) -> AsyncIterator[DeschedulerHarness]:
     async with serve_usage(client, namespace) as usage:
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
-        async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as prometheus:
+        async with run_prometheus(prometheus_programs, tmp_path, jobs=[job]) as prometheus:
             harness = DeschedulerHarness(
                 client, namespace, netaware_namespace, control_plane, tmp_path, usage, prometheus.url
             )

@@ -29,7 +29,7 @@ from lab.polling import poll_until
 from lab.programs import Program, run_command
 from tests.integration.conftest import node_body
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed
-from tests.support.audit_log import audit_events
+from tests.support.audit_log import read_audit_events
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
@@ -79,7 +79,7 @@ class Running:
     def uses(self) -> dict[Use, str]:
         """Requests of our accounts since the start, each with its last refusal if there was one."""
         found: dict[Use, str] = {}
-        for entry in audit_events(self.log)[self.before :]:
+        for entry in read_audit_events(self.log)[self.before :]:
             if "objectRef" not in entry:
                 continue  # discovery, which everybody may read
             about = entry["objectRef"]
@@ -96,7 +96,7 @@ class Running:
 async def running(
     plane: ControlPlane, kwok: Program, audit_log: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Running]:
-    before = len(audit_events(audit_log))
+    before = len(read_audit_events(audit_log))
     others = {program.name for program in plane.programs}
     await plane.start_scheduler()
     async with installed(plane, "descheduler") as (kubectl, admin):

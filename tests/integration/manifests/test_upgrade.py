@@ -13,7 +13,7 @@ from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from tests.integration.conftest import definitions, eventually, remove_definitions
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established, uninstall
-from tests.support.documents import blocks
+from tests.support.documents import shell_blocks
 
 
 async def names(kubectl: Kubectl) -> set[str]:
@@ -60,7 +60,7 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
 
 def documented(page: str, heading: str) -> list[str]:
     """The commands of a page's blocks for a shell, continuation lines joined."""
-    return "".join(blocks(page, heading)).replace("\\\n", " ").splitlines()
+    return "".join(shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize(

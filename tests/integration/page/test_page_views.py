@@ -18,7 +18,7 @@ from controller.page.encoding import encode_overview
 from controller.views.overview import Overview, build_overview
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
-from tests.unit.controller.made_up import NOW_S, make_snapshot
+from tests.unit.controller.healthy_cluster import NOW_S, make_snapshot
 
 TABS = ("now", "matrix", "groups")
 WIDTHS = (1440, 1024, 390)
@@ -125,7 +125,7 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_
         for width in WIDTHS:
             await tab.resize(width, 900)
             for scheme in ("light", "dark"):
-                await tab.prefer(scheme)
+                await tab.set_color_scheme(scheme)
                 for view in TABS:
                     await tab.evaluate(f"showTab({view!r})")
                     assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)

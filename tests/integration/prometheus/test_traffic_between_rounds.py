@@ -1,7 +1,6 @@
-"""Rates of what agents counted, over a few of their rounds: as a real Prometheus has them, which scrapes between rounds.
+"""Rates of agents' counters are right in a real Prometheus that scrapes between rounds.
 
-Real: the agent's totals and its exposition, Prometheus, the reader. Played: the kernel's table, time, and the scrape, which keeps a
-sample under the time that it carries, else under its own, as Prometheus does.
+The kernel's table, time and scrapes are simulated. A scrape keeps a sample with its timestamp, or with that of the scrape.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from agent.traffic.conntrack import Connection
 from agent.traffic.edges import WorkloadReference
 from controller.traffic.sources import read_flows
 from netperf.contract import MAX_TRAFFIC_CPU_SHARE
-from tests.support.prometheus_past import prometheus_of
+from tests.support.prometheus_program import run_prometheus
 
 CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
 WEB, CART = WorkloadReference("shop", "Deployment", "web"), WorkloadReference("shop", "Deployment", "cart")
 UP, DOWN = 1000, 9000
-"""Bytes a second to the server and back, on one connection that stays."""
+"""Bytes per second to the server and to the client, on one connection."""
 SCRAPE_S = 15
 PAST_S, FUTURE_S = 900, 600
 WINDOW_S = 180
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
-def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
-    """OpenMetrics of what Prometheus keeps of an agent whose rounds are ``round_s`` apart, until after now: the test may take its time."""
+def scrape_agent(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
+    """OpenMetrics lines of the scraped samples of an agent with this interval, until ten minutes from now, since the test takes time."""
     now = [float(began_s)]
     collector = TrafficCollector(lambda: "z1", folder, lambda: now[0])
     collector.round_cpu_s = round_s * MAX_TRAFFIC_CPU_SHARE
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
     registry.register(collector)
-    kept: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
+    samples_by_name: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
     rounds_done = 0
     for scrape in range((PAST_S + FUTURE_S) // SCRAPE_S):
         at_s = scrape * SCRAPE_S + 7.0
@@ -53,9 +52,11 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
         now[0] = began_s + at_s
         for family in text_string_to_metric_families(generate_latest(registry).decode()):
             for sample in family.samples:
-                series = kept.setdefault(sample.name, {}).setdefault(tuple(sorted(sample.labels.items())), {})
+                series = samples_by_name.setdefault(sample.name, {}).setdefault(
+                    tuple(sorted(sample.labels.items())), {}
+                )
                 series[float(sample.timestamp or now[0])] = sample.value
-    for name, by_labels in kept.items():
+    for name, by_labels in samples_by_name.items():
         yield f"# TYPE {name} unknown\n"
         for labels, values in by_labels.items():
             text = ",".join(f"{label}={json.dumps(value)}" for label, value in labels)
@@ -64,11 +65,11 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("round_s", [30.0, 30.7, 32.0, 41.0, 120.0], ids=lambda s: f"every_{s:g}_s")
-async def test_rates_over_three_minutes_are_right_however_far_apart_rounds_are(
+async def test_rates_over_three_minutes_are_right_for_every_interval_of_rounds(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, round_s: float
 ) -> None:
-    lines = scraped(tmp_path, int(time.time()) - PAST_S, round_s)
-    async with prometheus_of(prometheus_programs, tmp_path, lines) as client:
+    lines = scrape_agent(tmp_path, int(time.time()) - PAST_S, round_s)
+    async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         _, window_s, (found,), _ = await read_flows(client, "", WINDOW_S)
         assert window_s == (WINDOW_S if round_s < 60 else 280)
     assert (found.client.name, found.server.name) == ("web", "cart")

@@ -1,8 +1,4 @@
-"""Every source of traffic in a real Prometheus: the same graph out of each, with the series as the projects' own tests and documents have them.
-
-The series are back-filled with promtool, then Prometheus runs on them. Real: Prometheus, its rates, its limits. Written here: the
-values.
-"""
+"""All sources of traffic give the same rates in a real Prometheus, from series as their projects' tests and documents show them."""
 
 from __future__ import annotations
 
@@ -13,97 +9,90 @@ import pytest
 
 from controller.traffic.graph import Flow
 from controller.traffic.sources import SOURCES, read_flows
-from tests.support.prometheus_past import PAST_S, Made, prometheus
+from tests.support.prometheus_program import PAST_S, Series, format_exposition, run_prometheus
 
 WINDOW_S = PAST_S - 300
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(300)]
 
 CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]
-"""Client, server, bytes a second to the server and back."""
-ADDRESS = {"cart": "10.1.0.1", "redis": "10.1.0.2", "catalog": "10.1.0.3"}
+"""Client, server, bytes per second to the server, bytes per second to the client."""
+ADDRESS_BY_SERVER = {"cart": "10.1.0.1", "redis": "10.1.0.2", "catalog": "10.1.0.3"}
 
 
-def flows_of_istio() -> list[Made]:
-    made: list[Made] = []
+def istio_series() -> list[Series]:
+    series: list[Series] = []
     for client, server, up, down in CALLS:
         ends = {"source_workload_namespace": "shop", "source_workload": client}
         ends |= {"destination_workload_namespace": "shop", "destination_workload": server}
         for reporter in ("source", "destination"):
             labels = ends | {"reporter": reporter}
             if server == "redis":
-                made += [("istio_tcp_received_bytes_total", labels, up), ("istio_tcp_sent_bytes_total", labels, down)]
+                series += [("istio_tcp_received_bytes_total", labels, up), ("istio_tcp_sent_bytes_total", labels, down)]
             else:
-                made += [("istio_request_bytes_sum", labels, up), ("istio_response_bytes_sum", labels, down)]
-    return made
+                series += [("istio_request_bytes_sum", labels, up), ("istio_response_bytes_sum", labels, down)]
+    return series
 
 
-def flows_of_linkerd() -> list[Made]:
-    made: list[Made] = []
+def linkerd_series() -> list[Series]:
+    series: list[Series] = []
     for client, server, up, down in CALLS:
         labels = {"namespace": "shop", "deployment": client, "dst_namespace": "shop", "dst_deployment": server}
         labels |= {"direction": "outbound", "tls": "true"}
-        made.append(("tcp_write_bytes_total", labels | {"peer": "dst"}, up))
-        made.append(("tcp_read_bytes_total", labels | {"peer": "dst"}, down))
+        series.append(("tcp_write_bytes_total", labels | {"peer": "dst"}, up))
+        series.append(("tcp_read_bytes_total", labels | {"peer": "dst"}, down))
         inbound = {"namespace": "shop", "deployment": server, "direction": "inbound", "peer": "src", "tls": "true"}
-        made.append(("tcp_read_bytes_total", inbound, up))
-    return made
+        series.append(("tcp_read_bytes_total", inbound, up))
+    return series
 
 
-def flows_of_agents() -> list[Made]:
-    made: list[Made] = []
+def agent_series() -> list[Series]:
+    series: list[Series] = []
     for client, server, up, down in CALLS:
-        labels = {
-            "client_namespace": "shop",
-            "client_kind": "Deployment",
-            "client_workload": client,
-            "client_zone": "z1",
-        }
-        labels |= {"server": ADDRESS[server], "port": "80"}
-        made += [
-            ("netaware_traffic_bytes_total", labels | {"direction": direction}, moved)
-            for direction, moved in (("request", up), ("response", down))
-        ]
-    for server, address in ADDRESS.items():
+        labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": client}
+        labels |= {"client_zone": "z1", "server": ADDRESS_BY_SERVER[server], "port": "80"}
+        series.append(("netaware_traffic_bytes_total", labels | {"direction": "request"}, up))
+        series.append(("netaware_traffic_bytes_total", labels | {"direction": "response"}, down))
+    for server, address in ADDRESS_BY_SERVER.items():
         end = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": server, "server_zone": "z1"}
-        made.append(("netaware_traffic_server_info", end | {"server": address}, 0.0))
-    return made
+        series.append(("netaware_traffic_server_info", end | {"server": address}, 0.0))
+    return series
 
 
-SERIES: dict[str, Callable[[], list[Made]]] = {
-    "istio": flows_of_istio,
-    "linkerd": flows_of_linkerd,
-    "conntrack": flows_of_agents,
+SERIES_BY_SOURCE: dict[str, Callable[[], list[Series]]] = {
+    "istio": istio_series,
+    "linkerd": linkerd_series,
+    "conntrack": agent_series,
 }
+EXPECTED_RATES = {(client, server): up + down for client, server, up, down in CALLS}
 
 
-WANTED = {(client, server): up + down for client, server, up, down in CALLS}
-
-
-def rates(flows: Iterable[Flow]) -> dict[tuple[str, str], float]:
+def rates_by_pair(flows: Iterable[Flow]) -> dict[tuple[str, str], float]:
     return {(flow.client.name, flow.server.name): flow.bytes_per_s for flow in flows}
 
 
-def test_every_source_has_series_here() -> None:
-    assert set(SERIES) == {source.name for source in SOURCES}
+def test_every_source_has_series_in_this_file() -> None:
+    assert set(SERIES_BY_SOURCE) == {source.name for source in SOURCES}
 
 
-@pytest.mark.parametrize("name", SERIES)
-async def test_a_source_is_recognised_by_its_series_and_all_give_the_same_rates(
+@pytest.mark.parametrize("name", SERIES_BY_SOURCE)
+async def test_a_source_is_recognized_by_its_series_and_gives_the_expected_rates(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, name: str
 ) -> None:
-    stranger: Made = ("tcp_write_bytes_total", {"job": "another"}, 1.0)
-    async with prometheus(prometheus_programs, tmp_path, [*SERIES[name](), stranger]) as client:
+    foreign: Series = ("tcp_write_bytes_total", {"job": "another"}, 1.0)
+    lines = format_exposition([*SERIES_BY_SOURCE[name](), foreign])
+    async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         source, _, flows, _ = await read_flows(client, "", WINDOW_S)
     assert source.name == name
-    assert rates(flows) == pytest.approx(WANTED, rel=0.02)
+    assert rates_by_pair(flows) == pytest.approx(EXPECTED_RATES, rel=0.02)
     assert all(flow.peak_bytes_per_s == pytest.approx(flow.bytes_per_s, rel=0.05) for flow in flows)
 
 
-async def test_a_prometheus_with_ten_minutes_of_data_gives_the_rates_of_these(
+async def test_ten_minutes_of_data_give_the_rates_of_ten_minutes(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    """A mean over the whole hour would be a sixth, and so would the bill."""
-    async with prometheus(prometheus_programs, tmp_path, flows_of_istio(), since_s=600) as client:
+    """The mean over an hour would be a sixth of that."""
+    lines = format_exposition(istio_series(), duration_s=600)
+    async with run_prometheus(prometheus_programs, tmp_path, lines) as client:
         flows = (await read_flows(client, "", WINDOW_S)).flows
-    assert rates(flows) == pytest.approx(WANTED, rel=0.1)
+    assert rates_by_pair(flows) == pytest.approx(EXPECTED_RATES, rel=0.1)
     assert all(flow.peak_bytes_per_s == pytest.approx(flow.bytes_per_s, rel=0.1) for flow in flows)

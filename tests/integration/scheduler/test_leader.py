@@ -71,8 +71,8 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
 ) -> None:
     await zones("a")
     await create_group(client, namespace, ALONE)
-    begins = asyncio.Event()
-    async with lead(NO_WAIT, begins=begins) as controller:
+    start = asyncio.Event()
+    async with lead(NO_WAIT, start=start) as controller:
         for name in ("old", "gone"):
             await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
             await until(lambda: _sees_gated(controller, 1))
@@ -80,7 +80,7 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
             await bind(client, namespace, name, "n-a")
             await until(lambda: _sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
-        begins.set()
+        start.set()
         await create_pod(client, namespace, "probe", group="a1", workload="P0")
         await until(lambda: _open(client, namespace, "probe"))
         await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)

@@ -1,8 +1,4 @@
-"""Programs and files from Go modules that only tests and releases need.
-
-Helm, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
-operator's definitions are taken as published.
-"""
+"""Builds programs from Go modules that only tests and releases need, and finds the Prometheus operator's definitions."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ def _prometheus_flags(version: str) -> str:
     return f"-s -w -X github.com/prometheus/common/version.Version={release}"
 
 
-# Of the service discoveries only Kubernetes' is built in, which halves the build; the web interface is not part of the Go module.
+# Only the service discovery of Kubernetes is built, which halves the build time. The Go module has no web interface.
 PROMETHEUS = Module(
     name="prometheus",
     folder=Path(__file__).parent / "prometheus",
@@ -68,12 +64,8 @@ PROMETHEUS_OPERATOR = UpstreamModule(
 
 def find_or_fetch_operator_definitions() -> list[Path]:
     """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
-    folder = (
-        PROMETHEUS_OPERATOR.source_folder(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
-        / "example"
-        / "prometheus-operator-crd"
-    )
-    return sorted(folder.glob("*.yaml"))
+    source = PROMETHEUS_OPERATOR.source_folder(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
+    return sorted(source.glob("example/prometheus-operator-crd/*.yaml"))
 
 
 def find_or_build_tool(module: Module) -> Path:
@@ -82,11 +74,7 @@ def find_or_build_tool(module: Module) -> Path:
 
 
 def find_or_build_tools(module: Module) -> Mapping[str, Path]:
-    """The files of a module's programs: all from PATH when all are there, else from the cache, else built.
-
-    Raises:
-        BuildError: a build failed, or no usable Go could be found or installed.
-    """
+    """Paths of a module's programs: from PATH if it has all, else from the cache, else built. Raises BuildError."""
     on_path = {name: shutil.which(name) for name in module.programs}
     found = {name: Path(path) for name, path in on_path.items() if path}
     return found if len(found) == len(on_path) else find_or_build_programs(module).paths

@@ -17,7 +17,7 @@ from controller.cluster.membership import Membership
 from controller.cluster.services import ServiceIndex
 from kubekit.conditions import find_condition
 from kubekit.wire import Condition
-from tests.support.bodies import both_ways, weight_body
+from tests.support.bodies import symmetric_costs, weight_body
 from tests.unit.controller.objects import (
     WORKLOAD_LABEL,
     AppGroup,
@@ -38,7 +38,7 @@ NODES: dict[str, Location] = {
 }
 
 
-WEIGHT = weight_body(both_ways({("z1", "z2"): 5}), both_ways({("west", "east"): 20}))
+WEIGHT = weight_body(symmetric_costs({("z1", "z2"): 5}), symmetric_costs({("west", "east"): 20}))
 COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
 group = partial(appgroup, members=2, algorithm="ReverseKahn")
 

@@ -44,7 +44,7 @@ from kubekit.responses import RawPage
 from kubekit.wire import Condition
 from netperf.results import encode_samples
 from netperf.sample import Sample
-from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
+from tests.unit.controller.healthy_cluster import HOME, make_pod, make_snapshot
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import read_pod_info
 from tests.unit.kubekit.simulated_api import connected

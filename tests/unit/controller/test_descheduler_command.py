@@ -15,7 +15,7 @@ from controller.descheduler.conditions import CONDITIONS
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.support.descheduled import amounts, budget, decide_once, make_config, node, pod, snapshot
+from tests.support.descheduler_builders import amounts, budget, decide_once, make_config, node, pod, snapshot
 
 COMMAND = DescheduleCommand()
 

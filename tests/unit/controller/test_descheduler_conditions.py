@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from controller.descheduler.conditions import CONDITIONS
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,

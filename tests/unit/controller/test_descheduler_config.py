@@ -11,7 +11,7 @@ import yaml
 
 from controller.__main__ import main
 from kubekit.errors import ConfigError
-from tests.support.descheduled import DeschedulerConfig, decide_once, snapshot
+from tests.support.descheduler_builders import DeschedulerConfig, decide_once, snapshot
 
 SEED = """
 apiVersion: descheduler/v1alpha2

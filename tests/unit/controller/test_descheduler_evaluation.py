@@ -10,7 +10,7 @@ import pytest
 
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import MAX_BACKOFFS, drop_expired, extend_backoff
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.descheduled import Host, PodInfo, decide_once, make_config, moved_pods, node, pod, snapshot
+from tests.support.descheduler_builders import Host, PodInfo, decide_once, make_config, moved_pods, node, pod, snapshot
 
 SAME, PODS_ARE_NO_LOAD = "", "the number of pods has no thresholds here"
 LOCAL = [{"name": "sample", "hostPath": {"path": "p"}, "emptyDir": {}}]

@@ -14,7 +14,7 @@ from controller.descheduler.node_load import LoadClass
 from controller.descheduler.plan import NodeState
 from controller.descheduler.taints import taint_patches
 from netperf.contract import HOT_TAINT
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     NOW_S,
     AnomalyDetector,
     DeschedulerSnapshot,

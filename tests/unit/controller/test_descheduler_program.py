@@ -22,7 +22,7 @@ from controller.descheduler.low_node_load import LowNodeLoadStrategy
 from controller.descheduler.program import Descheduler
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ConfigMap, ObjectMeta
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     CALM,
     GI,
     NOW_S,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubekit.selectors import selects
-from tests.support.descheduled import (
+from tests.support.descheduler_builders import (
     NOW_S,
     BackoffEntry,
     BreakerEntry,

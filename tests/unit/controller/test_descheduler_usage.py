@@ -20,7 +20,7 @@ from controller.descheduler.config import PrometheusConfig, Queries, UsageConfig
 from controller.descheduler.sources import UsageReader
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from tests.support.descheduled import GI, NOW_S, UsageBatch, UsageReading, UsageStore, format_time
+from tests.support.descheduler_builders import GI, NOW_S, UsageBatch, UsageReading, UsageStore, format_time
 
 BANDWIDTH = "network.aware.com/bandwidth"
 

@@ -28,7 +28,7 @@ from controller.views.overview import Overview, build_overview
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from netperf.policy import CostPolicy
-from tests.unit.controller.made_up import make_snapshot
+from tests.unit.controller.healthy_cluster import make_snapshot
 
 
 def page_data(snapshot: ClusterSnapshot) -> dict[str, Any]:

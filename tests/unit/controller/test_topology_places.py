@@ -13,7 +13,7 @@ from kubekit.addresses import parse_address
 from kubekit.wire import Node, NodeAddress
 from netperf.pairs import select_probe_nodes
 from netperf.sample import NodeLocation
-from tests.support.descheduled import PodInfo, node_object, read
+from tests.support.descheduler_builders import PodInfo, node_object, read
 
 
 def node(

@@ -17,7 +17,7 @@ from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_
 from netperf.pairs import select_probe_nodes
 from netperf.results import encode_samples
 from netperf.sample import Sample
-from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
+from tests.unit.controller.healthy_cluster import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
 
 RESULTS = f"{HOME}/netperf-metrics"
 

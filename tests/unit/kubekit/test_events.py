@@ -13,7 +13,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import LOSS_CAUSES, EventRecorder, ObjectReference
 from kubekit.wire import EVENTS
-from tests.support.stores import until
+from tests.support.waiting import wait_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 POD = ObjectReference("v1", "Pod", "web-1", "ns", "uid-1")
@@ -37,11 +37,11 @@ async def running_recorder(api: SimulatedApi) -> AsyncIterator[tuple[EventRecord
 async def test_a_repeated_event_increases_the_count_of_the_first_one(api: SimulatedApi) -> None:
     async with running_recorder(api) as (recorder, now, _):
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await until(lambda: api.objects)
+        await wait_until(lambda: api.objects)
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
         recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await until(lambda: api.count("PATCH"))
+        await wait_until(lambda: api.count("PATCH"))
     (event,) = api.objects.values()
     about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "ns", "uid": "uid-1"}
     assert event["regarding"] == about
@@ -54,7 +54,7 @@ async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: Simu
         recorder.record_normal(
             ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
         )
-        await until(lambda: api.objects)
+        await wait_until(lambda: api.objects)
     assert not any(".." in name for name in api.objects)
 
 
@@ -62,7 +62,7 @@ async def test_an_expired_event_is_created_again_at_once(api: SimulatedApi) -> N
     async with running_recorder(api) as (recorder, now, _):
         for _ in range(3):
             recorder.record_warning(POD, "LimitNotEnforced", "no TBF on veth1")
-            await until(lambda: api.objects)
+            await wait_until(lambda: api.objects)
             api.objects.clear()
             now[0] += 7200
 
@@ -72,10 +72,10 @@ async def test_an_event_that_repeats_stays_remembered(api: SimulatedApi, monkeyp
     async with running_recorder(api) as (recorder, now, _):
         for note in ("a", "b", "a", "c"):
             recorder.record_normal(POD, "Placed", note)
-        await until(lambda: len(api.objects) == 3)
+        await wait_until(lambda: len(api.objects) == 3)
         now[0] += 61
         recorder.record_normal(POD, "Placed", "a")
-        await until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
+        await wait_until(lambda: api.count("PATCH") == 1 or len(api.objects) > 3)
     assert len(api.objects) == 3
 
 
@@ -88,9 +88,9 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
         assert [lost(cause) for cause in LOSS_CAUSES] == [0.0] * len(LOSS_CAUSES), "a rate sees the first"
         api.fail_writes = [403]
         recorder.record_normal(POD, "A", "first")
-        await until(lambda: lost("refused") == 1)
+        await wait_until(lambda: lost("refused") == 1)
         recorder.record_normal(POD, "B", "second")
-        await until(lambda: api.objects)
+        await wait_until(lambda: api.objects)
     assert [event["reason"] for event in api.objects.values()] == ["B"]
 
 

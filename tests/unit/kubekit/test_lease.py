@@ -15,7 +15,7 @@ from kubekit.fence import WriteFence
 from kubekit.lease import LeaderElectionConfig, LeaderElector
 from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
 from kubekit.wire import LEASES, Object, format_time
-from tests.support.stores import until
+from tests.support.waiting import wait_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = LeaderElectionConfig(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
@@ -89,12 +89,12 @@ async def test_one_of_three_candidates_leads_and_keeps_leading(api: SimulatedApi
 async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedApi) -> None:
     async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
-        await until(lambda: leader.is_leader)
+        await wait_until(lambda: leader.is_leader)
         api.put("lease", spec=api.objects["lease"]["spec"])
         writes = api.count("PUT")
-        await until(lambda: api.count("PUT") >= writes + 5)
+        await wait_until(lambda: api.count("PUT") >= writes + 5)
         api.drop("lease")
-        await until(lambda: "lease" in api.objects)
+        await wait_until(lambda: "lease" in api.objects)
         assert leader.is_leader
         assert leader.terms == 1
 
@@ -105,7 +105,7 @@ async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api:
     long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
-        await until(lambda: first.is_leader)
+        await wait_until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
         assert not second.is_leader
@@ -113,7 +113,7 @@ async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api:
             api.put("lease", spec=api.objects["lease"]["spec"])
         await first.stop()
         assert not first.is_leader
-        await until(lambda: second.is_leader)
+        await wait_until(lambda: second.is_leader)
 
 
 def holder(api: SimulatedApi) -> str:
@@ -136,7 +136,7 @@ async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to
             await asyncio.Event().wait()
 
         task = asyncio.create_task(elector.run(lead))
-        await until(lambda: api.count("POST") == 2)
+        await wait_until(lambda: api.count("POST") == 2)
         task.cancel()
         await asyncio.sleep(0.1)
         assert holder(api) == "r", "the write may take effect while another leads"
@@ -153,7 +153,7 @@ async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(api
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
         api.answering.clear()
         write = asyncio.create_task(client.with_fence(fence).create(LEASES, BODY, Object, namespace="ns"))
-        await until(lambda: api.count("POST") == 1)
+        await wait_until(lambda: api.count("POST") == 1)
         now[0] += 7
         with pytest.raises(UnreachableError):
             await write
@@ -193,12 +193,12 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
 
         # The late write waits for other writes, or for reads that have the last connections.
         reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(reading)]
-        await until(lambda: api.count("GET") == reading)
+        await wait_until(lambda: api.count("GET") == reading)
         first = [
             create(f"first-{number}")
             for number in range(min(ConnectionPool.WRITE.value or 0, MAX_SHARED_REQUESTS - reading))
         ]
-        await until(lambda: api.count("POST") == len(first))
+        await wait_until(lambda: api.count("POST") == len(first))
         late = create("late")
         await asyncio.sleep(0.05)
         now[0] = 105.5
@@ -213,13 +213,13 @@ async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_th
 async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(api: SimulatedApi) -> None:
     async with replicas(api, 2) as (first, second):
         first.start()
-        await until(lambda: first.is_leader)
+        await wait_until(lambda: first.is_leader)
         second.start()
         api.unresponsive_to.add("r0")
-        await until(lambda: second.is_leader)
+        await wait_until(lambda: second.is_leader)
         api.unresponsive_to.clear()
         seen = api.count("GET")
-        await until(lambda: api.count("GET") >= seen + 2)
+        await wait_until(lambda: api.count("GET") >= seen + 2)
         await first.stop()
         assert holder(api) == "r1"
 
@@ -231,12 +231,12 @@ async def test_a_former_leader_that_runs_and_stops_again_does_not_release_its_su
     rare = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)
     async with replicas(api, 2, rare) as (first, second):
         first.start()
-        await until(lambda: first.is_leader)
+        await wait_until(lambda: first.is_leader)
         await first.stop()
         second.start()
-        await until(lambda: second.is_leader)
+        await wait_until(lambda: second.is_leader)
         first.start()
-        await until(lambda: first.elector._observed_holder == "r1")
+        await wait_until(lambda: first.elector._observed_holder == "r1")
         await first.stop()
         assert holder(api) == "r1"
 
@@ -258,7 +258,7 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
     loop = asyncio.get_running_loop()
     async with replicas(api, 2) as (first, second):
         first.start()
-        await until(lambda: first.is_leader)
+        await wait_until(lambda: first.is_leader)
         second.start()
         await asyncio.sleep(0.3)
         api.unresponsive_to.add("r0")
@@ -272,7 +272,7 @@ async def test_a_disconnected_leader_loses_the_lease_after_its_duration_and_may_
         assert loop.time() - cut_off_at >= FAST.duration_s - 2 * FAST.retry_s
         api.unresponsive_to.clear()
         await second.stop()
-        await until(lambda: first.is_leader and first.is_working)
+        await wait_until(lambda: first.is_leader and first.is_working)
         assert first.terms == 2
 
 
@@ -351,7 +351,7 @@ async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
             await asyncio.sleep(0.1)
             api.put("lease", spec=spec)
             assert not waiting.is_leader
-        await until(lambda: waiting.is_leader)
+        await wait_until(lambda: waiting.is_leader)
 
 
 async def test_only_one_of_two_candidates_acquires_an_expired_lease(api: SimulatedApi) -> None:

@@ -12,7 +12,7 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.stores import FilteredStore
 from kubekit.wire import ConfigMap, Resource
-from tests.support.stores import until, wait_synced
+from tests.support.waiting import wait_until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 THINGS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -51,7 +51,7 @@ async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[Runni
 async def watching(api: SimulatedApi) -> AsyncIterator[RunningReflector]:
     """A reflector with an open watch."""
     async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
+        await wait_until(lambda: api.watching == 1)
         yield store
 
 
@@ -65,14 +65,14 @@ async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> No
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
     async with reflecting(api) as store:
-        await wait_synced(store.reflector, timeout_s=60)
+        await wait_until(store.reflector.synced.is_set)
         assert store.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
-        await until(lambda: api.watching == 1)
+        await wait_until(lambda: api.watching == 1)
         api.put("c0", data={"v": "new"})
         api.drop("c1")
         api.put("c9", data={"v": "9"})
-        await until(lambda: "c9" in store.data)
+        await wait_until(lambda: "c9" in store.data)
         assert store.data == {"c0": "new", "c2": "2", "c3": "3", "c4": "4", "c9": "9"}
         assert store.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
 
@@ -91,7 +91,7 @@ async def test_an_expired_version_causes_a_relist_that_reports_deletions(api: Si
         else:
             api.fail_watches.append(410)
             api.end_watches()
-        await until(lambda: "new" in store.data)
+        await wait_until(lambda: "new" in store.data)
         assert sorted(store.changes) == [("changed", True, True), ("deleted", True, False), ("new", False, True)]
         assert store.data == {"kept": "1", "changed": "2", "new": "1"}
 
@@ -104,21 +104,21 @@ async def test_lists_are_streamed_if_supported_and_one_malformed_object_is_left_
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
     async with reflecting(api) as store:
-        await until(lambda: store.reflector.synced.is_set() and api.watching)
+        await wait_until(lambda: store.reflector.synced.is_set() and api.watching)
         assert store.data == {"good": "1"}
         assert list(store.reflector.malformed) == ["bad"]
         assert api.count("limit=") == (0 if streams else 1)
         api.put("new", data={"v": "2"})
-        await until(lambda: store.data == {"good": "1", "new": "2"})
+        await wait_until(lambda: store.data == {"good": "1", "new": "2"})
         api.drop("good", event=False)
         api.fail_watches.append(410)
         api.end_watches()
-        await until(lambda: store.data == {"new": "2"})
+        await wait_until(lambda: store.data == {"new": "2"})
 
 
 async def test_staleness_has_the_age_and_the_failure(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
-        await wait_synced(store.reflector, timeout_s=60)
+        await wait_until(store.reflector.synced.is_set)
         store.reflector.last_contact_at_s -= 60
         assert store.reflector.staleness == "", "a quiet minute is normal"
         store.reflector.failure = "503"
@@ -133,7 +133,7 @@ async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
     api: SimulatedApi, selector: str, cached: bool
 ) -> None:
     async with reflecting(api, field_selector=selector) as store:
-        await wait_synced(store.reflector, timeout_s=60)
+        await wait_until(store.reflector.synced.is_set)
         assert api.count("resourceVersion=0") == cached
 
 
@@ -147,7 +147,7 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_not_malfo
         {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
     ]
     async with reflecting(api) as store:
-        await wait_synced(store.reflector, timeout_s=60)
+        await wait_until(store.reflector.synced.is_set)
         assert (store.data, store.reflector.malformed) == (left, {})
 
 
@@ -157,19 +157,19 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
     api.put("a", data={"v": "1"})
     async with watching(api) as store:
         api.put("a", data=7)
-        await until(lambda: "a" in store.reflector.malformed)
+        await wait_until(lambda: "a" in store.reflector.malformed)
         assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
-        await until(lambda: api.count("limit=") == 2 and api.watching == 1)
+        await wait_until(lambda: api.count("limit=") == 2 and api.watching == 1)
         assert store.data == {"a": "1"}, "a relist keeps the last good state too"
         assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
-        await until(lambda: store.data == {"a": "3"})
+        await wait_until(lambda: store.data == {"a": "3"})
         assert store.reflector.malformed == {}
         api.put("a", data=7)
         api.drop("a")
-        await until(lambda: store.data == {})
+        await wait_until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
         assert store.reflector.malformed == {}
 
@@ -178,7 +178,7 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
     async with watching(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
-        await until(lambda: api.count("resourceVersion=4711") == 1)
+        await wait_until(lambda: api.count("resourceVersion=4711") == 1)
         assert store.data == {}
         assert store.changes == []
 
@@ -186,17 +186,17 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
 async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
     async with watching(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await until(lambda: store.data == {"a": "1"})
+        await wait_until(lambda: store.data == {"a": "1"})
         api.fail_watches.append(500)
         api.end_watches()
-        await until(lambda: api.count(f"resourceVersion={version}") >= 2)
+        await wait_until(lambda: api.count(f"resourceVersion={version}") >= 2)
         assert api.count("limit=") == 1, "no second list"
 
 
 async def test_failed_lists_back_off(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
     async with reflecting(api) as store:
-        await until(lambda: api.count("GET") >= 1)
+        await wait_until(lambda: api.count("GET") >= 1)
         await asyncio.sleep(1.0)
         assert not store.reflector.synced.is_set()
         assert api.count("GET") <= 4
@@ -219,7 +219,7 @@ async def test_a_store_of_a_missing_crd_is_ready_and_listed_after_the_crd_is_cre
         async with asyncio.timeout(60):
             await store.reflector.ready.wait()
         assert not store.reflector.synced.is_set()
-        await wait_synced(store.reflector, timeout_s=60)
+        await wait_until(store.reflector.synced.is_set)
         assert store.data == {"a": "1"}
 
 
@@ -230,7 +230,7 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
         api.fail_watches.append(404)
         api.fail_lists += [404] * 3
         api.end_watches()
-        await until(lambda: store.data == {})
+        await wait_until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
         assert api.fail_lists, "the store is empty before the CRD is served again"
 
@@ -238,15 +238,15 @@ async def test_a_store_of_a_deleted_crd_is_empty(api: SimulatedApi) -> None:
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
     async with watching(api) as store:
         api.put("big", data={"v": "x" * 900_000})
-        await until(lambda: len(store.data.get("big", "")) == 900_000)
+        await wait_until(lambda: len(store.data.get("big", "")) == 900_000)
 
 
 async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "max_silence_s", 0.1)  # type: ignore[attr-defined]
     async with reflecting(api) as store:
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await until(lambda: store.data == {"a": "1"})
-        await until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
+        await wait_until(lambda: store.data == {"a": "1"})
+        await wait_until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
         assert api.count("limit=") == 1, "no second list"
 
 
@@ -254,20 +254,20 @@ async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
     async with watching(api) as store:
         api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.put("a", data={"v": "1"})
-        await until(lambda: store.data == {"a": "1"})
+        await wait_until(lambda: store.data == {"a": "1"})
 
 
 async def test_half_a_line_ends_the_watch_and_the_store_continues(api: SimulatedApi) -> None:
     async with watching(api) as store:
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
-        await until(lambda: api.count("watch=true") == 2 and api.watching == 2)
+        await wait_until(lambda: api.count("watch=true") == 2 and api.watching == 2)
         api.put("a", data={"v": "1"})
-        await until(lambda: store.data == {"a": "1"})
+        await wait_until(lambda: store.data == {"a": "1"})
 
 
 async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None:
     async with reflecting(api, label_selector="app=web", field_selector="metadata.name=a"):
-        await until(lambda: api.watching == 1)
+        await wait_until(lambda: api.watching == 1)
         assert (
             api.count("labelSelector=app%3Dweb&fieldSelector=metadata.name%3Da")
             + api.count("labelSelector=app=web&fieldSelector=metadata.name=a")
@@ -287,14 +287,14 @@ async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(api
         part: FilteredStore[int] = FilteredStore(lengths, lambda value: int(value) if value.isdigit() else None)
         task = asyncio.create_task(lengths.run())
         try:
-            await wait_synced(lengths, timeout_s=60)
+            await wait_until(lengths.synced.is_set)
             assert (dict(lengths.items), dict(part.items)) == ({"kept": "1"}, {"kept": 1})
-            await until(lambda: api.watching == 1)
+            await wait_until(lambda: api.watching == 1)
             api.put("kept", data={"v": "1", "note": "b"})
             api.put("unread", data={"v": "x"})
-            await until(lambda: "unread" in lengths.items)
+            await wait_until(lambda: "unread" in lengths.items)
             api.put("kept", data={"v": ""})
-            await until(lambda: "kept" not in lengths.items)
+            await wait_until(lambda: "kept" not in lengths.items)
             assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
             assert (dict(part.items), part.synced.is_set()) == ({}, True)
             late: FilteredStore[str] = FilteredStore(lengths, lambda value: value)

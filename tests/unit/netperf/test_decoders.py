@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.syntax import parsed
+from tests.support.parsing import parse_module
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("kubekit", "netperf", "agent", "controller")
@@ -19,7 +19,7 @@ def test_decoders_are_created_at_import() -> None:
         f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
         for package in PRODUCT
         for path in sorted((ROOT / package).rglob("*.py"))
-        for call in _decoding_in_functions(parsed(path))
+        for call in _decoding_in_functions(parse_module(path))
     ]
     assert not found, "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`:\n" + "\n".join(
         found

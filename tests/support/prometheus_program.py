@@ -1,4 +1,4 @@
-"""A real Prometheus that knows the past of some series, back-filled with promtool, or scrapes targets."""
+"""Runs Prometheus with back-filled series, or with targets that it scrapes."""
 
 from __future__ import annotations
 
@@ -19,52 +19,35 @@ from lab.programs import answers_ok
 PAST_S, STEP_S = 3900, 60
 
 Labels = Mapping[str, str]
-Made = tuple[str, Labels, float]
-"""A series: metric, labels, and by how much it grows a second; one that does not grow is always 1."""
+Series = tuple[str, Labels, float]
+"""Metric, labels, and increase per second of a series; a series without increase is always 1."""
 
 
-def exposition(made: Iterable[Made], *, since_s: int = PAST_S) -> Iterator[str]:
-    """OpenMetrics of the time until now; a family's lines must be together."""
+def format_exposition(samples: Iterable[Series], *, duration_s: int = PAST_S) -> Iterator[str]:
+    """Lines of the OpenMetrics format for the series of the last seconds."""
     now = int(time.time())
     by_name: dict[str, list[tuple[Labels, float]]] = {}
-    for name, labels, growth in made:
+    for name, labels, growth in samples:
         by_name.setdefault(name, []).append((labels, growth))
     for name, series in by_name.items():
         yield f"# TYPE {name} unknown\n"
         for labels, growth in series:
             text = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in labels.items())
-            for back in range(since_s // STEP_S, -1, -1):
-                at_s = now - back * STEP_S
-                value = growth * (since_s - back * STEP_S) if growth else 1.0
-                yield f"{name}{{{text}}} {value!r} {at_s}\n"
+            for age_s in range(duration_s, -1, -STEP_S):
+                value = growth * (duration_s - age_s) if growth else 1.0
+                yield f"{name}{{{text}}} {value!r} {now - age_s}\n"
     yield "# EOF\n"
 
 
 @asynccontextmanager
-async def prometheus(
-    programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *, since_s: int = PAST_S
-) -> AsyncIterator[PrometheusClient]:
-    """A Prometheus with these series' past, and nothing to scrape."""
-    async with prometheus_of(programs, folder, exposition(made, since_s=since_s)) as client:
-        yield client
-
-
-@asynccontextmanager
-async def prometheus_of(
+async def run_prometheus(
     programs: Mapping[str, Path],
     folder: Path,
     lines: Iterable[str] = (),
     *,
     jobs: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[PrometheusClient]:
-    """A Prometheus that scrapes every second.
-
-    Args:
-        programs: paths of ``prometheus`` and ``promtool``.
-        folder: for its files.
-        lines: its past, in the OpenMetrics text format.
-        jobs: its scrape_configs.
-    """
+    """Run Prometheus with these OpenMetrics lines as its past; ``jobs`` are scrape_configs with an interval of a second."""
     if lines:
         past = folder / "past.om"
         with past.open("w") as file:
@@ -76,7 +59,7 @@ async def prometheus_of(
     (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": list(jobs)}))
     (port,) = find_free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    argv = [f"--config.file={folder / 'run_backfilled_prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}"]
     program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:
