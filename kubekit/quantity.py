@@ -1,9 +1,9 @@
-"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3``, by the grammar of apimachinery's resource.Quantity."""
+"""Parses Kubernetes quantities such as ``10Gi``, ``500m`` and ``1e3``, as apimachinery's resource.Quantity; blanks around them are allowed."""
 
 from __future__ import annotations
 
 import re
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_UP, Decimal, InvalidOperation
 
 from kubekit.errors import QuantityError
 
@@ -15,10 +15,10 @@ _DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, 
 
 
 def parse(text: str | int) -> Decimal:
-    """Parse a quantity to 28 significant digits. JSON allows integers too.
+    """Parse a quantity. An integer, which JSON allows instead of a text, is taken as is; a text with a suffix has 28 significant digits.
 
     Raises:
-        QuantityError: the text is not a quantity.
+        QuantityError: the text is not a quantity, or its exponent is out of range.
     """
     if isinstance(text, int):
         return Decimal(text)
@@ -40,7 +40,7 @@ def parse(text: str | int) -> Decimal:
 
 
 def parse_int(text: str | int) -> int:
-    """Parse a quantity as an integer, rounded up as apimachinery's ``Value()`` does.
+    """Parse a quantity as an integer, rounded away from zero as apimachinery's ``Value()`` does.
 
     Raises:
         QuantityError: the text is not a quantity, or the integer does not fit into 64 bits.
@@ -49,7 +49,7 @@ def parse_int(text: str | int) -> int:
 
 
 def parse_int_or_none(text: str | int | None) -> int | None:
-    """Parse a quantity as `parse_int` does; None if it is absent or malformed."""
+    """Parse a quantity as `parse_int` does; None if it is absent, malformed or beyond 64 bits."""
     try:
         return parse_int(text) if text is not None else None
     except QuantityError:
@@ -57,7 +57,7 @@ def parse_int_or_none(text: str | int | None) -> int | None:
 
 
 def parse_milli(text: str | int) -> int:
-    """Parse a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
+    """Parse a quantity in thousandths (millicores), rounded away from zero as apimachinery's ``MilliValue()`` does.
 
     Raises:
         QuantityError: the text is not a quantity, or the integer does not fit into 64 bits.
@@ -66,6 +66,7 @@ def parse_milli(text: str | int) -> int:
 
 
 def _to_int64(value: Decimal, text: str | int) -> int:
-    if abs(value) >= 1 << 63:
+    number = int(value.to_integral_value(rounding=ROUND_UP))
+    if not -(1 << 63) <= number < 1 << 63:
         raise QuantityError(f"{text!r} does not fit into 64 bits")
-    return int(value.to_integral_value(rounding=ROUND_CEILING))
+    return number

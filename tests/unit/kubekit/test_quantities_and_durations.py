@@ -23,10 +23,12 @@ from kubekit.wire import parse_time
         (".5k", 500),
         ("+5", 5),
         ("-5M", -5 * 10**6),
+        ("-1500m", -2),
+        ("-9223372036854775808", -(2**63)),
         (250, 250),
     ],
 )
-def test_integers_round_up_like_value(text: str | int, value: int) -> None:
+def test_integers_round_away_from_zero_like_value(text: str | int, value: int) -> None:
     assert quantity.parse_int(text) == value
 
 
@@ -42,9 +44,10 @@ def test_errors_of_invalid_quantities_have_the_text(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-def test_values_beyond_64_bits_are_refused() -> None:
+@pytest.mark.parametrize("text", ["1e30", "-1e30", "9223372036854775807.5"])
+def test_values_beyond_64_bits_are_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="64 bits"):
-        quantity.parse_int("1e30")
+        quantity.parse_int(text)
 
 
 def test_durations_have_units_and_several_parts() -> None:
