@@ -11,7 +11,8 @@ def parse(text: str) -> Any:
     """Parse a YAML text.
 
     Raises:
-        ValueError: the text is not valid YAML, or repeats a key of a mapping; the message has the line and the problem.
+        ValueError: the text is not valid YAML, or a key of a mapping is repeated or not a scalar; the message has the problem, and its
+            line if known.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeyLoader)
@@ -20,13 +21,15 @@ def parse(text: str) -> Any:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Rejects repeated keys; PyYAML silently uses the last one."""
+    """Rejects repeated keys, of which PyYAML silently uses the last one, and keys that cannot be in a dict."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen_keys: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen_keys:
+            problem = "a key is not a scalar" if not isinstance(key, yaml.ScalarNode) else ""
+            if not problem and key.value in seen_keys:
                 problem = f"the field {key.value} appears twice"
+            if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen_keys.add(key.value)
         return super().construct_mapping(node, deep)

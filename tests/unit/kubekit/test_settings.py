@@ -59,6 +59,12 @@ def test_a_field_written_twice_is_an_error_with_its_line() -> None:
         parse_yaml("a: 1\na: 2\n", "--config", "f.yaml")
 
 
+@pytest.mark.parametrize("text", ["? [a]\n: 1\n", "? {a: 1}\n: 2\n"])
+def test_a_key_that_is_no_scalar_is_an_error_with_its_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 1: a key is not a scalar"):
+        parse_yaml(text, "--config", "f.yaml")
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: [", None])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "f.yaml"
