@@ -18,7 +18,7 @@ _QUOTED_CHARACTERS = frozenset('\\"= \n\t')
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_STATES = 10_000
-"""The oldest of more states is forgotten, so its end is not logged."""
+"""Limit of the lasting states of one `Log`. A further state replaces the oldest one, whose end is then not logged."""
 
 
 class Log:
@@ -62,7 +62,7 @@ class Log:
         if before == state:
             return False
         if state:
-            if len(self._states) >= _MAX_STATES:
+            if topic not in self._states and len(self._states) >= _MAX_STATES:
                 self._states.pop(next(iter(self._states)))
             self._states[topic] = state
         else:
@@ -81,14 +81,17 @@ def get(name: str) -> Log:
 
 
 def configure(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
-    """Write all logs of this process to ``stream`` (by default standard error), as ``text`` or ``json``."""
+    """Write the logs of this process from ``level`` on to ``stream``, by default standard error, as ``text`` or ``json``.
+
+    asyncio and aiohttp's access log write nothing below warnings.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for logger_name in ("asyncio", "aiohttp.access"):
-        logging.getLogger(logger_name).setLevel(logging.WARNING)
+        logging.getLogger(logger_name).setLevel(max(root.level, logging.WARNING))
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 
 import pytest
 
@@ -33,6 +34,15 @@ def test_json_lines_have_fields_and_traces(stream: io.StringIO) -> None:
     assert (line["message"], line["node"], line["level"]) == ("broken", "n1", "error")
     assert line["time"] != "now"
     assert "ValueError: boom" in line["trace"]
+
+
+def test_the_level_also_limits_the_logs_of_libraries(stream: io.StringIO) -> None:
+    logs.configure(level="error", stream=stream)
+    logging.getLogger("asyncio").warning("slow callback")
+    assert not stream.getvalue()
+    logs.configure(level="debug", stream=stream)
+    logging.getLogger("asyncio").info("selector")
+    assert not stream.getvalue()
 
 
 def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) -> None:
