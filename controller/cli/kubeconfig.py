@@ -160,7 +160,7 @@ class KubeconfigLogin:
 
 
 def _create_ssl_context(configuration: Any) -> ssl.SSLContext:
-    authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
+    authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else None
     context = tls.create_client_context(authorities)
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -58,7 +58,14 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("server", "127.0.0.1"), ("ca.crt", None), ("ca.crt", "no PEM"), ("tls.crt", "no PEM"), ("namespace", "\xff")],
+    [
+        ("server", "127.0.0.1"),
+        ("ca.crt", None),
+        ("ca.crt", "no PEM"),
+        ("ca.crt", ""),
+        ("tls.crt", "no PEM"),
+        ("namespace", "\xff"),
+    ],
 )
 def test_errors_name_the_file(directory: Path, name: str, text: str | None) -> None:
     (directory / name).unlink(missing_ok=True)
@@ -82,7 +89,7 @@ def test_a_bundle_of_authorities_may_have_comments_in_any_language(tmp_path: Pat
     assert len(create_client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
 
 
-@pytest.mark.parametrize("content", [b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])
+@pytest.mark.parametrize("content", [b"", b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])
 def test_unreadable_authorities_are_refused(content: bytes) -> None:
     with pytest.raises(ssl.SSLError):
         create_client_context(content)
