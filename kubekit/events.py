@@ -1,7 +1,7 @@
 """Writes Kubernetes events, deduplicated, from a bounded queue.
 
-Repeated events increase the count of the first event (events.k8s.io series), at most once a minute. A full queue drops and counts its
-oldest event.
+Repeated events increase the count of the first event (events.k8s.io series), which is written at most once a minute. A full queue drops and
+counts its oldest event.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.text import cut_bytes, make_printable
-from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
+from kubekit.wire import EVENTS, ObjectMeta, Resource, format_time
 
 log = logs.get("kubekit.events")
 
@@ -27,9 +27,12 @@ MAX_NOTE_BYTES = 1024
 _MAX_FIELD_LENGTH = 128
 """Longest action, reason and reporting instance in characters, by the same validation."""
 LOSS_CAUSES = ("queue-full", "refused", "unreachable")
-"""Values of the metric's label ``cause``."""
+"""Values of the metric's label ``cause``; ``refused`` is any error but UnreachableError."""
 _SERIES_INTERVAL_S = 60.0
 _MAX_REMEMBERED_EVENTS = 2000
+"""Limits memory. A repetition of a forgotten event becomes a new event."""
+_MAX_NAME_PREFIX = 200
+"""Longest part of the object's name in an event's name, which the API server limits to 253 characters."""
 
 
 class ObjectReference(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,7 +56,7 @@ class _PendingEvent(msgspec.Struct, frozen=True):
     reason: str
     action: str
     note: str
-    at: float
+    occurred_at: float
 
 
 class _WrittenEvent(msgspec.Struct):
@@ -64,7 +67,16 @@ class _WrittenEvent(msgspec.Struct):
 
 
 class EventRecorder:
-    """Sends events in the background, while ``run`` is running."""
+    """Sends events in the background, while `run` is running.
+
+    Args:
+        client: sends the events.
+        component: reporting controller.
+        instance: reporting instance, for example the name of the pod or node.
+        registry: for the metric of lost events; None for no export.
+        clock: seconds since 1970.
+        max_pending: length of the queue.
+    """
 
     def __init__(
         self,
@@ -81,7 +93,7 @@ class EventRecorder:
         self._written: OrderedDict[tuple[ObjectReference, str, str], _WrittenEvent] = OrderedDict()
         self._lost_counter = Counter(
             "netaware_events_lost",
-            "Events that were not written: queue-full, refused, unreachable.",
+            f"Events that were not written: {', '.join(LOSS_CAUSES)}.",
             ["cause"],
             registry=registry,
         )
@@ -112,8 +124,8 @@ class EventRecorder:
             try:
                 await self._send(event)
             except KubekitError as error:
-                self._lost_counter.labels("refused" if isinstance(error, ApiError) else "unreachable").inc()
-                log.log_change("send", type(error).__name__, "event not sent", reason=event.reason, error=error)
+                self._lost_counter.labels("unreachable" if isinstance(error, UnreachableError) else "refused").inc()
+                log.log_change("send", type(error).__name__, "event not sent", reason=event.reason, error=str(error))
             else:
                 log.log_change("send", "", "events are sent again")
 
@@ -123,25 +135,25 @@ class EventRecorder:
         if written is not None:
             written.count += 1
             self._written.move_to_end(key)
-            if event.at - written.written_at < _SERIES_INTERVAL_S:
+            if event.occurred_at - written.written_at < _SERIES_INTERVAL_S:
                 return
             if await self._update_series(written, event):
-                written.written_at = event.at
+                written.written_at = event.occurred_at
                 return
-        name = f"{event.about.name[:200].rstrip('.-')}.{time.time_ns():x}"
+        name = f"{event.about.name[:_MAX_NAME_PREFIX].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
-        await self._client.create(EVENTS, self._build_body(event, name, namespace), Object, namespace=namespace)
-        self._written[key] = _WrittenEvent(name, namespace, 1, event.at)
+        # Responses are not decoded, because a malformed one does not mean that the event is lost.
+        await self._client.request("POST", EVENTS.path(namespace), body=self._build_body(event, name, namespace))
+        self._written[key] = _WrittenEvent(name, namespace, 1, event.occurred_at)
         if len(self._written) > _MAX_REMEMBERED_EVENTS:
             self._written.popitem(last=False)
 
     async def _update_series(self, written: _WrittenEvent, event: _PendingEvent) -> bool:
-        """Increase the count of a written event; returns False if the API server has it no longer."""
-        series = {"count": written.count, "lastObservedTime": format_time(event.at, with_microseconds=True)}
+        """Increase the count of a written event; returns False if the API server no longer has it."""
+        series = {"count": written.count, "lastObservedTime": format_time(event.occurred_at, with_microseconds=True)}
+        path = EVENTS.path(written.namespace, written.name)
         try:
-            await self._client.patch(
-                EVENTS, written.name, {"series": series}, Object, patch_type=MERGE_PATCH, namespace=written.namespace
-            )
+            await self._client.request("PATCH", path, body={"series": series}, content_type=MERGE_PATCH)
         except ApiError as error:
             if error.is_not_found:  # the server keeps events for an hour
                 return False
@@ -152,7 +164,7 @@ class EventRecorder:
         return {
             **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": format_time(event.at, with_microseconds=True),
+            "eventTime": format_time(event.occurred_at, with_microseconds=True),
             "reportingController": self._component,
             "reportingInstance": self._instance[:_MAX_FIELD_LENGTH],
             "action": event.action[:_MAX_FIELD_LENGTH],

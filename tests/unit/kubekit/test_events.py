@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
@@ -14,7 +15,7 @@ from kubekit.config import ClusterConfig
 from kubekit.events import LOSS_CAUSES, EventRecorder, ObjectReference
 from kubekit.wire import EVENTS
 from tests.support.waiting import wait_until
-from tests.unit.kubekit.simulated_api import SimulatedApi
+from tests.unit.kubekit.simulated_api import SimulatedApi, connected
 
 POD = ObjectReference("v1", "Pod", "web-1", "ns", "uid-1")
 
@@ -92,6 +93,25 @@ async def test_lost_events_are_counted_and_later_events_are_sent(api: SimulatedA
         recorder.record_normal(POD, "B", "second")
         await wait_until(lambda: api.objects)
     assert [event["reason"] for event in api.objects.values()] == ["B"]
+
+
+async def test_an_event_is_not_lost_if_only_the_response_is_malformed() -> None:
+    requests: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        requests.append(request.method)
+        return web.Response(text="[]")
+
+    registry = CollectorRegistry()
+    async with connected(answer) as client:
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry)
+        task = asyncio.create_task(recorder.run())
+        for reason in ("A", "B"):
+            recorder.record_normal(POD, reason, "note")
+        await wait_until(lambda: len(requests) == 2)
+        task.cancel()
+    lost = [registry.get_sample_value("netaware_events_lost_total", {"cause": cause}) for cause in LOSS_CAUSES]
+    assert lost == [0.0] * len(LOSS_CAUSES)
 
 
 async def test_a_full_queue_drops_the_oldest() -> None:
