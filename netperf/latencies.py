@@ -140,8 +140,8 @@ def _differs(written_us: float, new_us: float, hysteresis_share: float) -> bool:
 
 
 def round_up_error(value_us: float) -> int:
-    """An error bar, rounded up to two significant figures."""
-    whole = max(1, round(value_us))
+    """An error bar in whole microseconds, rounded up to two significant figures; at least 1."""
+    whole = max(1, math.ceil(value_us))
     step = int(10 ** max(0, len(str(whole)) - 2))
     return -(-whole // step) * step
 

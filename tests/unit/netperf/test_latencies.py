@@ -56,6 +56,10 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     assert 10_000 < len(encode_latencies(found)) < MAX_TEXT_BYTES * 3 // 4
 
 
+def test_error_bars_round_up_to_two_significant_figures() -> None:
+    assert [round_up_error(us) for us in (0.0, 1.2, 10.4, 101.0, 1999.0)] == [1, 2, 11, 110, 2000]
+
+
 def test_small_changes_are_written_only_together_with_a_large_one() -> None:
     written = Latencies({("a", "b"): 1000, ("b", "a"): 1000, ("a", "c"): 100_000})
     near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
