@@ -38,7 +38,7 @@ class PlanRefusedError(KubekitError):
     """A plan object is invalid as a whole; the current plan stays in use.
 
     Attributes:
-        reason: ``missing``, ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone`` or ``past-epoch``.
+        reason: ``missing``, ``bad-json`` (not JSON), ``bad-field``, ``wrong-zone`` or ``past-epoch``.
         detail: text for users.
     """
 

@@ -1,4 +1,4 @@
-"""Types, encoding and strict decoding of probe plans, one per origin zone.
+"""Types, encoding and strict decoding of probe plans, one per origin zone; names of their objects; checks of addresses.
 
 An agent watches the plan of its own zone only. The object is a ConfigMap with one key, which contains JSON.
 """
@@ -50,7 +50,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     Attributes:
         origin: the node that measures.
         destination: the node that answers.
-        slot: index of its slot in the round; no zone occurs twice in a slot.
+        slot: index of its slot in the round; no zone occurs twice in a slot. 0 for probes with another ``pair_index`` than 0.
         pair_index: 0 for the pair of nodes that netperf measures; from 1 on for further pairs of the same zones, which only datagrams
             measure.
         rotation: number of the rotation in which the nodes were chosen, see `netperf.pairs`.
@@ -73,7 +73,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that take turns in replacing the usual test in every tenth round; the rounds differ between pairs.
+        extra_tests: tests that take turns in replacing the usual test in one round of ``extra_every``; the rounds differ between pairs.
         extra_every: rounds from one extra test to the next; 10 in plans of the controller.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
@@ -103,7 +103,7 @@ class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
         epoch: increases with every change of this object.
         interval_s: length of a round; rounds are aligned to the wall clock.
         slots: number of slots of equal length in a round.
-        results: name of the ConfigMap that the zone's agents write.
+        results: name of the ConfigMap into which the zone's agents write.
         settings: settings of a run.
     """
 
@@ -145,7 +145,7 @@ class _WirePlan(_PlanHeader, frozen=True, kw_only=True):
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
 
 
-def _encode_wire_plan(plan: ZonePlan) -> _WirePlan:
+def _to_wire(plan: ZonePlan) -> _WirePlan:
     nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
     index = {peer: i for i, peer in enumerate(nodes)}
     return _WirePlan(
@@ -155,19 +155,27 @@ def _encode_wire_plan(plan: ZonePlan) -> _WirePlan:
     )
 
 
-def _resolve_nodes(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
+def _from_wire(wire: _WirePlan) -> DecodedPlan:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
     refusals: list[Refusal] = []
     for index, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
         if max(origin, destination) >= len(peers):
-            refusals.append(
-                make_refusal(f"probes[{index}]", "unknown-node", f"there are {len(peers)} nodes in the plan")
-            )
+            refusals.append(_refuse_probe(index, "unknown-node", f"there are {len(peers)} nodes in the plan"))
             continue
-        ends = {"origin": peers[origin], "destination": peers[destination]}
-        probes.append(Probe(**ends, slot=slot, pair_index=pair_index, rotation=rotation))
-    return ZonePlan(**wire.header_fields, probes=tuple(probes)), refusals
+        probe = Probe(
+            origin=peers[origin], destination=peers[destination], slot=slot, pair_index=pair_index, rotation=rotation
+        )
+        problem = _find_probe_problem(probe, wire)
+        if problem is None:
+            probes.append(probe)
+        else:
+            refusals.append(_refuse_probe(index, *problem))
+    return DecodedPlan(ZonePlan(**wire.header_fields, probes=tuple(probes)), tuple(refusals))
+
+
+def _refuse_probe(index: int, reason: str, detail: str) -> Refusal:
+    return make_refusal(f"probes[{index}]", reason, detail)
 
 
 def plan_object_name(zone: str) -> str:
@@ -184,15 +192,15 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        ConfigMapTooLargeError: the plan is too large; that of 100 zones has about 20 kB.
+        ConfigMapTooLargeError: the plan is larger than `MAX_CONFIGMAP_BYTES`; that of one of 100 zones has about 20 kB.
     """
-    data = {PLAN_KEY: msgspec.json.encode(_encode_wire_plan(plan)).decode()}
+    data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
     return data
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without its invalid probes, and a refusal for each invalid probe."""
+    """A plan without its invalid probes, and a refusal of each invalid probe by its index in the object."""
 
     plan: ZonePlan
     refusals: tuple[Refusal, ...] = ()
@@ -201,12 +209,12 @@ class DecodedPlan(msgspec.Struct, frozen=True):
 def decode_plan(
     data: Mapping[str, str] | None, *, zone: str | None = None, current: ZonePlan | None = None
 ) -> DecodedPlan:
-    """Decode a plan object; invalid probes are left out and refused by name.
+    """Decode a plan object; invalid probes are left out, and listed in the ``refusals``.
 
     Args:
         data: the ConfigMap's ``data``.
         zone: our zone; None for any.
-        current: the plan in use; an older epoch is refused.
+        current: the plan in use, if any; an older epoch of the same zone is refused.
 
     Raises:
         PlanRefusedError: the plan is invalid as a whole; keep the current one.
@@ -215,34 +223,28 @@ def decode_plan(
     if text is None:
         raise PlanRefusedError("missing", f"no key {PLAN_KEY}")
     try:
-        plan, refusals = _resolve_nodes(_decode_wire_plan(text))
+        decoded = _from_wire(_decode_wire_plan(text))
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
     except DECODE_ERRORS as error:
-        raise PlanRefusedError("half-written", str(error)) from error
+        raise PlanRefusedError("bad-json", str(error)) from error
+    plan = decoded.plan
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")
     if current is not None and plan.zone == current.zone and plan.epoch < current.epoch:
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, the current one")
-    valid: list[Probe] = []
-    for index, probe in enumerate(plan.probes):
-        problem = _find_probe_problem(probe, plan)
-        if problem is None:
-            valid.append(probe)
-        else:
-            refusals.append(make_refusal(f"probes[{index}]", *problem))
-    return DecodedPlan(msgspec.structs.replace(plan, probes=tuple(valid)), tuple(refusals))
+    return decoded
 
 
-def _find_probe_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
-    """Reason and detail if a probe is invalid."""
+def _find_probe_problem(probe: Probe, plan: _PlanHeader) -> tuple[str, str] | None:
+    """Reason and detail if a probe is invalid; None if it is valid."""
     if probe.slot >= plan.slots:
         return "bad-slot", f"slot {probe.slot} of {plan.slots}"
     if probe.origin.zone != plan.zone:
         return "wrong-zone", f"origin {probe.origin.node} is in zone {probe.origin.zone!r}"
     for peer in (probe.origin, probe.destination):
         if not is_address(peer.address):
-            return "bad-address", f"{peer.node}: {peer.address!r} is not an IP address"
+            return "bad-address", f"{peer.node}: {peer.address!r} is not the IP address of a host"
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
     is_same_address = parse_address(probe.origin.address) == parse_address(probe.destination.address)
@@ -252,7 +254,7 @@ def _find_probe_problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is a literal IP address that can be connected to; names are not resolved."""
+    """Whether the text is a literal IP address of a host, so not unspecified or multicast; names are not resolved."""
     address = parse_address(text)
     return address is not None and not (address.is_unspecified or address.is_multicast)
 

@@ -331,7 +331,7 @@ def _decode_value(key: str, result_key: ResultKey, value: str) -> Sample | Failu
     except msgspec.ValidationError as error:
         return make_refusal(key, "bad-field", str(error), writer)
     except DECODE_ERRORS as error:
-        return make_refusal(key, "half-written", str(error), writer)
+        return make_refusal(key, "bad-json", str(error), writer)
     if canonical != value:
         # Parsers differ in how they read a repeated member, so the admission policy might check another value.
         return make_refusal(key, "not-canonical", "duplicate members, blanks or escapes", writer)

@@ -168,7 +168,7 @@ class ProbeMetrics:
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals",
-            "Refused plans (missing, half-written, bad-field, wrong-zone, past-epoch) and probes in plans.",
+            "Refused plans (missing, bad-json, bad-field, wrong-zone, past-epoch) and probes in plans.",
             labels=("reason",),
         )
         for reason, count in self._plans.refusal_counts.copy().items():

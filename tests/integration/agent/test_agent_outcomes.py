@@ -309,7 +309,7 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(home
             return await plan_probes() == 2
 
         await eventually(is_active)
-        for bad, reason in ((past, "past-epoch"), (past[:-20], "half-written")):
+        for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
             await home.write(bad)
             await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
             assert await plan_probes() == 2

@@ -192,7 +192,7 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_rep
     async def is_named() -> bool:
         await write({key: "{half"})
         notes = await world.client.list(EVENTS, dict, namespace=world.namespace)
-        return any(f"half-written of {origin}" in note.get("note", "") for note in notes)
+        return any(f"bad-json of {origin}" in note.get("note", "") for note in notes)
 
     async def is_gone() -> bool:
         return key not in await stored()

@@ -40,9 +40,9 @@ def test_an_encoded_plan_is_decoded_unchanged() -> None:
         (None, "missing"),
         ({}, "missing"),
         ({"other": "{}"}, "missing"),
-        ({PLAN_KEY: ""}, "half-written"),
-        ({PLAN_KEY: "{"}, "half-written"),
-        ({PLAN_KEY: encode_plan(PLAN)[PLAN_KEY][:-7]}, "half-written"),
+        ({PLAN_KEY: ""}, "bad-json"),
+        ({PLAN_KEY: "{"}, "bad-json"),
+        ({PLAN_KEY: encode_plan(PLAN)[PLAN_KEY][:-7]}, "bad-json"),
         ({PLAN_KEY: "[]"}, "bad-field"),
         ({PLAN_KEY: "{}"}, "bad-field"),
         (encode_plan(msgspec.structs.replace(PLAN, interval_s=0.0)), "bad-field"),
@@ -78,6 +78,14 @@ def test_an_invalid_probe_is_left_out_and_the_others_stay(fields: dict[str, obje
     assert [r.reason for r in decoded.refusals] == [reason]
     assert decoded.refusals[0].key == "probes[0]"
     assert decoded.plan.probes == PLAN.probes[1:]
+
+
+def test_a_refusal_names_the_probe_by_its_index_in_the_object() -> None:
+    data = encode_with_probe(slot=99)
+    stored = msgspec.json.decode(data[PLAN_KEY])
+    stored["probes"].insert(0, [0, 99, 0, 0, 0])
+    decoded = decode_plan({PLAN_KEY: msgspec.json.encode(stored).decode()})
+    assert [(r.key, r.reason) for r in decoded.refusals] == [("probes[0]", "unknown-node"), ("probes[1]", "bad-slot")]
 
 
 def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:

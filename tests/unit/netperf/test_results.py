@@ -181,8 +181,8 @@ def test_invalid_numbers_are_refused_with_a_reason(kind: str, value: str) -> Non
         ("netperf.p90.latency.milliseconds.origin.a1.destination.ghost", "unknown-node"),
         ("netperf.p90.latency.milliseconds.origin.a1.to.c1", "bad-key"),
         ("x" * 254, "illegal-key"),
-        ("netaware.v1.a1_c1_TCP_RR", "half-written"),
-        ("netaware.v1.a1_c1_TCP_RR.failed", "half-written"),
+        ("netaware.v1.a1_c1_TCP_RR", "bad-json"),
+        ("netaware.v1.a1_c1_TCP_RR.failed", "bad-json"),
         ("netaware.v1.a1_c1_PING", "bad-key"),
         ("netaware.v1.a1.c1", "bad-key"),
         ("with space", "illegal-key"),
@@ -204,7 +204,7 @@ def test_ambiguous_keys_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda text: text[:-5], "half-written"),
+        (lambda text: text[:-5], "bad-json"),
         (lambda text: text.replace('"p90_us":1700', '"p90_us":0'), "bad-field"),
         (lambda text: text.replace('"p90_us":1700', '"p90_us":"12ms"'), "bad-field"),
         (lambda text: text.replace('"p90_us":1700', '"p90_us":100'), "bad-field"),
@@ -216,7 +216,7 @@ def test_ambiguous_keys_are_refused() -> None:
         (lambda text: text[:-1] + ', "x": 1}', "not-canonical"),
         (lambda text: text[:-1] + f',"x":"{"x" * 2048}"}}', "too-large"),
         (lambda _: "null", "bad-field"),
-        (lambda _: "", "half-written"),
+        (lambda _: "", "bad-json"),
     ],
 )
 def test_a_damaged_sample_is_refused_with_a_reason(change: object, reason: str) -> None:
@@ -247,7 +247,7 @@ def test_a_mebibyte_of_invalid_keys_is_counted_and_a_valid_key_is_decoded() -> N
     noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
     results = decode_results({**noise, **written(sample())}, LOCATIONS)
     assert len(results.samples) == 1
-    assert results.refusal_counts == {"half-written": 500}
+    assert results.refusal_counts == {"bad-json": 500}
     assert len(results.refusals) == 100
     with pytest.raises(ConfigMapTooLargeError, match="netperf-metrics"):
         check_growth("netperf-metrics", {}, {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
