@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, KeysView
-from typing import NamedTuple
+from copy import copy
+
+import msgspec
 
 from netperf.results import refresh_interval_s, sample_key
 from netperf.sample import Failure, NodeLocation, Sample, Test
@@ -48,27 +50,11 @@ def _is_close(
     return abs(after - before) <= max(max_difference, max_ratio * before)
 
 
-class PendingResult(NamedTuple):
-    """The result of one pair and test that waits to be written: a sample, a failure, or the end of a failure.
+class PairResult(msgspec.Struct):
+    """The result of one pair and test that waits to be written (a sample, a failure, or the end of a failure), and the written one.
 
     Attributes:
         key: of the pair's sample in the ConfigMap.
-        test: the test that was run.
-        sample, failure: to write; None if there is none.
-        removes_failure: the key of the pair's failure must be removed.
-    """
-
-    key: str
-    test: Test
-    sample: Sample | None = None
-    failure: Failure | None = None
-    removes_failure: bool = False
-
-
-class _PairState:
-    """The state of one pair and test: the waiting sample or failure, and the written one.
-
-    Attributes:
         test: the test that was run.
         sample, failure: waiting to be written; None if there is none.
         is_urgent: the sample must be written soon.
@@ -78,24 +64,23 @@ class _PairState:
         failure_written_at_s: when the failure in the ConfigMap was written; None if there is no failure.
     """
 
-    def __init__(self, test: Test) -> None:
-        self.test = test
-        self.sample: Sample | None = None
-        self.failure: Failure | None = None
-        self.is_urgent = self.is_failure_over = False
-        self.written_sample: Sample | None = None
-        self.written_at_s = 0.0
-        self.equivalent_writes = 0
-        self.failure_written_at_s: float | None = None
+    key: str
+    test: Test
+    sample: Sample | None = None
+    failure: Failure | None = None
+    is_urgent: bool = False
+    is_failure_over: bool = False
+    written_sample: Sample | None = None
+    written_at_s: float = 0.0
+    equivalent_writes: int = 0
+    failure_written_at_s: float | None = None
 
-    def make_pending(self, key: str) -> PendingResult:
-        """Make the pending result; ``key`` is that of the pair's sample."""
+    @property
+    def removes_failure(self) -> bool:
+        """Whether the key of the pair's failure must be removed."""
         # Until a sample is written, the ConfigMap may have a failure from before the agent's start.
         may_have_failure = self.failure_written_at_s is not None or self.written_sample is None
-        is_over = self.is_failure_over or (self.sample is not None and may_have_failure)
-        return PendingResult(
-            key, self.test, self.sample, self.failure, removes_failure=self.failure is None and is_over
-        )
+        return self.failure is None and (self.is_failure_over or (self.sample is not None and may_have_failure))
 
 
 class ResultsQueue:
@@ -107,7 +92,7 @@ class ResultsQueue:
 
     def __init__(self) -> None:
         self.due = asyncio.Event()
-        self._pairs: dict[str, _PairState] = {}  # by the key of the pair's sample
+        self._pairs: dict[str, PairResult] = {}  # by the key of the pair's sample
         self._interval_s = 0.0
 
     def set_pairs(self, keys: Collection[str], interval_s: float) -> None:
@@ -156,15 +141,15 @@ class ResultsQueue:
             pair.failure, pair.is_failure_over = None, True
             self._wake()
 
-    def select_pending(self) -> list[PendingResult]:
-        """Select all pending results if one of them must be written now, else none."""
+    def select_pending(self) -> list[PairResult]:
+        """Copy all pending results if one of them must be written now, else none."""
         if not self._is_due():
             return []
-        results = [pair.make_pending(key) for key, pair in self._pairs.items()]
-        return [result for result in results if result.sample or result.failure or result.removes_failure]
+        # Copies, because results are added while these are written.
+        return [copy(pair) for pair in self._pairs.values() if pair.sample or pair.failure or pair.removes_failure]
 
-    def mark_written(self, results: Collection[PendingResult]) -> None:
-        """Record results as written."""
+    def mark_written(self, results: Collection[PairResult]) -> None:
+        """Record results of `select_pending` as written."""
         now_s = self._now_s()
         for result in results:
             pair = self._pairs.get(result.key)
@@ -182,8 +167,9 @@ class ResultsQueue:
                 if pair.sample is result.sample:
                     pair.sample, pair.is_urgent = None, False
 
-    def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> _PairState:
-        return self._pairs.setdefault(sample_key(origin, destination, test), _PairState(test))
+    def _pair_of(self, origin: NodeLocation, destination: NodeLocation, test: Test) -> PairResult:
+        key = sample_key(origin, destination, test)
+        return self._pairs.setdefault(key, PairResult(key, test))
 
     def _is_due(self) -> bool:
         return any(pair.is_urgent or pair.failure or pair.is_failure_over for pair in self._pairs.values())

@@ -18,7 +18,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from agent.probing.plan_source import PlanSource
-from agent.probing.results_queue import PendingResult, ResultsQueue
+from agent.probing.results_queue import PairResult, ResultsQueue
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -144,7 +144,7 @@ class ResultsWriter:
             backoff.reset()
             log.log_change("results", "", "results are written again", name=target.name)
 
-    async def _write_all(self, target: _Target, results: list[PendingResult]) -> None:
+    async def _write_all(self, target: _Target, results: list[PairResult]) -> None:
         """Write all results; keys that were refused before are written one by one.
 
         Raises:
@@ -178,7 +178,7 @@ class ResultsWriter:
                 parts.append(without_new_keys)
         self._report_refusals(target, has_refused=refused_count > 0, is_too_large=is_too_large)
 
-    def _record_refusal(self, result: PendingResult, error: KubekitError) -> None:
+    def _record_refusal(self, result: PairResult, error: KubekitError) -> None:
         self._refusal_by_key[result.key] = _Refusal(str(error), asyncio.get_running_loop().time())
 
     def _report_refusals(self, target: _Target, *, has_refused: bool, is_too_large: bool) -> None:
@@ -193,7 +193,7 @@ class ResultsWriter:
         if has_refused or is_too_large:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 
-    async def _write(self, target: _Target, results: Sequence[PendingResult]) -> None:
+    async def _write(self, target: _Target, results: Sequence[PairResult]) -> None:
         """Patch the object, which the controller creates before the plan that names it."""
         if not results:
             return
@@ -213,11 +213,11 @@ class ResultsWriter:
             self._refusal_by_key.pop(result.key, None)
         self._writes.labels("ok").inc()
 
-    def _adds_keys(self, target: _Target, result: PendingResult) -> bool:
+    def _adds_keys(self, target: _Target, result: PairResult) -> bool:
         keys = {key for key, value in self._encode(target, [result]).items() if value is not None}
         return not keys <= (target.data or {}).keys()
 
-    def _encode(self, target: _Target, results: Sequence[PendingResult]) -> dict[str, str | None]:
+    def _encode(self, target: _Target, results: Sequence[PairResult]) -> dict[str, str | None]:
         """Encode results as the changes of the ConfigMap's data; None removes a key."""
         plan, offset = self._plans.plan, target.sequence_offset
         data: dict[str, str | None] = {}
@@ -254,7 +254,7 @@ class _Target:
         self.sequence_offset = 0
         self.has_our_sequences = False
 
-    def continue_sequences(self, results: Sequence[PendingResult], wall_s: float) -> None:
+    def continue_sequences(self, results: Sequence[PairResult], wall_s: float) -> None:
         """Continue the sequences of an earlier run of this agent."""
         new = [item for result in results for item in (result.sample, result.failure) if item is not None]
         if new and self.data and not self.has_our_sequences:
