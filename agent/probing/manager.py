@@ -23,13 +23,10 @@ from agent.probing.probe_responder import ProbeResponder, maintain_announcement
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.results_writer import ResultsWriter
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
-from kubekit import logs
 from kubekit.client import Client
 from netperf.contract import Announcement
 from netperf.plans import ProbeSettings, is_address
 from netperf.probers.netperf import NetperfProber, find_binary
-
-log = logs.get("agent.probing")
 
 
 class _ServerInputs(NamedTuple):
@@ -130,11 +127,9 @@ class ProbingManager:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 
     async def _watch_passphrase(self) -> None:
-        self._passphrase = await self._passphrase_source.wait_until_usable()
-        while True:
+        async for passphrase in self._passphrase_source.watch():
+            self._passphrase = passphrase
             self._wake()
-            self._passphrase = await self._passphrase_source.wait_for_change(self._passphrase)
-            log.info("the probing passphrase was replaced")
 
     def _choose_inputs(self) -> _ServerInputs | None:
         """Choose the servers' inputs; None until address and passphrase are known."""

@@ -7,6 +7,7 @@ is never logged.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from kubekit import logs
@@ -52,36 +53,28 @@ class PassphraseSource:
         self._path = path
         self.problem = ""
 
-    async def wait_until_usable(self) -> bytes:
-        """Return the mounted passphrase, empty if none is mounted; waits while the mounted one is unusable."""
-        while (passphrase := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
-            await asyncio.sleep(POLL_INTERVAL_S)
-        state, message = ("", "probes are authenticated") if passphrase else ("none", "probes are not authenticated")
-        log.log_change("passphrase/none", state, message)
-        return passphrase
-
-    async def wait_for_change(self, current: bytes) -> bytes:
-        """Wait for a usable passphrase other than ``current``, and return it.
-
-        If the file is removed, the current passphrase stays in use.
-        """
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yield the mounted passphrase once it is usable (empty if none is mounted), and each usable one that replaces it."""
+        current: bytes | None = None
         while True:
+            passphrase = self._read(current)
+            if passphrase is not None and passphrase != current:
+                if current:
+                    log.info("the probing passphrase was replaced")
+                state = "" if passphrase else "none"
+                log.log_change("passphrase/none", state, f"probes are {'' if passphrase else 'not '}authenticated")
+                yield passphrase
+                current = passphrase
             await asyncio.sleep(POLL_INTERVAL_S)
-            passphrase = self._read_once(current)
-            if passphrase and passphrase != current:
-                return passphrase
 
-    def _read_once(self, current: bytes = b"") -> bytes | None:
-        """Read the passphrase, and set `problem`; None if the passphrase cannot be used."""
+    def _read(self, current: bytes | None) -> bytes | None:
+        """Read the passphrase, and set `problem`; returns ``current`` if the mounted one is gone or cannot be used."""
         try:
-            passphrase = read_passphrase_file(self._path)
+            passphrase: bytes | None = read_passphrase_file(self._path)
+            problem = "the passphrase is gone" if current and not passphrase else ""
         except ConfigError as error:
-            self._set_problem(str(error))
-            return None
-        self._set_problem("the passphrase is gone" if current and not passphrase else "")
-        return passphrase
-
-    def _set_problem(self, problem: str) -> None:
+            passphrase, problem = None, str(error)
         self.problem = problem
         message = "the probing passphrase cannot be used" if problem else "the probing passphrase can be used again"
         log.log_change("passphrase", problem, message, why=problem)
+        return current if problem else passphrase
