@@ -259,10 +259,10 @@ def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
 def _parse_address(text: str) -> str:
     """Parse a literal IP address that can be connected to."""
     address = parse_address(text)
-    if address is None:
-        raise ConfigError("--address", f"{text!r} is not an IP address")
-    if not is_address(str(address)):
-        raise ConfigError("--address", f"{text!r} cannot be connected to", "write one of the node's own addresses")
+    if address is None or not is_address(text):
+        raise ConfigError(
+            "--address", f"{text!r} is no address to connect to", "write one of the node's own IP addresses"
+        )
     return str(address)
 
 

@@ -25,15 +25,12 @@ class _Attempts(msgspec.Struct):
         target: the limit to set, or the action that removes it.
         count: number of attempts.
         set_count: how often the limit was set; each time but the first, another program had removed it.
-        first_set_at_s, last_set_at_s: times of the first and the last of these.
         last_at_s, due_at_s: times of the last attempt and of the earliest next one.
     """
 
     target: object
     count: int = 0
     set_count: int = 0
-    first_set_at_s: float = 0.0
-    last_set_at_s: float = 0.0
     last_at_s: float = 0.0
     due_at_s: float = 0.0
 
@@ -66,8 +63,7 @@ class RepairBackoff:
             attempts = self._attempts[key] = _Attempts(_target_of(action))
         attempts.count += 1
         if has_succeeded and isinstance(action, SetIngressLimit | SetEgressLimit):
-            attempts.first_set_at_s = attempts.first_set_at_s if attempts.set_count else now_s
-            attempts.set_count, attempts.last_set_at_s = attempts.set_count + 1, now_s
+            attempts.set_count += 1
         wait_s = backoff_delay_s(attempts.count, FIRST_WAIT_S, MAX_WAIT_S)
         attempts.last_at_s, attempts.due_at_s = now_s, now_s + wait_s
         return wait_s
@@ -76,8 +72,7 @@ class RepairBackoff:
         """Describe the disputed limits."""
         self._forget_old(now_s)
         return {
-            key: f"set {attempts.set_count} times in {attempts.last_set_at_s - attempts.first_set_at_s:.0f} s, "
-            "because another program removes or replaces it"
+            key: f"set {attempts.set_count} times, because another program removes or replaces it"
             for key, attempts in self._attempts.items()
             if attempts.set_count >= DISPUTE_THRESHOLD
         }

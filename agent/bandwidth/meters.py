@@ -65,7 +65,7 @@ class _Meter(msgspec.Struct):
         read_at_s: time of the latest reading.
         device_counters: the latest counters of the pod's own device.
         counter_source: location of the counters.
-        bucket_bytes, redirected_bytes: the latest counters of bucket and filter; None if they were not read.
+        tc_bytes: the latest counters of bucket and filter; None if one was not read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
         passed_bytes: bytes passed since the first reading.
         mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean.
@@ -76,8 +76,7 @@ class _Meter(msgspec.Struct):
     read_at_s: float
     device_counters: DeviceCounters
     counter_source: CounterSource
-    bucket_bytes: int | None = None
-    redirected_bytes: int | None = None
+    tc_bytes: tuple[int, int] | None = None
     level_bytes: float = 0.0
     passed_bytes: int = 0
     mean_start_s: float = 0.0
@@ -138,15 +137,16 @@ class TrafficMeters:
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
                 # The limit was repaired, or the annotation changed. An earlier excess is still shown.
                 exceeded_at_s = meter.exceeded_at_s if meter is not None else None
-                new_meter = _Meter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
-                meters[key] = msgspec.structs.replace(new_meter, exceeded_at_s=exceeded_at_s)
+                meters[key] = _Meter(
+                    wanted_bps / 8, now_s, counters, source, mean_start_s=now_s, exceeded_at_s=exceeded_at_s
+                )
                 continue
             meters[key] = meter
             passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
             if passed_bytes is not None:
                 _update_rate_and_excess(meter, traffic, passed_bytes, status, now_s)
             meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
-            meter.bucket_bytes, meter.redirected_bytes = _bucket_and_redirected_bytes(tc_counters, source)
+            meter.tc_bytes = _read_tc_bytes(tc_counters, source)
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > EXCESS_SHOWN_S:
                 traffic.excess, meter.exceeded_at_s = "", None
         self._meters, self.traffic_by_key = meters, traffic_by_key
@@ -169,23 +169,24 @@ def _count_passed_bytes(
     source = status.counter_source
     if source is None or source.bucket_device_index is None or not _is_busy(meter, counters, now_s):
         return sent_bytes
-    bucket_bytes, redirected_bytes = _bucket_and_redirected_bytes(tc_counters, source)
-    if bucket_bytes is None or redirected_bytes is None or meter.bucket_bytes is None or meter.redirected_bytes is None:
+    tc_bytes = _read_tc_bytes(tc_counters, source)
+    if tc_bytes is None or meter.tc_bytes is None:
         return None
+    bucket_bytes, redirected_bytes = (
+        max(0, now - before) for now, before in zip(tc_bytes, meter.tc_bytes, strict=True)
+    )
     # Filters do not count the Ethernet header of a packet.
     sent_bytes -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device_counters.sent_packets)
-    not_redirected_bytes = sent_bytes - max(0, redirected_bytes - meter.redirected_bytes)
-    return max(0, bucket_bytes - meter.bucket_bytes) + max(0, not_redirected_bytes)
+    return bucket_bytes + max(0, sent_bytes - redirected_bytes)
 
 
-def _bucket_and_redirected_bytes(
-    tc_counters: TcCounters | None, source: CounterSource
-) -> tuple[int | None, int | None]:
-    """The counters of a limit's bucket and of the filter that redirects to its ifb; None for a counter that was not read."""
+def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> tuple[int, int] | None:
+    """The counters of a limit's bucket and of the filter that redirects to its ifb; None if one was not read."""
     if tc_counters is None or source.bucket_device_index is None:
-        return None, None
+        return None
     bucket_bytes = tc_counters.bucket_bytes.get(source.bucket_device_index)
-    return bucket_bytes, tc_counters.redirected_bytes.get(source.host_device_index)
+    redirected_bytes = tc_counters.redirected_bytes.get(source.host_device_index)
+    return None if bucket_bytes is None or redirected_bytes is None else (bucket_bytes, redirected_bytes)
 
 
 def _update_rate_and_excess(

@@ -12,13 +12,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from agent.bandwidth.meters import MeasuredTraffic
 from agent.bandwidth.state import LimitKey, LimitStatus, Verdict
 
-MAX_LIMITS = 2000
-"""Bounds the number of series of a node."""
 _LABELS = ("namespace", "pod", "direction")
 
 
 class BandwidthMetrics:
-    """A collector over the latest statuses and measured traffic, of at most `MAX_LIMITS` limits.
+    """A collector over the latest statuses and measured traffic.
 
     Attributes:
         statuses: the latest statuses; set by the manager.
@@ -45,7 +43,7 @@ class BandwidthMetrics:
             "netaware_pod_bandwidth_queue_seconds", "Longest time that a packet can wait in the limit's queue."
         )
         used = _limit_gauge("netaware_pod_bandwidth_used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
-        for status in self.statuses[:MAX_LIMITS]:
+        for status in self.statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)
             traffic = self.traffic_by_key.get(status.key)

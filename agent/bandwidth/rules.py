@@ -276,7 +276,6 @@ def _make_status(
         status = msgspec.structs.replace(
             status,
             rate_bytes_per_s=0 if tbf.blocks_everything(params, device.mtu) else params.rate_bytes_per_s,
-            burst_bytes=params.burst_bytes,
             queue_s=params.queue_s,
         )
     if sandbox is None or status.wanted_bps is None or sandbox.is_in_host_network:

@@ -164,7 +164,6 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
         device_name: of the device whose qdisc limits the direction, or would limit it; empty if unknown.
         wanted_bps: the annotation's rate in bits per second; None if the annotation is invalid.
         rate_bytes_per_s: effective rate; None if there is no limit, 0 if all packets are lost.
-        burst_bytes: effective burst; None if there is no limit.
         queue_s: longest queueing time; None if there is no limit.
         detail: explanation of the verdict.
         host_device_name: of the host's end of the pod's veth pair; empty if unknown.
@@ -179,7 +178,6 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str = ""
     wanted_bps: int | None = None
     rate_bytes_per_s: int | None = None
-    burst_bytes: int | None = None
     queue_s: float | None = None
     detail: str = ""
     host_device_name: str = ""

@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from agent.capacity.instances import find_instance
-from agent.config import AgentConfig
+from agent.config import AgentConfig, parse_rate
 from agent.node import OwnNode
-from kubekit import quantity
-from kubekit.errors import QuantityError
+from kubekit.errors import ConfigError
 from netperf.contract import CAPACITY_ANNOTATION
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -127,17 +126,11 @@ def _iter_configured(
 def _read_capacity_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
     """Read the node's annotation; None if it is missing, or invalid, which adds a warning."""
     text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
-    if not text:
-        return None
     try:
-        rate_bps = quantity.parse_int(text)
-    except QuantityError as error:
-        warnings.append(f"annotation {CAPACITY_ANNOTATION}: {error}")
+        return parse_rate(f"annotation {CAPACITY_ANNOTATION}", text) if text else None
+    except ConfigError as error:
+        warnings.append(str(error))
         return None
-    if rate_bps > 0:
-        return rate_bps
-    warnings.append(f"annotation {CAPACITY_ANNOTATION}: {text!r} is not above 0; write it as 10G")
-    return None
 
 
 def raise_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:

@@ -168,9 +168,7 @@ class Publisher:
         """Write to the node if it differs; returns whether anything was written."""
         self._log_bandwidth(node_bandwidth)
         if node.metadata.resource_version == self._planned_version:
-            self._planned_version = (
-                ""  # The watch lags behind our write. If the node is still the same next time, write again.
-            )
+            self._planned_version = ""  # The watch lags behind our write; if it still does next time, write again.
             return False
         dispute = self._competing_writer.update(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed_gauge.set(bool(dispute))

@@ -135,7 +135,7 @@ class _Resolver:
         for index in uplinks:
             if index not in self._links:
                 raise _UnknownCapacityError(f"the default route's device {index} is not there")
-            resolved = self._resolve(self._links[index], ())
+            resolved = self._resolve(self._links[index])
             if resolved.physical_names <= names:
                 parts.append(f"{self.name_of(index)} (counted already)")
                 continue
@@ -165,9 +165,9 @@ class _Resolver:
                 names.add(link.name)
         return tuple(sorted(names))
 
-    def _resolve(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        """Resolve a link; ``above`` are the indexes of the links that led to it."""
-        unshaped = self._resolve_unshaped(link, above)
+    def _resolve(self, link: Link, depth: int = 0) -> _Resolved:
+        """Resolve a link; ``depth`` is the number of links that led to it."""
+        unshaped = self._resolve_unshaped(link, depth)
         if link.root_qdisc not in _SHAPERS:
             return unshaped
         if link.root_qdisc_mbps is None:
@@ -180,18 +180,15 @@ class _Resolver:
             link.root_qdisc_mbps, f"{unshaped.explanation}, limited by {link.root_qdisc}", unshaped.physical_names
         )
 
-    def _resolve_unshaped(self, link: Link, above: tuple[int, ...]) -> _Resolved:
-        if link.index in above:
-            raise _UnknownCapacityError(f"{link.name}: its lower devices form a loop")
-        if len(above) >= _MAX_DEPTH:
+    def _resolve_unshaped(self, link: Link, depth: int) -> _Resolved:
+        if depth >= _MAX_DEPTH:
             raise _UnknownCapacityError(f"{link.name} is below {_MAX_DEPTH} other devices; set --capacity")
-        above = (*above, link.index)
         if link.kind == "bond":
-            return self._resolve_bond(link, above)
+            return self._resolve_bond(link, depth)
         if link.kind == "bridge":
-            return self._resolve_bridge(link, above)
+            return self._resolve_bridge(link, depth)
         if link.kind in _KINDS_ON_PARENT:
-            lower = self._resolve(self._parent_of(link), above)
+            lower = self._resolve(self._parent_of(link), depth + 1)
             return _Resolved(lower.mbps, f"{link.name} on {lower.explanation}", lower.physical_names)
         return self._resolve_hardware(link)
 
@@ -207,7 +204,7 @@ class _Resolver:
             raise _UnknownCapacityError(f"{link.name}: the device below is not there")
         return parent
 
-    def _resolve_bond(self, link: Link, above: tuple[int, ...]) -> _Resolved:
+    def _resolve_bond(self, link: Link, depth: int) -> _Resolved:
         """Resolve to the active slave in active-backup; else, of the slaves that are up, to the sum or the slowest."""
         slaves, mode = self._ports_of(link), link.bond_mode
         name = BOND_MODES[mode] if mode is not None and mode < len(BOND_MODES) else link.kind
@@ -221,20 +218,20 @@ class _Resolver:
         live = [slave for slave in slaves if slave.is_up]
         if not live:
             raise _UnknownCapacityError(f"{link.name} ({name}) has no slave that is up")
-        resolved = [self._resolve(slave, above) for slave in live]
+        resolved = [self._resolve(slave, depth + 1) for slave in live]
         names = frozenset[str]().union(*(slave.physical_names for slave in resolved))
         # The slowest slave limits both: broadcast sends everything on each slave, balance-tlb receives on one slave only.
         combine = min if mode in {BOND_BROADCAST, BOND_TLB} else sum
         explanation = f"{link.name} ({name}: {', '.join(slave.explanation for slave in resolved)})"
         return _Resolved(combine(slave.mbps for slave in resolved), explanation, names)
 
-    def _resolve_bridge(self, link: Link, above: tuple[int, ...]) -> _Resolved:
+    def _resolve_bridge(self, link: Link, depth: int) -> _Resolved:
         """Resolve to the slowest of the ports that lead out of the machine, because the path is unknown."""
         ports = self._ports_of(link)
         outward = [port for port in ports if port.is_up and port.kind in _OUTWARD_KINDS]
         if not outward:
             raise _UnknownCapacityError(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
-        resolved = [self._resolve(port, above) for port in outward]
+        resolved = [self._resolve(port, depth + 1) for port in outward]
         slowest = min(resolved, key=lambda port: port.mbps)
         suffix = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
         names = frozenset[str]().union(*(port.physical_names for port in resolved))

@@ -150,17 +150,9 @@ class ProbingManager:
             self._responder = ProbeResponder(*inputs, find_binary("netserver"))
             binary = find_binary("netperf")
             self._scheduler.set_prober(NetperfProber(binary, inputs.passphrase) if binary is not None else None)
-            await run_until(
-                self._run_responder_and_datagrams(self._responder, inputs), self._wait_until_inputs_change(inputs)
-            )
-
-    async def _run_responder_and_datagrams(self, responder: ProbeResponder, inputs: _ServerInputs) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(responder.run(), name="responder")
-            group.create_task(self._background.run(inputs.address, inputs.passphrase), name="datagrams")
+            datagrams = self._background.run(inputs.address, inputs.passphrase)
+            await run_until(self._wait_until_inputs_change(inputs), self._responder.run(), datagrams)
 
     async def _wait_until_inputs_change(self, inputs: _ServerInputs) -> None:
-        changed = self._changed
         while self._choose_inputs() in {None, inputs}:
-            await changed.wait()
-            changed = self._changed
+            await self._changed.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -74,7 +73,7 @@ class PlanSource:
                 field_selector=f"metadata.name={plan_object_name(zone)}",
             )
             reflector.subscribe(partial(self._apply_config_map, zone))
-            await run_until(reflector.run(), _wait_for_other_zone(node_watch, zone))
+            await run_until(_wait_for_other_zone(node_watch, zone), reflector.run())
             self.set_plan(None)
 
     def _apply_config_map(self, zone: str, _key: str, _old: ConfigMap | None, config_map: ConfigMap | None) -> None:
@@ -103,17 +102,14 @@ async def _wait_for_other_zone(node_watch: OwnNodeWatch, zone: str) -> None:
         await node_watch.wait_for_change()
 
 
-async def run_until(work: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until ``end`` returns, then cancel it. ``work`` must not end by itself; its errors are raised."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(end)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
+async def run_until(end: Coroutine[Any, Any, None], *work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until ``end`` returns, then cancel it.
+
+    Raises:
+        ExceptionGroup: ``work`` failed; the rest was cancelled.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(coroutine) for coroutine in work]
+        await end
         for task in tasks:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-    for task in tasks:
-        if not task.cancelled():
-            task.result()
+            task.cancel()

@@ -29,7 +29,6 @@ def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: 
             "ingress": ("enforced", pod.host_device, RATE // 8),
             "egress": ("enforced", name, RATE // 8),
         }
-        assert statuses["ingress"].burst_bytes == pytest.approx(burst // 8, rel=0.01)
         # A changed annotation changes the limit of the running pod, whatever kind it was of.
         changed = of_pod(enforce(pod.spec(ingress="5M", egress="5M")), pod)
         assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in changed.items()} == {

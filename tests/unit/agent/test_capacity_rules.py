@@ -59,7 +59,7 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
         ("container_on_veth", "veth pair reports 10 Gbit/s"),
         ("no_uplink", "there is no default route"),
         ("bond_with_unknown_slave", "eth0 (virtio_net): its speed is unknown"),
-        ("loop_of_vlans", "form a loop"),
+        ("loop_of_vlans", "is below 8 other devices"),
         ("open_vswitch", "kind openvswitch"),
         ("wireguard_default", "kind wireguard"),
         ("vf_in_a_machine", "virtual function"),
