@@ -16,13 +16,14 @@ from netperf.results import refresh_interval_s
 WRITE_DELAY_S = 10.0
 """An agent writes its samples within this time after a probe."""
 MISSED_ROUNDS = 2.0
-"""One round in which an agent repeats unchanged samples, and one that a busy node may miss."""
+"""A sample may be this many rounds older: an agent repeats unchanged samples in one round, and a busy node may miss one."""
 MAX_SINGLE_RESTARTS = 3
 """Up to this many agents are restarted by a command each, more by a restart of the DaemonSet."""
+_ALERT = "NetawareAgentDown"
 _RESTART_ALL = f"rollout restart daemonset/{AGENT}"
 _AGENT_POD = f"pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 RESTART_AGENT = f"kubectl -n {{netaware_namespace}} delete {_AGENT_POD}"
-"""Command that restarts the agent of a node, with placeholders."""
+"""Command that restarts the agent of a node, with the placeholders ``{netaware_namespace}`` and ``{node}``."""
 
 
 class _AgentFailure(NamedTuple):
@@ -33,7 +34,7 @@ class _AgentFailure(NamedTuple):
 
 
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
-    """Findings about agents that do not work, one per zone or one for all, and about agents that report a problem."""
+    """Findings about agents that do not work, one per zone, and about agents that report a problem; one finding if no agent works."""
     failures_by_zone: dict[str, list[_AgentFailure]] = defaultdict(list)
     working_by_zone: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
@@ -43,30 +44,32 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         elif agent.state != "excluded":
             working_by_zone[agent.zone] += 1
     if failures_by_zone and not working_by_zone:
-        yield _report_no_agents(facts, failures_by_zone)
+        yield _no_agents_finding(facts, failures_by_zone)
         return
     for zone, failures in sorted(failures_by_zone.items()):
-        yield _report_zone(facts, zone, failures, working_by_zone[zone])
+        yield _zone_finding(facts, zone, failures, working_by_zone[zone])
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
         summary = f"agents on {pluralize(len(impaired), 'node')} report a problem"
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:MAX_CAUSES])
-        nodes = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
-        yield NodeFinding("agents-impaired", "warning", summary, cause, None, nodes, _format_restarts(facts, nodes))
+        nodes = tuple(agent.node for agent in impaired)
+        fix = _format_restarts(facts, nodes)
+        yield NodeFinding("agents-impaired", "warning", summary, cause, affects=nodes[:MAX_AFFECTED], fix=fix)
 
 
 def _find_failure_reason(agent: AgentView, facts: Facts) -> str:
     """Why an agent that should work does not; empty if it works, or its node is excluded."""
     if agent.state == "down":
         return agent.reason
-    max_age_s = refresh_interval_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
+    interval_s = facts.network.interval_s or 0.0
+    max_age_s = refresh_interval_s(interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * interval_s
     # Only nodes of the probe plan have samples.
     has_sample = agent.state == "up" and agent.probes > 0 and agent.newest_at is not None
     age_s = facts.now_s - (agent.newest_at or 0.0)
     return f"its newest sample is {age_s:.0f} s old" if has_sample and age_s > max_age_s else ""
 
 
-def _report_no_agents(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
+def _no_agents_finding(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFailure]]) -> Finding:
     zones = tuple(sorted(failures_by_zone))
     failures = [failure for zone in zones for failure in failures_by_zone[zone]]
     summary = f"no agent works on any of {len(failures)} nodes: nothing is measured"
@@ -75,18 +78,19 @@ def _report_no_agents(facts: Facts, failures_by_zone: Mapping[str, list[_AgentFa
         facts.format_kubectl(f"get pods -l {AGENT_POD_SELECTOR} -o wide"),
         facts.format_kubectl(_RESTART_ALL),
     )
-    affects = zones[:MAX_AFFECTED]
-    return Finding("no-agents", "critical", summary, _format_causes(failures), None, affects, fix, "NetawareAgentDown")
+    cause, affects = _format_causes(failures), zones[:MAX_AFFECTED]
+    return Finding("no-agents", "critical", summary, cause, affects=affects, fix=fix, alert=_ALERT)
 
 
-def _report_zone(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
-    cause, nodes, alert = _format_causes(failures), tuple(failure.node for failure in failures), "NetawareAgentDown"
-    fix = _format_restarts(facts, nodes)
+def _zone_finding(facts: Facts, zone: str, failures: Sequence[_AgentFailure], working_count: int) -> Finding:
+    nodes = tuple(failure.node for failure in failures)
+    cause, fix = _format_causes(failures), _format_restarts(facts, nodes)
     if working_count:
         summary = f"{len(nodes)} of {len(nodes) + working_count} agents of zone {zone} do not work"
-        return NodeFinding("agents-down", "warning", summary, cause, None, nodes[:MAX_AFFECTED], fix, alert)
+        affects = nodes[:MAX_AFFECTED]
+        return NodeFinding("agents-down", "warning", summary, cause, affects=affects, fix=fix, alert=_ALERT)
     summary = f"no agent of zone {zone} works ({pluralize(len(nodes), 'node')}): its latencies are old or inferred"
-    return ZoneFinding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, alert)
+    return ZoneFinding("zone-without-agent", "critical", summary, cause, affects=(zone,), fix=fix, alert=_ALERT)
 
 
 def _format_causes(failures: Sequence[_AgentFailure]) -> tuple[str, ...]:

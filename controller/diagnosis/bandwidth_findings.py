@@ -10,16 +10,15 @@ from kubekit.text import pluralize
 
 
 def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
-    """Findings about overcommitted bandwidth, and about limits that agents report as not enforced."""
+    """A finding about overcommitted nodes and pairs of zones, and one about limits that agents report as not enforced."""
     overcommitted = [node.node for node in bandwidth.nodes if node.is_overcommitted]
     overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.is_overcommitted]
     if overcommitted:
         summary = "pods request more bandwidth than there is"
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
         alert = "NetawareBandwidthOvercommitted"
-        yield Finding(
-            "bandwidth-overcommitted", "warning", summary, (), None, tuple(overcommitted[:MAX_AFFECTED]), fix, alert
-        )
+        affects = tuple(overcommitted[:MAX_AFFECTED])
+        yield Finding("bandwidth-overcommitted", "warning", summary, affects=affects, fix=fix, alert=alert)
     unenforced = [pod for pod in bandwidth.pods if pod.unenforced_verdicts]
     if unenforced:
         summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
@@ -30,6 +29,5 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         )
         affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])
         fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
-        yield PodFinding(
-            "limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced"
-        )
+        alert = "NetawareLimitNotEnforced"
+        yield PodFinding("limits-not-enforced", "warning", summary, cause, affects=affects, fix=fix, alert=alert)

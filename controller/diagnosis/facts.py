@@ -20,15 +20,15 @@ from controller.diagnosis.zones import build_network
 from kubekit.owners import owner_of
 from kubekit.text import format_command
 from kubekit.wire import Condition, Taint, parse_time_or_none
-from netperf.contract import NETAWARE_NAMESPACE
+from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
 from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
 
 class PodFact(Pod, frozen=True):
-    """A pod that is pending or has the label of an AppGroup.
+    """A pod of `Facts.pods`.
 
     Attributes:
-        group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
+        group_key: ``namespace/name`` of the AppGroup that it belongs to; empty if it belongs to none, also if its label names one.
         is_placed_by_affinity: whether netaware places it by node affinity, so that its scheduler need not call the extender.
     """
 
@@ -36,23 +36,23 @@ class PodFact(Pod, frozen=True):
     is_placed_by_affinity: bool = False
 
     @property
-    def scheduler_name(self) -> str:
-        """Name of the scheduler that places it, with ``?`` for characters that are unsafe in a command line."""
+    def printable_scheduler_name(self) -> str:
+        """Its schedulerName, by default that of kube-scheduler, with ``?`` for characters that are unsafe in a command line."""
         return re.sub(r"[^A-Za-z0-9._/-]", "?", self.spec.scheduler_name) or DEFAULT_SCHEDULER
 
     @property
     def scheduled_condition(self) -> Condition | None:
-        """Its condition PodScheduled; None before a scheduler has tried it."""
+        """Its condition PodScheduled; None if it has none: it is new, and has never been gated."""
         return self.condition("PodScheduled")
 
     @property
-    def scheduler_message(self) -> str:
-        """Message of that condition; empty for none."""
+    def scheduled_message(self) -> str:
+        """Message of `scheduled_condition`; empty without one."""
         return self.scheduled_condition.message if self.scheduled_condition is not None else ""
 
     @property
     def scheduled_changed_s(self) -> float | None:
-        """Time of the last change of that condition, unix seconds; None if unknown."""
+        """Time of the last change of `scheduled_condition`, unix seconds; None if unknown."""
         return self.scheduled_condition.changed_s if self.scheduled_condition is not None else None
 
     @property
@@ -72,7 +72,13 @@ class PodFact(Pod, frozen=True):
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node, with the taints that keep pods away, such as that of a cordon; ``zone`` is empty without one."""
+    """A node.
+
+    Attributes:
+        labels: the node's labels.
+        taints: its taints that keep pods away, such as that of a cordon.
+        zone: value of its zone label; empty without one.
+    """
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -84,9 +90,12 @@ class Facts(msgspec.Struct, frozen=True):
 
     Attributes:
         now_s: wall clock, unix seconds.
-        network: zones and pairs of the NetworkTopology that the scheduler uses.
-        agents, bandwidth, groups: all of the cluster.
-        pods: pods that are pending or belong to an AppGroup.
+        control_plane: the state of netaware's programs; the default, which has no fault, if it was not read.
+        network: see `build_network`.
+        agents: the agent of every node.
+        bandwidth: see `build_bandwidth`.
+        groups: all AppGroups.
+        pods: pods with the label of an AppGroup, and the pod that `build_facts` was given.
         nodes: all nodes by name.
         topology_conditions: the conditions of each NetworkTopology, by ``namespace/name``.
         unreachable_pairs: pairs of zones (origin, destination) that the leader has published as unreachable.
@@ -109,41 +118,38 @@ class Facts(msgspec.Struct, frozen=True):
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
     netaware_namespace: str = NETAWARE_NAMESPACE
 
-    @property
-    def interval_s(self) -> float:
-        """Length of a probing round; 0 without a probe plan."""
-        return self.network.interval_s or 0.0
-
     def format_kubectl(self, template: str, *values: object) -> str:
-        """A kubectl command in netaware's namespace, see `format_command`."""
+        """A kubectl command in netaware's namespace; see `format_command` for the arguments."""
         return format_command(f"kubectl -n {{}} {template}", self.netaware_namespace, *values)
 
 
 def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
-    """The facts of a snapshot, and of ``pod`` if that is not in the snapshot."""
+    """The facts of a snapshot, with ``pod`` added if the snapshot lacks it."""
     membership, default_placement = snapshot.build_membership(), snapshot.scheduler.placement
     placement_by_namespace = {
         namespace.metadata.name: placement_of(namespace.metadata.labels, default_placement)
         for namespace in snapshot.namespaces
     }
-    agents = build_agents(snapshot)
-    zone_by_node = {agent.node: agent.zone for agent in agents}
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
-    is_missing = pod is not None and all(pod.metadata.key != other.metadata.key for other in snapshot.pods)
+    pods = snapshot.pods
+    if pod is not None and all(pod.metadata.key != other.metadata.key for other in pods):
+        pods = (*pods, pod)
     return Facts(
         now_s=snapshot.now_s,
         control_plane=snapshot.control_plane or ControlPlaneStatus(),
         network=build_network(snapshot),
-        agents=agents,
+        agents=build_agents(snapshot),
         bandwidth=build_bandwidth(snapshot),
         groups=snapshot.groups,
         pods=tuple(
             build_pod_fact(p, membership, placement_by_namespace.get(p.metadata.namespace, default_placement))
-            for p in (*snapshot.pods, *((pod,) if is_missing else ()))
+            for p in pods
         ),
         nodes={
-            name: NodeFact(node.metadata.labels or {}, blocking_taints(node), zone_by_node[name])
-            for name, node in ((node.metadata.name, node) for node in snapshot.nodes)
+            node.metadata.name: NodeFact(
+                node.metadata.labels or {}, blocking_taints(node), node.metadata.label(ZONE_LABEL)
+            )
+            for node in snapshot.nodes
         },
         topology_conditions={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
         unreachable_pairs=tuple(sorted({pair for published in latencies for pair in published.unreachable_pairs})),
@@ -154,7 +160,7 @@ def build_facts(snapshot: ClusterSnapshot, pod: Pod | None = None) -> Facts:
 
 
 def build_pod_fact(pod: Pod, membership: Membership, namespace_placement: Placement) -> PodFact:
-    """The facts of a pod; ``namespace_placement`` is the placement mode of pods without a label."""
+    """The facts of a pod; ``namespace_placement`` is the placement mode of its namespace, which counts if the pod has no mode itself."""
     return PodFact(
         metadata=pod.metadata,
         spec=pod.spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -25,7 +26,7 @@ def find_group_findings(facts: Facts, unreachable_zones: Collection[str]) -> Ite
 
     Args:
         facts: facts of the cluster.
-        unreachable_zones: zones that another finding names; violated dependencies there are left out.
+        unreachable_zones: zones that another finding names; if the message about violated dependencies names one too, it is left out.
     """
     pod_counts: Counter[str] = Counter()
     pending_counts: Counter[str] = Counter()
@@ -52,6 +53,7 @@ def _find_spec_problems(group: AppGroup) -> Iterator[Finding]:
 
 
 def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, now_s: float) -> Iterator[Finding]:
+    """A finding if some of the group's pods do not exist for a long time, and none is pending; a group without any pod is not in use."""
     meta, required = group.metadata, group.spec.num_members
     complete = find_condition(group.status.conditions, COMPLETE)
     since = complete.changed_s if complete is not None and complete.status == "False" else None
@@ -64,7 +66,7 @@ def _find_missing_members(group: AppGroup, pod_count: int, pending_count: int, n
         format_command("kubectl -n {} get deployments,statefulsets,resourcequotas", meta.namespace),
         "raise the quota, scale the Deployment, or correct the webhook that rejects the pods",
     )
-    yield GroupFinding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
+    yield GroupFinding("members-missing", "warning", summary, cause, since=since, affects=(meta.key,), fix=fix)
 
 
 def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str]) -> Iterator[Finding]:
@@ -73,29 +75,37 @@ def _find_failed_conditions(group: AppGroup, unreachable_zones: Collection[str])
     show_graph = format_command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
     failed = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
 
-    def report(condition_type: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
+    def build_finding(condition_type: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
         condition = failed[condition_type]
         severity: Severity = "info" if condition_type == BALANCED else "warning"
-        summary, cause = f"AppGroup {meta.key}: {summary}", (condition.message,)
-        return ConditionFinding(code, severity, summary, cause, condition.changed_s, (meta.key,), fix, alert)
+        summary, cause, since = f"AppGroup {meta.key}: {summary}", (condition.message,), condition.changed_s
+        return ConditionFinding(code, severity, summary, cause, since=since, affects=(meta.key,), fix=fix, alert=alert)
 
     if ADMITTED in failed:
         summary = "namespaces of its workloads do not consent to it"
-        yield report(ADMITTED, "namespace-not-admitted", summary, _format_consent_commands(group, failed[ADMITTED]))
-    if COSTS_MET in failed and not any(zone in failed[COSTS_MET].message for zone in unreachable_zones):
+        fix = _format_consent_commands(group, failed[ADMITTED])
+        yield build_finding(ADMITTED, "namespace-not-admitted", summary, fix)
+    if COSTS_MET in failed and not _find_words(failed[COSTS_MET]).intersection(unreachable_zones):
         summary = "dependencies cost more than their maxNetworkCost"
         edit = format_group_command("edit", meta.key)
         move = f"let the overlay descheduler move its pods, or raise maxNetworkCost: {edit}"
-        yield report(COSTS_MET, "costs-violated", summary, (show_graph, move), "NetawareDependenciesViolated")
+        yield build_finding(COSTS_MET, "costs-violated", summary, (show_graph, move), "NetawareDependenciesViolated")
     if BALANCED in failed:
         summary = "its replicas are not balanced over zones or under load"
         fix = (show_graph, "let the descheduler move its pods, or restart its Deployments")
-        yield report(BALANCED, "not-balanced", summary, fix)
+        yield build_finding(BALANCED, "not-balanced", summary, fix)
 
 
 def _format_consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
     """Commands by which the namespaces that the condition names consent to the group."""
-    group_namespace, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
+    group_namespace = group.metadata.namespace
     namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", group_namespace}
-    commands = tuple(consent_command(namespace, group_namespace) for namespace in sorted(namespaces & words))
+    commands = tuple(
+        consent_command(namespace, group_namespace) for namespace in sorted(namespaces & _find_words(not_admitted))
+    )
     return commands or (format_group_command("describe", group.metadata.key),)
+
+
+def _find_words(condition: Condition) -> set[str]:
+    """The words of a condition's message, such as names of zones and namespaces."""
+    return set(re.findall(r"[\w.-]+", condition.message))

@@ -24,7 +24,7 @@ _DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 
 
 class _ReasonFinding(NamedTuple):
-    """The finding for a reason of a NetworkTopology's condition; its ``fix`` has placeholders, see `_report_condition`."""
+    """The finding for a reason of a NetworkTopology's condition; its ``fix`` has placeholders, see `_condition_finding`."""
 
     severity: Severity
     summary: str
@@ -58,7 +58,7 @@ _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
 """Field that a message names -> fields to remove together, because either may be the wrong one."""
 _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
-"""Type and status of the conditions that become findings."""
+"""Type and status of the conditions that become findings of their own."""
 
 
 def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
@@ -66,30 +66,30 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
 
     Args:
         facts: facts of the cluster.
-        silent_zones: zones without a working agent, which another finding reports; pairs with them are left out.
+        silent_zones: zones without a working agent, which another finding reports; pairs with them are left out, and all stale pairs.
     """
     if not facts.topology_conditions and facts.control_plane.can_list_topologies:
-        yield _report_no_topology(facts)
+        yield _no_topology_finding(facts)
         return
     pairs = [pair for pair in facts.network.pairs if not set(pair.zones).intersection(silent_zones)]
     unreachable = {pair.zones for pair in pairs if pair.basis == "unreachable"}
     unreachable |= {zones for zones in facts.unreachable_pairs if not set(zones).intersection(silent_zones)}
     dead_paths = {(min(zones), max(zones)) for zones in unreachable}
-    yield from (_report_unreachable(*path) for path in sorted(dead_paths))
+    yield from (_unreachable_finding(*path) for path in sorted(dead_paths))
     working_zones = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
     if facts.network.interval_s is None and len(working_zones) > 1:
-        yield _report_no_plan(facts, tuple(sorted(working_zones)))
+        yield _no_plan_finding(facts, tuple(sorted(working_zones)))
         return
     yield from _find_failed_conditions(facts)
-    conditions = (c for of_topology in facts.topology_conditions.values() for c in of_topology)
-    if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in conditions):
+    all_conditions = (c for conditions in facts.topology_conditions.values() for c in conditions)
+    if not any(c.type == "Measured" and _is_recent(c, NEW_ZONE_ROUNDS, facts) for c in all_conditions):
         yield from _find_unmeasured([p for p in pairs if (min(p.zones), max(p.zones)) not in dead_paths])
-    # Costs of other pairs may be inferred over these paths, and are then old too.
+    # Costs of other pairs may be inferred over silent zones or dead paths, and are then old too.
     if not silent_zones and not dead_paths:
         yield from _find_stale(facts, pairs)
 
 
-def _report_no_topology(facts: Facts) -> Finding:
+def _no_topology_finding(facts: Facts) -> Finding:
     summary = "there is no NetworkTopology, so no costs can be written"
     cause = ("the leader creates a NetworkTopology within a minute, but only if `bootstrap.networkTopology` names one",)
     fix = (
@@ -104,18 +104,20 @@ def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]
     return tuple(sorted({f"{pair.origin} to {pair.destination}" for pair in pairs if pair.basis in bases}))
 
 
-def _report_unreachable(zone: str, other_zone: str) -> Finding:
+def _unreachable_finding(zone: str, other_zone: str) -> Finding:
     summary, alert = f"zones {zone} and {other_zone} cannot reach each other", "NetawareZonePairUnreachable"
     cause = ("probes between them fail from more than one node",)
     show_latency = format_command("kubectl netaware latency {} {}", zone, other_zone)
     fix = (show_latency, f"{_OPEN_PORTS} between their nodes, or correct the route")
-    return ZoneFinding("zones-unreachable", "critical", summary, cause, None, (zone, other_zone), fix, alert)
+    affects = zone, other_zone
+    return ZoneFinding("zones-unreachable", "critical", summary, cause, affects=affects, fix=fix, alert=alert)
 
 
-def _report_no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
+def _no_plan_finding(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (facts.format_kubectl(f"logs deployment/{CONTROLLER} --tail=50 | grep -i plan"), *APPLY_AGAIN)
-    return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
+    affects = zones[:MAX_AFFECTED]
+    return Finding("no-plan", "critical", summary, affects=affects, fix=fix, alert="NetawareCostsMissing")
 
 
 def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
@@ -124,29 +126,31 @@ def _find_unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
         summary = f"there is no measurement for {pluralize(len(names), 'pair')} of zones"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between their nodes")
         alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
-        yield ZoneFinding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
+        yield ZoneFinding("pairs-unmeasured", "warning", summary, affects=names[:MAX_AFFECTED], fix=fix, alert=alert)
 
 
 def _find_stale(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
-    """A finding about costs from old measurements, by the leader's condition or by the samples."""
-    conditions_by_topology = sorted(facts.topology_conditions.items())
-    conditions = [c for _, conditions in conditions_by_topology for c in conditions if c.reason == "MeasurementsOld"]
+    """A finding about costs from old measurements: about the stale pairs; without any, about NetworkTopologies whose condition tells of them."""
+    topologies = sorted(facts.topology_conditions.items())
+    conditions = {key: c for key, conditions in topologies for c in conditions if c.reason == "MeasurementsOld"}
     names = _pair_names(pairs, "stale")
     if names or conditions:
         summary, alert = "costs between some zones are based on old measurements", "NetawareMeasurementsStale"
-        cause = tuple(condition.message for condition in conditions)
-        since = min((c.changed_s for c in conditions if c.changed_s is not None), default=None)
+        cause = tuple(condition.message for condition in conditions.values())
+        since = min((c.changed_s for c in conditions.values() if c.changed_s is not None), default=None)
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_OPEN_PORTS} between nodes, if probes time out")
-        affects = names[:MAX_AFFECTED] or tuple(key for key, _ in conditions_by_topology)
-        yield ConditionFinding("pairs-stale", "warning", summary, cause, since, affects, fix, alert)
+        affects = names[:MAX_AFFECTED] or tuple(conditions)
+        yield ConditionFinding(
+            "pairs-stale", "warning", summary, cause, since=since, affects=affects, fix=fix, alert=alert
+        )
 
 
 def _find_failed_conditions(facts: Facts) -> Iterator[Finding]:
-    """Findings from conditions of NetworkTopologies."""
+    """Findings from `_FAILED_CONDITIONS` of NetworkTopologies."""
     for key, conditions in sorted(facts.topology_conditions.items()):
         for condition in conditions:
             if (condition.type, condition.status) in _FAILED_CONDITIONS and not _may_clear_soon(condition, facts):
-                yield _report_condition(key, condition, facts)
+                yield _condition_finding(key, condition, facts)
 
 
 def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
@@ -158,10 +162,11 @@ def _may_clear_soon(condition: Condition, facts: Facts) -> bool:
 
 
 def _is_recent(condition: Condition, rounds: float, facts: Facts) -> bool:
-    return condition.changed_s is not None and facts.now_s - condition.changed_s < rounds * facts.interval_s
+    max_age_s = rounds * (facts.network.interval_s or 0.0)
+    return condition.changed_s is not None and facts.now_s - condition.changed_s < max_age_s
 
 
-def _report_condition(topology_key: str, condition: Condition, facts: Facts) -> Finding:
+def _condition_finding(topology_key: str, condition: Condition, facts: Facts) -> Finding:
     default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
     unknown = _ReasonFinding(default, condition.reason, (_DESCRIBE_TOPOLOGY,))
     severity, summary, fix, alert = _FINDINGS_BY_REASON.get(condition.reason, unknown)
@@ -178,11 +183,11 @@ def _report_condition(topology_key: str, condition: Condition, facts: Facts) -> 
     commands = tuple(format_command(line, **placeholders) for line in fix)
     code, summary = f"topology-{condition.reason}", f"NetworkTopology {topology_key}: {summary}"
     cause, since, affects = (condition.message,), condition.changed_s, (topology_key,)
-    return ConditionFinding(code, severity, summary, cause, since, affects, commands, alert)
+    return ConditionFinding(code, severity, summary, cause, since=since, affects=affects, fix=commands, alert=alert)
 
 
 def _reset_patch(message: str) -> dict[str, object]:
-    """A merge patch that removes the field of costPolicy that a message names; all fields if it names none."""
+    """A merge patch that removes the first field of costPolicy that a message names, with its related fields; all fields if it names none."""
     match = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None
     return {"spec": {"costPolicy": fields}}

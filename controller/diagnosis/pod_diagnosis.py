@@ -1,4 +1,4 @@
-"""The diagnosis of one pod: why it is on its node, or why it is pending."""
+"""The diagnosis of one pod: why it is on its node or pending, and problems of its labels."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
     """Why a pod is on its node, or why it is pending.
 
     Attributes:
-        kind: its state. ``planned`` is gated by netaware with a target, ``gated`` without; ``foreign-gate`` is gated by others.
-            ``refused`` would violate dependencies on every node; ``unschedulable`` has no node for another reason; ``waiting`` has
-            not been tried by its scheduler; ``other-scheduler`` names one that does not call the extender.
+        kind: its state. ``placed`` has a node; ``planned`` is gated by netaware with a target, ``gated`` without; ``foreign-gate`` is gated
+            by others. ``refused`` would violate dependencies on every node; ``unschedulable`` has no node for another reason. Its scheduler
+            has not tried it yet if it is ``waiting``, or ``other-scheduler``: a pod of a group whose scheduler does not call the extender.
+            ``terminating`` is being deleted; ``finished`` succeeded or failed.
         summary: the state in one sentence, whose subject is "it".
         since: start of the state, unix seconds; None if unknown.
         until: time at which it ends at the latest, unix seconds; None if unknown.
-        fix: commands that show more or change the state.
+        fix: commands and instructions that show more or change the state.
     """
 
     kind: PodDiagnosisKind
@@ -92,16 +93,18 @@ def _diagnose_queued(pod: PodFact, facts: Facts, describe_command: str) -> PodDi
     if pod.is_unschedulable and pod.scheduled_condition is not None:
         return _diagnose_unschedulable(pod, pod.scheduled_condition, facts)
     if pod.group and not uses_netaware(pod, facts):
-        summary = f"it has the label of AppGroup {pod.group}, but schedulerName {pod.scheduler_name} {NO_EXTENDER}"
+        summary = (
+            f"it has the label of AppGroup {pod.group}, but schedulerName {pod.printable_scheduler_name} {NO_EXTENDER}"
+        )
         return PodDiagnosis("other-scheduler", summary, pod.created_s, fix=(format_scheduler_fix(facts),))
-    summary = f"{pod.scheduler_name} has not tried to place it yet"
+    summary = f"{pod.printable_scheduler_name} has not tried to place it yet"
     return PodDiagnosis("waiting", summary, pod.created_s, fix=(describe_command,))
 
 
 def _diagnose_unschedulable(pod: PodFact, scheduled: Condition, facts: Facts) -> PodDiagnosis:
     surveys = NodeSurveys(facts.nodes)
     reason = find_reason(pod, surveys)
-    text = f"{pod.scheduler_name} finds no node for it: {reason.meaning} ({scheduled.message or scheduled.reason})"
+    text = f"{pod.printable_scheduler_name} finds no node for it: {reason.meaning} ({scheduled.message or scheduled.reason})"
     kind: PodDiagnosisKind = "refused" if reason.code == "max-cost" else "unschedulable"
     since = pod.scheduled_changed_s or pod.created_s
     return PodDiagnosis(kind, "; ".join((text, *list_restrictions(pod, surveys))), since, fix=reason.fix)
@@ -109,7 +112,7 @@ def _diagnose_unschedulable(pod: PodFact, scheduled: Condition, facts: Facts) ->
 
 def uses_netaware(pod: PodFact, facts: Facts) -> bool:
     """Whether netaware places the pod: by node affinity, or by a scheduler that calls its extender."""
-    return pod.is_placed_by_affinity or calls_extender(pod.scheduler_name, facts.scheduler_names)
+    return pod.is_placed_by_affinity or calls_extender(pod.printable_scheduler_name, facts.scheduler_names)
 
 
 def format_scheduler_fix(facts: Facts) -> str:
@@ -154,7 +157,7 @@ def fix_labels(pod: PodFact) -> tuple[str, ...]:
 
 
 def list_restrictions(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
-    """Sentences about the constraints of the pod's spec that exclude nodes."""
+    """Sentences about the nodes that the pod's node selector and affinity allow, and about taints if it tolerates those of none of them."""
     spec, survey = pod.spec, surveys.for_spec(pod.spec)
     texts = []
     if has_node_constraints(spec):
@@ -162,7 +165,7 @@ def list_restrictions(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
         source = f"its nodeSelector {selector}" if selector else "its node affinity"
         texts.append(f"{source} allows {_format_nodes(survey.zones)}")
     if survey.zones and not survey.tolerated_count:
-        texts.append(f"it tolerates the taints of none of {len(survey.zones)} nodes")
+        texts.append(f"it tolerates the taints of none of {pluralize(len(survey.zones), 'node')}")
     return tuple(texts)
 
 

@@ -1,4 +1,4 @@
-"""Findings about pods that no scheduler places, that wait too long, or whose labels are wrong."""
+"""Findings about pods that no scheduler or another scheduler places, that wait too long, or whose labels are wrong."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ ATTEMPT_TIMEOUT_S = 20.0
 GATED_ATTEMPT_TIMEOUT_S = 60.0
 """A healthy scheduler tries a pod within this time after its gate has opened."""
 LONG_WAIT_S = 600.0
-"""Longer than pods wait in a scheduler's queue, or at a gate by any configuration."""
+"""Longer than pods wait in the queue of a working scheduler, or at a gate if ``maxWaitS`` is not longer."""
+OPENING_TIMEOUT_S = 60.0
+"""An overdue gate is open after this time, also if the gate opener opens it."""
 _NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so their dependencies have no effect"
 _REMOVE_GATES = [{"op": "remove", "path": "/spec/schedulingGates"}]
 
 
 def find_pod_findings(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods, one for all pods with the same cause."""
+    """Findings about pods, one for each cause."""
     yield from _find_unknown_workloads(facts)
     yield from _find_other_schedulers(facts)
-    unschedulable = list(_find_unschedulable(facts))
-    yield from unschedulable
+    yield from _find_unschedulable(facts)
     yield from _find_untried(facts)
-    explained_keys = {key for finding in unschedulable for key in finding.affects}
-    yield from _find_gated_too_long(facts, explained_keys)
+    yield from _find_gated_too_long(facts)
 
 
 def _affected_keys(pods: Iterable[PodFact]) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def _format_pods(pods: list[PodFact]) -> str:
 
 
 def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
-    """Findings about pods whose labels name no workload, one for each namespace and problem."""
+    """Findings about active pods that need a group and whose labels name no workload, one for each namespace and problem."""
     groups, refusals = groups_by_key(facts), set(_find_refusals(facts))
     mislabeled: list[tuple[PodFact, str]] = []
     for pod in facts.pods:
@@ -75,12 +75,13 @@ def _find_unknown_workloads(facts: Facts) -> Iterator[PodFinding]:
             pods_by_problem[pod.metadata.namespace, problem].append(pod)
     for (_, problem), pods in sorted(pods_by_problem.items()):
         cause = (_NO_DEPENDENCIES,) if any(pod.spec.node_name for pod in pods) else ()
-        summary, affects, fix = f"{_format_pods(pods)}: {problem}", _affected_keys(pods), fix_labels(pods[0])
-        yield PodFinding("unknown-workload", "warning", summary, cause, _first_created_s(pods), affects, fix)
+        summary, since, affects = f"{_format_pods(pods)}: {problem}", _first_created_s(pods), _affected_keys(pods)
+        fix = fix_labels(pods[0])
+        yield PodFinding("unknown-workload", "warning", summary, cause, since=since, affects=affects, fix=fix)
 
 
 def _find_refusals(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Namespaces of workloads whose group is not admitted, each with the group's name."""
+    """Namespaces of the workloads of groups that are not admitted, each with the group's name."""
     for group in facts.groups:
         admitted = find_condition(group.status.conditions, ADMITTED)
         if admitted is not None and admitted.status == "False":
@@ -103,7 +104,7 @@ def _find_other_schedulers(facts: Facts) -> Iterator[PodFinding]:
     for group_key, pods in sorted(pods_by_group.items()):
         others = [pod for pod in pods if not uses_netaware(pod, facts)]
         if others and len(others) < len(pods):
-            names = ", ".join(sorted({pod.scheduler_name for pod in others}))
+            names = ", ".join(sorted({pod.printable_scheduler_name for pod in others}))
             summary = f"{_format_pods(others)} of AppGroup {group_key}: schedulerName {names} {NO_EXTENDER}"
             affects, fix = _affected_keys(others), (format_scheduler_fix(facts),)
             yield PodFinding("other-scheduler", "warning", summary, affects=affects, fix=fix)
@@ -116,18 +117,18 @@ def _find_unschedulable(facts: Facts) -> Iterator[PodFinding]:
     surveys = NodeSurveys(facts.nodes)
     for pod in facts.pods:
         if pod.is_unschedulable:
-            code = parse_message(pod.scheduler_message).code
+            code = parse_message(pod.scheduled_message).code
             pods_by_reason[pod.metadata.namespace, pod.group_key, code].append(pod)
         elif pod.group_key and pod.is_gated:
             gated_by_group[pod.group_key].append(pod)
     for (_, group_key, code), pods in sorted(pods_by_reason.items()):
         first, reason = pods[0], find_reason(pods[0], surveys)
-        summary = f"{_format_pods(pods)}: {first.scheduler_name} finds no node: {reason.meaning}"
-        cause = (*((first.scheduler_message,) if first.scheduler_message else ()), *list_restrictions(first, surveys))
+        summary = f"{_format_pods(pods)}: {first.printable_scheduler_name} finds no node: {reason.meaning}"
+        cause = (*((first.scheduled_message,) if first.scheduled_message else ()), *list_restrictions(first, surveys))
         times = (pod.scheduled_changed_s for pod in pods)
         since = min((time for time in times if time is not None), default=_first_created_s(pods))
         affects = _affected_keys((*pods, *gated_by_group[group_key]))
-        yield PodFinding(f"no-node-{code}", "warning", summary, cause, since, affects, reason.fix)
+        yield PodFinding(f"no-node-{code}", "warning", summary, cause, since=since, affects=affects, fix=reason.fix)
 
 
 def _find_untried(facts: Facts) -> Iterator[PodFinding]:
@@ -140,39 +141,41 @@ def _find_untried(facts: Facts) -> Iterator[PodFinding]:
         # A pod that was gated has the condition, and the time when its gate opened is unknown.
         timeout_s = ATTEMPT_TIMEOUT_S if pod.scheduled_condition is None else GATED_ATTEMPT_TIMEOUT_S
         # An active scheduler may have a long queue.
-        timeout_s = LONG_WAIT_S if pod.scheduler_name in active_schedulers else timeout_s
+        timeout_s = LONG_WAIT_S if pod.printable_scheduler_name in active_schedulers else timeout_s
         if pod.created_s is not None and facts.now_s - pod.created_s > timeout_s:
-            pods_by_scheduler[pod.scheduler_name].append(pod)
+            pods_by_scheduler[pod.printable_scheduler_name].append(pod)
     for name, pods in sorted(pods_by_scheduler.items()):
-        summary, affects = f"{_format_pods(pods)}: no scheduler named {name} responds", _affected_keys(pods)
-        fix: tuple[str, ...]
+        alert = ""
+        fix: tuple[str, ...] = (f"{format_scheduler_fix(facts)}, if you run no scheduler of that name",)
         if name in facts.scheduler_names:
+            alert = "NetawareSchedulerDown"
             logs = facts.format_kubectl(f"logs deployment/{SCHEDULER} --all-containers --tail=50")
-            restart = facts.format_kubectl(f"rollout restart deployment/{SCHEDULER}")
-            alert, fix = "NetawareSchedulerDown", (logs, restart)
-        else:
-            alert, fix = "", (f"{format_scheduler_fix(facts)}, if you run no scheduler of that name",)
-        yield PodFinding("no-scheduler", "warning", summary, (), _first_created_s(pods), affects, fix, alert)
+            fix = (logs, facts.format_kubectl(f"rollout restart deployment/{SCHEDULER}"))
+        summary = f"{_format_pods(pods)}: no scheduler named {name} responds"
+        since, affects = _first_created_s(pods), _affected_keys(pods)
+        yield PodFinding("no-scheduler", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)
 
 
 def _active_schedulers(facts: Facts) -> set[str]:
-    """Names of schedulers that tried a pod within the last minute."""
+    """Names of schedulers that bound or refused a pod within the last `GATED_ATTEMPT_TIMEOUT_S`."""
     names: set[str] = set()
     for pod in facts.pods:
         tried_s = pod.scheduled_changed_s if pod.spec.node_name or pod.is_unschedulable else None
         if tried_s is not None and facts.now_s - tried_s < GATED_ATTEMPT_TIMEOUT_S:
-            names.add(pod.scheduler_name)
+            names.add(pod.printable_scheduler_name)
     return names
 
 
-def _find_gated_too_long(facts: Facts, explained_keys: set[str]) -> Iterator[PodFinding]:
-    """Findings about pods that wait at netaware's gate for too long, except those that another finding explains."""
+def _find_gated_too_long(facts: Facts) -> Iterator[PodFinding]:
+    """Findings about pods that wait at netaware's gate for too long, except those with wrong labels or an unschedulable pod in their group."""
     groups = groups_by_key(facts)
+    max_wait_s = max(LONG_WAIT_S, facts.max_gate_wait_s + OPENING_TIMEOUT_S)
+    groups_without_node = {pod.group_key for pod in facts.pods if pod.is_unschedulable}
     pods_by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        if not pod.is_waiting or not pod.is_gated or pod.other_gates or pod.metadata.key in explained_keys:
+        if not pod.is_waiting or not pod.is_gated or pod.other_gates or pod.group_key in groups_without_node:
             continue
-        is_overdue = pod.created_s is not None and facts.now_s - pod.created_s > LONG_WAIT_S
+        is_overdue = pod.created_s is not None and facts.now_s - pod.created_s > max_wait_s
         if is_overdue and not find_label_problem(pod, groups):
             pods_by_group[pod.metadata.namespace, pod.group_key].append(pod)
     for (namespace, group_key), pods in sorted(pods_by_group.items()):
@@ -182,6 +185,6 @@ def _find_gated_too_long(facts: Facts, explained_keys: set[str]) -> Iterator[Pod
             format_command("kubectl netaware explain pod {} -n {}", pods[0].metadata.name, namespace),
             format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
         )
-        summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {LONG_WAIT_S / 60:.0f} min"
-        since, affects = _first_created_s(pods), _affected_keys(pods)
-        yield PodFinding("gated-too-long", "warning", summary, (), since, affects, fix, "NetawarePodsGatedTooLong")
+        summary = f"{_format_pods(pods)} of AppGroup {group_key}: gated for more than {max_wait_s / 60:.0f} min"
+        since, affects, alert = _first_created_s(pods), _affected_keys(pods), "NetawarePodsGatedTooLong"
+        yield PodFinding("gated-too-long", "warning", summary, since=since, affects=affects, fix=fix, alert=alert)

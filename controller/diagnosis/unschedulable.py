@@ -1,4 +1,4 @@
-"""The reason for which a scheduler finds no node for a pod, by its message, and the fix."""
+"""The reason for which a scheduler finds no node for a pod, by the scheduler's message, and its fix; surveys of nodes by pod spec."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
 MAX_NODES_NAMED = 5
+"""Cordoned nodes that a command names."""
 ROLLOUT_KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
 """Kinds that replace their pods when their template changes."""
 _NODE_STATE_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
@@ -28,7 +29,7 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable; a part of the finding's code.
-        pattern: regular expression for its part of the scheduler's message.
+        pattern: regular expression for its part of the scheduler's message; empty if the reason is unknown.
         meaning: completes "finds no node: ..."; "it" is the pod.
         fix: commands and instructions; in `_REASONS` with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (name of its
             AppGroup), ``{group_namespace}`` and ``{cordoned}`` (names of cordoned nodes).
@@ -97,7 +98,7 @@ class NodeSurvey(msgspec.Struct, frozen=True):
         zones: the zone of each node; empty for a node without one.
         tolerated_count: number of nodes whose taints the pod tolerates.
         cordoned: sorted names of cordoned nodes that the pod does not tolerate.
-        main_taint: the most frequent other taint that the pod does not tolerate; None without one.
+        main_taint: the taint that excludes most of the other nodes; None if taints exclude none of them.
     """
 
     zones: tuple[str, ...] = ()
@@ -142,7 +143,7 @@ class NodeSurveys:
 def find_reason(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
     """The reason that excludes most nodes for a pod without a node, with commands for this pod."""
     survey = surveys.for_spec(pod.spec)
-    reason = find_reason_in_message(pod.scheduler_message, pod.metadata.key, pod.group_key, survey)
+    reason = find_reason_in_message(pod.scheduled_message, pod.metadata.key, pod.group_key, survey)
     if reason.code == "taint" and survey.main_taint is not None:
         return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_fix_taint(survey.main_taint, pod)))
     return reason
@@ -165,7 +166,10 @@ def _fix_taint(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def parse_message(message: str) -> UnschedulableReason:
-    """The reason that excludes most nodes in a scheduler's message; its fix has placeholders."""
+    """The reason that excludes most nodes in a scheduler's message, the first in `_REASONS` of several; its fix has placeholders.
+
+    The pod's own selector counts only if there is no other reason, because it excludes nodes on purpose.
+    """
     node_counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
@@ -175,7 +179,6 @@ def parse_message(message: str) -> UnschedulableReason:
                 node_counts[index] += int(number[1]) if number else 1
                 break
     if len(node_counts) > 1:
-        # The pod's own selector excludes nodes on purpose.
         node_counts.pop(_SELECTOR_INDEX, None)
     return _REASONS[min(node_counts, key=lambda index: (-node_counts[index], index))] if node_counts else _UNKNOWN
 

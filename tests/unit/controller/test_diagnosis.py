@@ -19,7 +19,7 @@ from controller.diagnosis.cluster_views import AgentView
 from controller.diagnosis.control_plane import LeaseFact, ProgramPod, ProgramPodObject, build_program_pods
 from controller.diagnosis.diagnose import diagnose
 from controller.diagnosis.facts import Facts, NodeFact, build_facts
-from controller.diagnosis.findings import NO_LEADER_CODES, has_leader
+from controller.diagnosis.findings import MAX_AFFECTED, NO_LEADER_CODES, has_leader
 from controller.diagnosis.pod_diagnosis import diagnose_pod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.config import SchedulerConfig
@@ -164,9 +164,22 @@ def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: 
     assert diagnose(facts(agents=working, network=network(interval_s))) == ()
 
 
+@pytest.mark.parametrize(
+    ("lease", "words"),
+    [
+        (None, "does not exist"),
+        (LeaseFact(), "is released"),
+        (LeaseFact("", NOW_S - 3), "is released"),
+        (LeaseFact("a", NOW_S - 60), "a renewed"),
+    ],
+)
+def test_the_cause_of_a_missing_leader_is_the_state_of_the_lease(lease: LeaseFact | None, words: str) -> None:
+    (finding,) = diagnose(facts(control_plane=status(lease=lease)))
+    assert (finding.code, words in finding.cause[0]) == ("no-leader", True)
+    assert finding.since == (lease.renewed_s if lease is not None else None)
+
+
 def test_codes_of_findings_without_a_leader() -> None:
-    (finding,) = diagnose(facts(control_plane=status(lease=None)))
-    assert (finding.code, finding.since) == ("no-leader", None)
     codes = {
         situation.code
         for situation in SITUATIONS
@@ -264,6 +277,8 @@ def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
 
 
 COSTS_NOT_MET = condition("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
+FAR_COSTS_NOT_MET = condition("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z10 to z2)")
+MANY_UNSCHEDULABLE = [pod(f"front-{i}", scheduled=UNSCHEDULABLE) for i in range(MAX_AFFECTED)]
 VOLUME_REASONS = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
 BY_AFFINITY = pod("front-2", scheduler="default-scheduler", node="n2", is_placed_by_affinity=True)
 
@@ -310,8 +325,9 @@ def facts_of(message: str) -> Facts:
         # The first rounds after an installation, or with a new zone.
         (unmeasured_facts(170.0), []),
         (unmeasured_facts(190.0), ["pairs-unmeasured"]),
-        # Gated pods wait for the pod without a node of the same group.
-        (facts(pods=(pod(scheduled=UNSCHEDULABLE), *gated_pods(workload="cart"))), ["no-node-capacity"]),
+        # Gated pods wait for the pods without a node of the same group, of which there may be more than a finding lists.
+        (facts(pods=(*MANY_UNSCHEDULABLE, *gated_pods(workload="cart"))), ["no-node-capacity"]),
+        (facts(pods=gated_pods(created_s=NOW_S - 700), max_gate_wait_s=1200.0), []),
         (
             facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), scheduler_names=()),
             ["no-scheduler"],
@@ -324,6 +340,10 @@ def facts_of(message: str) -> Facts:
         (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 2),)), []),
         (facts(pods=(pod(scheduled=GATED, created_s=NOW_S - 300),)), ["no-scheduler"]),
         (facts(groups=(group([COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
+        (
+            facts(groups=(group([FAR_COSTS_NOT_MET]),), agents=agents(n1=SILENT, n3=SILENT)),
+            ["zone-without-agent", "costs-violated"],
+        ),
         *(
             (facts_of(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
             for words in VOLUME_REASONS
