@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,14 +57,13 @@ class NodeLoad:
         return ""
 
 
-def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Percents, Percents]:
+def thresholds_of(pool: Pool, usage_percents: Sequence[Percents]) -> tuple[Percents, Percents]:
     """The pool's low and high thresholds; with deviation thresholds, ``mean - low`` and ``mean + high``, within 0 and 100.
 
-    ``usage_percents`` are those of every node of the pool whose usage is known.
+    ``usage_percents`` are those of the pool's nodes, without unknown resources.
     """
     if not pool.use_deviation:
         return pool.low_thresholds, pool.high_thresholds
-    usage_percents = tuple(usage_percents)
     low, high = {}, {}
     for resource in pool.high_thresholds:
         values = [percents[resource] for percents in usage_percents if resource in percents]
@@ -86,28 +85,23 @@ def classify_nodes(
     loads: list[NodeLoad] = []
     nodes_by_pool: dict[str, list[Host]] = {pool.name: [] for pool in config.pools}
     for node in sorted(nodes, key=lambda node: node.name):
-        pool_name = next((pool.name for pool in config.pools if pool.selector.matches(node.labels)), None)
-        if pool_name is not None:
-            nodes_by_pool[pool_name].append(node)
+        if pool := next((pool for pool in config.pools if pool.selector.matches(node.labels)), None):
+            nodes_by_pool[pool.name].append(node)
     for pool in config.pools:
-        members = nodes_by_pool[pool.name]
-        usages = [_known_usage(node, pool, usage_by_node.get(node.name, {})) for node in members]
-        nodes_with_usage = list(zip(members, usages, strict=True))
-        measured = [(node, usage) for node, usage in nodes_with_usage if node.name in usage_by_node]
-        thresholds = thresholds_of(pool, (to_percents(usage, node.allocatable) for node, usage in measured))
-        loads += [_make_load(node, pool, thresholds, usage) for node, usage in nodes_with_usage]
+        usages = [(node, usage_by_node.get(node.name, {})) for node in nodes_by_pool[pool.name]]
+        thresholds = thresholds_of(pool, [to_percents(usage, node.allocatable) for node, usage in usages])
+        loads += [_make_load(node, pool, thresholds, usage) for node, usage in usages]
     return loads
 
 
-def _known_usage(node: Host, pool: Pool, usage: Amounts) -> dict[str, float]:
-    return {r: usage[r] for r in pool.high_thresholds if node.allocatable.get(r, 0) > 0 and r in usage}
-
-
 def _make_load(node: Host, pool: Pool, thresholds: tuple[Percents, Percents], usage: Amounts) -> NodeLoad:
-    (low, high), percents = thresholds, to_percents(usage, node.allocatable)
+    low, high = thresholds
+    required = [resource for resource in high if node.allocatable.get(resource, 0) > 0]
+    usage = {resource: usage[resource] for resource in required if resource in usage}
+    percents = to_percents(usage, node.allocatable)
     exceeded = find_exceeded_resources(percents, high)
     kind: LoadClass = "normal"
-    if not percents or any(r not in percents for r in high if node.allocatable.get(r, 0) > 0):
+    if not percents or len(percents) < len(required):
         kind, exceeded = "unknown", ()
     elif exceeded:
         kind = "overutilized"
@@ -147,12 +141,14 @@ class AnomalyDetector:
     normal_rounds: int = 0
     usage_known_at_s: float = 0.0
 
-    def after_round(self, *, is_overutilized: bool, pool: Pool, now: float) -> AnomalyDetector:
-        """The detector after one more round, by the node's pool."""
-        before = self
+    def after_round(self, load: NodeLoad, now: float) -> AnomalyDetector:
+        """The detector after one more round, in which the node had this load; unknown usage resets the counts of consecutive rounds."""
+        if load.kind == "unknown":
+            return replace(self, abnormal_rounds=0, normal_rounds=0)
+        before, pool = self, load.pool
         if self.is_anomalous and now - self.anomalous_since_s > pool.anomaly_timeout_s:
             before = AnomalyDetector(is_avoided=True)
-        if is_overutilized:
+        if load.kind == "overutilized":
             after = replace(before, abnormal_rounds=before.abnormal_rounds + 1, normal_rounds=0, usage_known_at_s=now)
             if not before.is_anomalous and after.abnormal_rounds >= pool.consecutive_abnormalities:
                 return replace(after, is_anomalous=True, is_avoided=True, anomalous_since_s=now)
@@ -168,18 +164,11 @@ def update_detectors(
 ) -> dict[str, AnomalyDetector]:
     """The detectors of all nodes after one more round, by name of the node.
 
-    Unknown usage resets a node's counts of consecutive rounds. After ``keep_s`` of unknown usage, its detector starts anew.
+    After ``keep_s`` of unknown usage, a node's detector starts anew.
     """
-    updated: dict[str, AnomalyDetector] = {}
-    for load in loads:
-        before = detectors.get(load.name)
-        if before is not None and now - before.usage_known_at_s > keep_s:
-            before = None
-        if load.kind != "unknown":
-            is_overutilized = load.kind == "overutilized"
-            updated[load.name] = (before or AnomalyDetector()).after_round(
-                is_overutilized=is_overutilized, pool=load.pool, now=now
-            )
-        elif before is not None:
-            updated[load.name] = replace(before, abnormal_rounds=0, normal_rounds=0)
-    return updated
+    kept = {name: detector for name, detector in detectors.items() if now - detector.usage_known_at_s <= keep_s}
+    return {
+        load.name: kept.get(load.name, AnomalyDetector()).after_round(load, now)
+        for load in loads
+        if load.name in kept or load.kind != "unknown"
+    }
