@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from controller.cluster.pod_info import SYSTEM_NAMESPACES
-from controller.descheduler.config import StrategyName, resolve_limit
+from controller.descheduler.config import STRATEGIES, StrategyName, resolve_limit
 from controller.descheduler.history import BackoffEntry
 from controller.descheduler.plan_builder import Candidate, LimitScope, PlanBuilder, workload_of
 
-ALL_STRATEGIES: frozenset[StrategyName] = frozenset(get_args(StrategyName))
+ALL_STRATEGIES = frozenset(STRATEGIES)
 LOAD_STRATEGIES: frozenset[StrategyName] = frozenset({"LowNodeLoad"})
 NETWORK_STRATEGIES = ALL_STRATEGIES - LOAD_STRATEGIES
 

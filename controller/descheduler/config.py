@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from netperf.contract import BANDWIDTH_RESOURCE
 FIELD = "descheduler"
 URL_FIELD = f"{FIELD}.usage.prometheus.url"
 StrategyName = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
+STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 Seconds = Annotated[float, Range(0, YEAR_S)]
 _PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 EVALUATION_LAGS = 2.5

@@ -171,20 +171,12 @@ def decide(
     *,
     assume_lasting: bool = False,
 ) -> UnconfirmedDecision:
-    """Evaluate earlier moves and decide which pods to move now. Takes seconds with thousands of nodes.
+    """Evaluate earlier moves and decide which pods to move at ``now``, unix seconds. Takes seconds with thousands of nodes.
 
     LowNodeLoad comes first, because an overutilized node harms all of its pods. The misplacement strategies count its moves.
 
-    Args:
-        snapshot: the cluster.
-        history: history after the last round.
-        durations: durations after the last round.
-        config: the configuration, with the policy's settings.
-        now: unix seconds.
-        assume_lasting: move pods as if all reasons had lasted for long enough; for a dry run, which knows no durations.
-
-    Returns:
-        The same decision for the same arguments.
+    ``history`` and ``durations`` are those after the last round. A dry run knows no durations: with ``assume_lasting``, all reasons
+    have lasted for long enough.
     """
     history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
     builder = PlanBuilder(snapshot, history, config, now)

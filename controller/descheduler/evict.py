@@ -51,12 +51,7 @@ def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str,
 
 
 async def evict(client: Client, move: Move, *, dry_run: bool = False) -> EvictionResult:
-    """Evict the pod with the move's uid, not another pod of that name.
-
-    Args:
-        client: fenced by the leadership.
-        move: the move whose pod is evicted.
-        dry_run: only ask the API server whether it would evict the pod.
+    """Evict the pod with the move's uid, not another pod of that name; ``dry_run`` only asks the API server whether it would.
 
     Raises:
         NotLeaderError: this replica no longer leads.

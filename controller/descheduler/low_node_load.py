@@ -62,14 +62,9 @@ class LowNodeLoadStrategy:
     def plan_moves(
         self, detectors: Mapping[str, AnomalyDetector], *, assume_lasting: bool
     ) -> dict[str, AnomalyDetector]:
-        """Add moves to the plan.
+        """Add moves to the plan; returns the detectors after this round, given those after the last one, by name of the node.
 
-        Args:
-            detectors: detectors after the last round, by name of the node.
-            assume_lasting: see `controller.descheduler.decide.decide`.
-
-        Returns:
-            The detectors after this round, by name of the node.
+        ``assume_lasting`` also relieves overutilized nodes that are not anomalous yet.
         """
         keep_s = max(self._config.detector_cache_timeout_s, MIN_DETECTOR_ROUNDS * self._builder.config.interval_s)
         detectors = update_detectors(detectors, self.loads_by_node.values(), keep_s, self._builder.now)
@@ -261,11 +256,7 @@ def choose_candidate(
     Order: by priority, QoS class and eviction cost, lowest first; then pods whose move alone suffices, the smallest first; then
     pods that use more; then younger ones; then by name.
 
-    Args:
-        candidates: pods of the node that may be moved.
-        load: load of the node.
-        usage: the node's usage after the moves planned so far.
-        exceeded: resources above their threshold with that usage.
+    ``usage`` is the node's after the moves planned so far; ``exceeded`` are the resources that are above their threshold with it.
     """
     weights = {r: load.pool.weights.get(r, 1) for r in exceeded}
     excess = {r: usage[r] - load.high_amount(r) for r in weights}

@@ -69,14 +69,9 @@ class MisplacementStrategies:
             nodes.sort(key=self._load_order)
 
     def plan_moves(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
-        """Add moves to the plan.
+        """Add moves to the plan; returns ``ReasonDurations.better_since`` after this round, given that after the last one.
 
-        Args:
-            better_since: ``ReasonDurations.better_since`` after the last round.
-            assume_lasting: skip the hold time.
-
-        Returns:
-            ``ReasonDurations.better_since`` after this round.
+        ``assume_lasting`` skips the hold time.
         """
         updated: dict[str, float] = {}
         for pods in self._pods_by_group().values():
@@ -237,7 +232,7 @@ class MisplacementStrategies:
         """Add the candidate's move to the plan, if it meets all conditions; ``pods`` are those of its AppGroup."""
         builder, pod = self._builder, candidate.pod
         group = builder.snapshot.group_key_of(pod)
-        ready = sum(1 for p in pods if p.is_ready and p.uid not in builder.moves_by_uid)
+        ready = sum(p.is_ready and p.uid not in builder.moves_by_uid for p in pods)
         required = max(len(pods), self._network.groups[group].spec.num_members)
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
@@ -266,9 +261,8 @@ def _score_order(scored: ScoredNodes) -> tuple[int, int, bool, str]:
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
     """The reason of a move, for users: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
-    text = f"pod is misplaced, network cost({current.cost})>elsewhere({target.cost})"
-    if current.cost <= target.cost:
-        text = f"pod is misplaced, network cost({current.cost}), elsewhere({target.cost})"
+    comparison = ">" if current.cost > target.cost else "="
+    text = f"pod is misplaced, network cost({current.cost}){comparison}elsewhere({target.cost})"
     if current.violated > target.violated:
         text += f", dependencies beyond maxNetworkCost({current.violated})>elsewhere({target.violated})"
     return text

@@ -105,21 +105,18 @@ class PlanBuilder:
         self.skips: list[Skip] = []
         self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = list(config.warnings)
-        usage_lag_s = config.limits.usage_lag_s
-        self.departures_by_node = Counter(
-            p.move.node for p in history.pending_moves if now - p.planned_at_s < usage_lag_s
-        )
+        earlier, usage_lag_s = history.pending_moves, config.limits.usage_lag_s
+        self.departures_by_node = Counter(p.move.node for p in earlier if now - p.planned_at_s < usage_lag_s)
         self.arriving_usage_by_node: dict[str, dict[str, float]] = defaultdict(dict)
-        for pending in history.pending_moves:
+        for pending in earlier:
             if not pending.replacement_node or now - pending.replacement_bound_at_s < usage_lag_s:
-                add_amounts(
-                    self.arriving_usage_by_node[pending.replacement_node or pending.move.target], pending.move.usage
-                )
-        awaited = [pending.move for pending in history.pending_moves if not pending.replacement_node]
+                node = pending.replacement_node or pending.move.target
+                add_amounts(self.arriving_usage_by_node[node], pending.move.usage)
+        awaited = [pending.move for pending in earlier if not pending.replacement_node]
         self.awaited_by_workload = Counter(move.workload for move in awaited)
         self.evictions_by_scope = Counter(scope for move in awaited for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
-        self.unevaluated_replacements = {p.replacement_uid for p in history.pending_moves if p.replacement_uid}
+        self.unevaluated_replacements = {p.replacement_uid for p in earlier if p.replacement_uid}
         self._sizes_by_workload: dict[str, WorkloadSize] = {}
 
     def workload_size(self, pod: PodInfo) -> WorkloadSize:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.cluster_cache import ClusterCache
 from controller.cluster.crds import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import DescheduleDecision, ReasonDurations, UnconfirmedDecision, decide
@@ -27,6 +27,7 @@ from controller.descheduler.snapshot import take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.taints import nodes_to_taint, taint_patches
 from controller.descheduler.usage import DropReason, UsageBatch, UsageStore
+from controller.scheduler.gating.controller import GatingController
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -34,10 +35,6 @@ from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
 from kubekit.wire import NODES, Object
-
-if TYPE_CHECKING:
-    from controller.cluster.cluster_cache import ClusterCache
-    from controller.scheduler.gating.controller import GatingController
 
 log = logs.get("controller.descheduler")
 
@@ -190,13 +187,9 @@ class Descheduler:
                 continue
             pod = self._cache.pods.items[move.pod]
             siblings = {p.key for p in self._cache.pods if p.workload == pod.workload} - {move.pod}
+            workload, duration_s = pod.labels.get(WORKLOAD_LABEL, ""), self._config.limits.start_timeout_s
             self._planner.expect_replacement(
-                move.group,
-                pod.labels.get(WORKLOAD_LABEL, ""),
-                target,
-                siblings,
-                duration_s=self._config.limits.start_timeout_s,
-                requests=pod.requests_with_ports,
+                move.group, workload, target, siblings, duration_s=duration_s, requests=pod.requests_with_ports
             )
 
     async def _read_usage(self) -> UsageBatch:

@@ -7,7 +7,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from controller.descheduler.config import LimitsConfig, StrategyName
+from controller.descheduler.config import STRATEGIES, LimitsConfig
 from controller.descheduler.decide import DescheduleDecision
 from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove, find_stopped_strategies
 from controller.descheduler.evict import EvictionResult, ResultKind
@@ -20,7 +20,6 @@ from kubekit.events import EventRecorder, ObjectReference
 log = logs.get("controller.descheduler")
 
 LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
-STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 _PREFIX = "netaware_descheduler"
 
 
@@ -72,9 +71,8 @@ class DeschedulerReporter:
         for node, why in stuck.items():
             if self._reason_by_stuck_node.get(node) != why:
                 log.warning("node not relieved", node=node, why=why)
-                self._recorder.record_warning(
-                    ObjectReference("v1", "Node", node), "NotRelieved", f"Node is overutilized, but {why}"
-                )
+                about, note = ObjectReference("v1", "Node", node), f"Node is overutilized, but {why}"
+                self._recorder.record_warning(about, "NotRelieved", note)
         # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
         unrelieved = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
         unrelieved -= {move.node for move in plan.moves}
@@ -82,8 +80,8 @@ class DeschedulerReporter:
             log.info("node is no longer above a threshold", node=node)
         kept = {node: why for node, why in self._reason_by_stuck_node.items() if node in unrelieved}
         self._reason_by_stuck_node = kept | stuck
-        for note in plan.notes:
-            log.debug("note on the round", note=note)
+        for text in plan.notes:
+            log.debug("note on the round", note=text)
 
 
 class DeschedulerMetrics:
@@ -97,19 +95,13 @@ class DeschedulerMetrics:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
         results, outcomes = ", ".join(get_args(ResultKind)), ", ".join(get_args(MoveOutcome))
-        self.rounds = counter(
-            "rounds", "Rounds: finished, usage-missing (a source of usage failed), failed.", "outcome"
-        )
+        self.rounds = counter("rounds", "Rounds: finished, usage-missing (a source failed), failed.", "outcome")
         self.evictions = counter("evictions", f"Evictions, by result: {results}.", "strategy", "result")
         self.outcomes = counter("moves_evaluated", f"Evaluated moves, by outcome: {outcomes}.", "strategy", "outcome")
-        self._stopped = gauge(
-            "stopped", "1 while the breaker of a strategy is open, because too few moves helped.", "strategy"
-        )
+        self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
+        buckets = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10)
         self.plan_seconds = Histogram(
-            f"{_PREFIX}_plan_seconds",
-            "Time to decide one round.",
-            buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
-            registry=registry,
+            f"{_PREFIX}_plan_seconds", "Time to decide one round.", buckets=buckets, registry=registry
         )
         self._nodes = gauge("nodes", f"Nodes, by pool and load: {', '.join(LOAD_CLASSES)}.", "pool", "load")
         self._anomalous = gauge("anomalous_nodes", "Nodes that were overutilized for consecutiveAbnormalities rounds.")
@@ -141,11 +133,8 @@ class DeschedulerMetrics:
 
     def set_backoff_gauges(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
-        kinds = Counts(
-            "workload" if is_workload(key) else "replica"
-            for key in history.backoffs
-            if history.running_backoff(key, now)
-        )
+        running = [key for key in history.backoffs if history.running_backoff(key, now)]
+        kinds = Counts("workload" if is_workload(key) else "replica" for key in running)
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
         stopped = find_stopped_strategies(history, limits)
