@@ -1,6 +1,7 @@
-"""Compiles the planner's search into wheels. An editable install compiles it at its first use; the agent's image has no planner.
+"""Compiles the placement search into wheels. An editable install compiles it at its first use; the agent's image does not contain it.
 
-CC may name a cross compiler: the wheel is for the platform of what was compiled. NETAWARE_PURE=1 makes a wheel for any platform, without it.
+CC may name a cross compiler: the wheel's platform is that of the compiled library. NETAWARE_PURE=1 builds a wheel for any platform,
+without the library.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_PLAN = Path("controller/scheduler/placement")
-# e_machine of ELF files.
-_MACHINES = {62: "x86_64", 183: "aarch64"}
+_PLACEMENT = Path("controller/scheduler/placement")
+# manylinux_2_17 is the oldest platform tag that installers know for both processors.
+_OLDEST_GLIBC_MINOR = 17
+# e_machine in the header of an ELF file -> processor.
+_PROCESSORS = {62: "x86_64", 183: "aarch64"}
 
 
-def platform_of(library: bytes) -> str:
-    """The platform tag of a library that needs nothing but glibc: its processor, and the newest glibc symbol that it uses (PEP 600)."""
-    machine = _MACHINES.get(int.from_bytes(library[18:20], "little"))
+def build_platform_tag(library: bytes) -> str:
+    """Return the platform tag (PEP 600) of a library that needs only glibc: its processor, and its newest glibc symbol."""
+    processor = _PROCESSORS.get(int.from_bytes(library[18:20], "little"))
     minors = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library)]
-    if library[:4] != b"\x7fELF" or machine is None or not minors:
+    if library[:4] != b"\x7fELF" or processor is None or not minors:
         return sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    return f"manylinux_2_{max(17, *minors)}_{machine}"
+    return f"manylinux_2_{max(_OLDEST_GLIBC_MINOR, *minors)}_{processor}"
 
 
 class SearchHook(BuildHookInterface):
-    """See https://hatch.pypa.io/latest/plugins/build-hook/custom/."""
+    """Hook of hatchling, see https://hatch.pypa.io/latest/plugins/build-hook/custom/."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and mark the wheel as made for that platform; any Python 3 will do."""
-        script = Path(self.root) / _PLAN / "native_library.py"
+        """Compile the library into the wheel, and tag the wheel with the library's platform and any Python 3."""
+        script = Path(self.root) / _PLACEMENT / "native_library.py"
         if version == "editable" or not script.exists() or os.environ.get("NETAWARE_PURE"):
             return
         spec = importlib.util.spec_from_file_location("compile_search", script)
@@ -44,13 +47,13 @@ class SearchHook(BuildHookInterface):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         self._folder = tempfile.TemporaryDirectory()
-        made = Path(self._folder.name) / module.PACKAGED_LIBRARY.name
-        module.compile_library(made)
-        build_data["force_include"][str(made)] = str(_PLAN / "native" / made.name)
+        library = Path(self._folder.name) / module.PACKAGED_LIBRARY.name
+        module.compile_library(library)
+        build_data["force_include"][str(library)] = str(_PLACEMENT / "native" / library.name)
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform_of(made.read_bytes())}"
+        build_data["tag"] = f"py3-none-{build_platform_tag(library.read_bytes())}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        """The compiled file is in the wheel now."""
+        """Remove the compiled library, which is now in the wheel."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TABLE_FILE = ROOT / "docs" / "licences.md"
 PROGRAMS = ("agent", "controller")
-# Program -> name, version and licence of a Debian package; its licences are in /usr/share/doc/netperf/copyright in the image.
+# Program -> Debian package in its image: name, version and licence (in /usr/share/doc/netperf/copyright of the image).
 DEBIAN_PACKAGES = {"agent": ("netperf", "2.7.0", "NOASSERTION")}
 TABLE_HEAD = """# Licences of packages in the images
 
@@ -53,12 +53,12 @@ SPDX_IDS = {
 
 
 def read_lock_file() -> dict[str, Any]:
-    """Name -> package, of the lock file."""
+    """Return name -> package of the lock file."""
     return {package["name"]: package for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
 
 
-def dependencies_of(packages: dict[str, Any], program: str) -> list[str]:
-    """Names of all packages that a program's extra installs in an image, in order."""
+def list_dependencies(packages: dict[str, Any], program: str) -> list[str]:
+    """Return the sorted names of all packages that the extra of a program installs in its image."""
     project = packages["netaware"]
     pending = [*project["dependencies"], *project["optional-dependencies"][program]]
     names: set[str] = set()
@@ -75,12 +75,12 @@ def dependencies_of(packages: dict[str, Any], program: str) -> list[str]:
 
 
 def _is_excluded(marker: str) -> bool:
-    """Whether a marker of the lock file excludes Python 3.13 on Linux, which images have."""
+    """Whether a marker of the lock file excludes the images' Python 3.13 on Linux."""
     return bool(re.search(r"python_full_version < '3\.1[123]|sys_platform == '(win32|darwin|cygwin)'", marker))
 
 
-def licence_of(name: str) -> str:
-    """The licence of an installed package, as an SPDX expression if possible; NOASSERTION if unknown."""
+def find_licence(name: str) -> str:
+    """Return the licence of an installed package, as an SPDX expression if possible; NOASSERTION if unknown."""
     try:
         headers = metadata(name)
     except PackageNotFoundError:
@@ -95,30 +95,31 @@ def licence_of(name: str) -> str:
     for candidate in (text, *classifiers):
         if candidate.lower() in SPDX_IDS:
             return SPDX_IDS[candidate.lower()]
-    return text if text and "\n" not in text and len(text) < 60 else (classifiers or ["NOASSERTION"])[0]
+    is_short_name = 0 < len(text) < 60 and "\n" not in text
+    return text if is_short_name else (classifiers or ["NOASSERTION"])[0]
 
 
-def table_rows(packages: dict[str, Any]) -> Iterator[str]:
-    """Rows of the table of licences."""
-    names_by_program = {program: dependencies_of(packages, program) for program in PROGRAMS}
+def build_table_rows(packages: dict[str, Any]) -> Iterator[str]:
+    """Yield the rows of the table of licences."""
+    names_by_program = {program: list_dependencies(packages, program) for program in PROGRAMS}
     for name in sorted({name for names in names_by_program.values() for name in names}):
         programs = ", ".join(program for program in PROGRAMS if name in names_by_program[program])
-        yield f"| {name} | {packages[name]['version']} | {licence_of(name)} | {programs} |"
+        yield f"| {name} | {packages[name]['version']} | {find_licence(name)} | {programs} |"
     for program, (name, version, _) in DEBIAN_PACKAGES.items():
         yield f"| {name} (Debian) | {version} | its `/usr/share/doc/{name}/copyright` | {program} |"
 
 
 def build_spdx(packages: dict[str, Any], program: str) -> dict[str, Any]:
-    """The SPDX document of a program."""
+    """Return the SPDX document of a program."""
     version = importlib.metadata.version("netaware")
-    names = dependencies_of(packages, program)
+    names = list_dependencies(packages, program)
     lock_hash = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:16]
-    spdx_packages = [_spdx_package(f"netaware-{program}", version, "Apache-2.0", "")]
+    spdx_packages = [_build_package(f"netaware-{program}", version, "Apache-2.0", "")]
     for name in names:
         source = packages[name].get("sdist") or packages[name]["wheels"][0]
-        spdx_packages.append(_spdx_package(name, packages[name]["version"], licence_of(name), source["hash"]))
+        spdx_packages.append(_build_package(name, packages[name]["version"], find_licence(name), source["hash"]))
     if program in DEBIAN_PACKAGES:
-        spdx_packages.append(_spdx_package(*DEBIAN_PACKAGES[program], "", kind="deb/debian"))
+        spdx_packages.append(_build_package(*DEBIAN_PACKAGES[program], "", kind="deb/debian"))
     root = spdx_packages[0]["SPDXID"]
     dependencies = [
         {"spdxElementId": root, "relationshipType": "DEPENDS_ON", "relatedSpdxElement": package["SPDXID"]}
@@ -132,7 +133,7 @@ def build_spdx(packages: dict[str, Any], program: str) -> dict[str, Any]:
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": f"netaware-{program}-{version}",
         "documentNamespace": f"https://netaware.io/spdx/netaware-{program}-{version}-{lock_hash}",
-        "creationInfo": {"created": _creation_time(), "creators": ["Tool: netaware-bill"]},
+        "creationInfo": {"created": _read_creation_time(), "creators": ["Tool: netaware-bill"]},
         "packages": spdx_packages,
         "relationships": [subject, *dependencies],
         "hasExtractedLicensingInfos": [
@@ -142,13 +143,13 @@ def build_spdx(packages: dict[str, Any], program: str) -> dict[str, Any]:
     }
 
 
-def _creation_time() -> str:
-    """The time SOURCE_DATE_EPOCH, so that the same source gives the same document, or now."""
+def _read_creation_time() -> str:
+    """Return the time of SOURCE_DATE_EPOCH, so that the same source gives the same document; without it, now."""
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _spdx_package(name: str, version: str, licence: str, digest: str, kind: str = "pypi") -> dict[str, Any]:
+def _build_package(name: str, version: str, licence: str, digest: str, kind: str = "pypi") -> dict[str, Any]:
     safe_name = re.sub(r"[^A-Za-z0-9.-]", "-", name)
     package: dict[str, Any] = {
         "SPDXID": f"SPDXRef-{kind.partition('/')[0]}-{safe_name}",
@@ -183,12 +184,12 @@ def main() -> int:
                 path.write_text(json.dumps(build_spdx(packages, program), indent=2) + "\n")
             return 0
         case ["licences", *flags]:
-            text = TABLE_HEAD + "\n".join(table_rows(packages)) + "\n"
+            text = TABLE_HEAD + "\n".join(build_table_rows(packages)) + "\n"
             if "--check" in flags:
-                current = TABLE_FILE.exists() and TABLE_FILE.read_text() == text
-                if not current:
+                is_current = TABLE_FILE.exists() and TABLE_FILE.read_text() == text
+                if not is_current:
                     print(f"{TABLE_FILE.relative_to(ROOT)} is not current: run .ci/bill.py licences", file=sys.stderr)
-                return 0 if current else 1
+                return 0 if is_current else 1
             TABLE_FILE.write_text(text)
             return 0
     print(__doc__, file=sys.stderr)

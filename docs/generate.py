@@ -3,43 +3,36 @@
     python docs/generate.py           writes them
     python docs/generate.py --check   writes nothing; exit code 1 if one of them is not current
 
-Settings come from the structs of the configuration files and from the agent's flags. Metrics come from the registries of the programs,
-which are started without a cluster, and from constructors in the source, for families that appear only with a value.
+Settings come from the structs of the configuration files and from the agent's flags; metrics come from metric_families.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import asyncio
-import gc
 import importlib
 import inspect
-import logging
 import re
 import sys
-import tempfile
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kubekit.settings import YEAR_S, Range  # noqa: E402 - this script stands outside of the packages
+import metric_families  # noqa: E402 - after the change of sys.path
 
-PACKAGES = ("kubekit", "netperf", "agent", "controller")
-STRICT = """\
+from kubekit.settings import YEAR_S, Range  # noqa: E402
+
+_FILE_RULES = """\
 Every field has a default. An unknown field, a wrong type or a value out of range ends the program at start with
 exit code 2 and a line that names the field; `python -m controller check-config FILE` checks a file without a cluster.
 """
-ONE_FILE = """\
+_CONTROLLER_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
 from `manifests/base/controller/config.yaml`. Flags override the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
 and, for the manager, `--[no-]leader-elect`.
@@ -49,15 +42,15 @@ apiVersion: netaware.io/v1alpha1
 kind: ControllerConfiguration
 ```
 """
-AGENT_FLAGS = """\
-Flags of `python -m agent run`. Each overrides an environment variable: `NETAWARE_` and its name in capitals, such as `NETAWARE_LOG_LEVEL`;
-`NODE_NAME` for `--node-name`, `POD_NAMESPACE` for `--namespace`.
+_AGENT_FLAGS = """\
+Flags of `python -m agent run`. Each overrides an environment variable: `NETAWARE_` and its name in capitals, such as
+`NETAWARE_LOG_LEVEL`; `NODE_NAME` for `--node-name`, `POD_NAMESPACE` for `--namespace`.
 """
-CAPACITIES = """\
-Capacities, in bits per second, of nodes whose hardware does not report its speed, such as virtual machines. The first selector that matches a
-node's labels counts, then its instance type.
+_AGENT_FILE = """\
+Capacities, in bits per second, of nodes whose hardware does not report its speed, such as virtual machines. The first selector
+that matches a node's labels counts, then its instance type.
 """
-CAPACITIES_EXAMPLE = """\
+_AGENT_FILE_EXAMPLE = """\
 ```yaml
 apiVersion: netaware.io/v1alpha1
 kind: AgentConfiguration
@@ -67,43 +60,43 @@ capacityByInstanceType:
   n2-standard-8: 16G
 ```
 """
-SERVED = """\
-Served at `/metrics` in Prometheus' text format or OpenMetrics. Units are seconds, bytes, bytes per second and ratios from 0 to 1. Groups of labels are abbreviated:
-*pair* is `origin_zone, destination_zone, origin_region, destination_region`; *limit* is `namespace, pod, direction`; *path* is `topology, level, origin, destination`.
+_METRICS_RULES = """\
+Served at `/metrics` in Prometheus' text format or OpenMetrics. Units are seconds, bytes, bytes per second and ratios from 0 to 1.
+Groups of labels are abbreviated: *pair* is `origin_zone, destination_zone, origin_region, destination_region`;
+*limit* is `namespace, pod, direction`; *path* is `topology, level, origin, destination`.
 """
-NOTICE = "<!-- Written by docs/generate.py from the code. -->\n"
+_NOTICE = "<!-- Written by docs/generate.py from the code. -->\n"
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-def attributes_of(struct: type) -> dict[str, str]:
-    """Name of a field -> its meaning in the docstring of the struct, or of the structs that the docstring refers to."""
+def read_field_meanings(struct: type) -> dict[str, str]:
+    """Return field -> its meaning in the docstring of the struct, or of a struct to which the docstring refers by "see"."""
     text = inspect.cleandoc(struct.__doc__ or "")
-    inherited: dict[str, str] = {}
+    referred_meanings: dict[str, str] = {}
     for module, name in re.findall(r"see `([a-z_.]+)\.([A-Za-z]+)`", text):
         referred = getattr(importlib.import_module(module), name)
         for part in (*(field.type for field in msgspec.structs.fields(referred) if is_struct(field.type)), referred):
-            inherited |= attributes_of(part)
-    meanings = _attributes_in(struct, text.splitlines())
-    return inherited | {name: _in_camel_case(text.replace("``", "`"), struct) for name, text in meanings.items()}
+            referred_meanings |= read_field_meanings(part)
+    meanings = _parse_attributes(struct, text.splitlines())
+    return referred_meanings | {
+        name: _spell_as_in_yaml(text.replace("``", "`"), struct) for name, text in meanings.items()
+    }
 
 
-def _in_camel_case(text: str, struct: type) -> str:
-    """A meaning in which fields are spelt as in YAML."""
+def _spell_as_in_yaml(text: str, struct: type) -> str:
+    """Return a meaning in which fields are spelt as in YAML."""
     for field in msgspec.structs.fields(struct):
         if "_" in field.name:
             text = re.sub(rf"\b{field.name}\b", field.encode_name, text)
     return text
 
 
-def _attributes_in(struct: type, lines: list[str]) -> dict[str, str]:
-    """Name -> text of the section ``Attributes:``. ``a, b: text`` is for both; ``; c: text`` within a text is for c."""
+def _parse_attributes(struct: type, lines: list[str]) -> dict[str, str]:
+    """Return field -> text of the section ``Attributes:``, in which ``a, b: text; c: text`` describes three fields."""
     if "Attributes:" not in lines:
         return {}
-    flat = " ".join(line.strip() if line.startswith("     ") else f"; {line.strip()}" for line in lines)
+    section = " ".join(line.strip() if line.startswith("     ") else f"; {line.strip()}" for line in lines)
     names = "|".join(field.name for field in msgspec.structs.fields(struct))
-    parts = re.split(rf"[;.]* *;? ((?:(?:{names}), )*(?:{names})): ", flat.partition("Attributes:")[2])
+    parts = re.split(rf"[;.]* *;? ((?:(?:{names}), )*(?:{names})): ", section.partition("Attributes:")[2])
     return {
         name: text.strip(" ;.") for key, text in zip(parts[1::2], parts[2::2], strict=True) for name in key.split(", ")
     }
@@ -114,34 +107,35 @@ def is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def element_of(kind: object) -> type | None:
-    """The struct that a list or tuple holds."""
+def find_element_struct(kind: object) -> type | None:
+    """Return the struct that a list or tuple holds; None for other types."""
     if typing.get_origin(kind) in {list, tuple}:
         return next((part for part in typing.get_args(kind) if is_struct(part)), None)
     return None
 
 
-def type_name(kind: Any) -> str:
-    """A type as a user reads it."""
+def format_type(kind: Any) -> str:
+    """Return a type in the words of the documents."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         limits = [m for m in parts[1:] if isinstance(m, msgspec.Meta)]
         bounds = [re.sub(rf"(\S+) to {YEAR_S}$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)] + [
             f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None
         ]
-        return ", ".join([*([type_name(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
+        return ", ".join([*([format_type(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" if part else "empty" for part in parts)
     if origin in {typing.Union, types.UnionType}:
-        return " or ".join(type_name(part) for part in parts)
+        return " or ".join(format_type(part) for part in parts)
     if origin in {list, tuple}:
-        return f"list of {type_name(parts[0])}"
+        return f"list of {format_type(parts[0])}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return f"map of {type_name(parts[1])}"
-    return _PLAIN.get(kind, "section" if is_struct(kind) else str(getattr(kind, "__name__", kind)))
+        return f"map of {format_type(parts[1])}"
+    return _TYPE_NAMES.get(kind, "section" if is_struct(kind) else str(getattr(kind, "__name__", kind)))
 
 
-_PLAIN: dict[Any, str] = {
+_FIELD_HEADINGS = ("field", "type", "default", "meaning")
+_TYPE_NAMES: dict[Any, str] = {
     bool: "bool",
     int: "int",
     float: "number",
@@ -149,70 +143,76 @@ _PLAIN: dict[Any, str] = {
     type(None): "null",
     Any: "anything",
 }
-_HEADER = ("api_version", "kind")
-"""Shown in the examples."""
+_HEADER_FIELDS = ("api_version", "kind")
+"""Fields that the examples show."""
 _BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"), ("min_length", "length ≥"), ("max_length", "length ≤"))
 
 
-def default_text(field: msgspec.structs.FieldInfo) -> str:
-    """The default in YAML, or "required"."""
+def format_default(field: msgspec.structs.FieldInfo) -> str:
+    """Return the default in YAML, or "required"."""
     if field.default is not msgspec.NODEFAULT:
-        return f"`{_as_yaml(field.default)}`"
+        return f"`{_encode_yaml(field.default)}`"
     if field.default_factory is not msgspec.NODEFAULT:
-        return f"`{_as_yaml(field.default_factory())}`"
+        return f"`{_encode_yaml(field.default_factory())}`"
     return "required"
 
 
-def _as_yaml(value: object) -> str:
+def _encode_yaml(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def rows_of(struct: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Field as a dotted path, type, default and meaning."""
-    texts = attributes_of(struct)
+def build_field_rows(struct: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield dotted path, type, default and meaning of each field."""
+    meanings = read_field_meanings(struct)
     for field in msgspec.structs.fields(struct):
-        if field.name in _HEADER and not path:
+        if field.name in _HEADER_FIELDS and not path:
             continue
         name = f"{path}{field.encode_name}"
-        inner = element_of(field.type)
+        element = find_element_struct(field.type)
         if is_struct(field.type):
-            yield from rows_of(field.type, f"{name}.")
-        elif inner is not None:
-            yield f"`{name}`", "list", _short(default_text(field)), texts.get(field.name, "")
-            yield from rows_of(inner, f"{name}[].")
+            yield from build_field_rows(field.type, f"{name}.")
+        elif element is not None:
+            yield f"`{name}`", "list", _shorten(format_default(field)), meanings.get(field.name, "")
+            yield from build_field_rows(element, f"{name}[].")
         else:
-            yield f"`{name}`", type_name(field.type), _short(default_text(field)), texts.get(field.name, "")
+            yield f"`{name}`", format_type(field.type), _shorten(format_default(field)), meanings.get(field.name, "")
 
 
-def _short(text: str, limit: int = 160) -> str:
+def _shorten(text: str, limit: int = 160) -> str:
     return text if len(text) <= limit else f"{text[: limit // 3]}...`"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' for _ in heads)}|"]
+def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [f"| {' | '.join(headings)} |", f"|{'|'.join('---' for _ in headings)}|"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def section_rows(struct: type) -> Iterator[tuple[str, str, str]]:
-    """Heading, first line of the docstring and table of every section of the controller's file, in order."""
-    plain = []
+def build_section_parts(struct: type) -> list[str]:
+    """Return the table of fields outside of sections; then heading, introduction and table of each section."""
+    plain_rows, parts = [], []
     for field in msgspec.structs.fields(struct):
         if is_struct(field.type):
-            first = inspect.cleandoc(field.type.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
-            rows = list(rows_of(field.type, f"{field.encode_name}."))
-            yield field.encode_name, first, table(("field", "type", "default", "meaning"), rows)
-        else:
-            texts = attributes_of(struct)
-            row = (f"`{field.encode_name}`", type_name(field.type), default_text(field), texts.get(field.name, ""))
-            if field.name not in _HEADER:
-                plain.append(row)
-    yield "", "", table(("field", "type", "default", "meaning"), plain)
+            rows = list(build_field_rows(field.type, f"{field.encode_name}."))
+            parts += [
+                f"### {field.encode_name}\n",
+                _read_first_paragraph(field.type),
+                format_table(_FIELD_HEADINGS, rows),
+            ]
+        elif field.name not in _HEADER_FIELDS:
+            meaning = read_field_meanings(struct).get(field.name, "")
+            plain_rows.append((f"`{field.encode_name}`", format_type(field.type), format_default(field), meaning))
+    return [format_table(_FIELD_HEADINGS, plain_rows), *parts]
 
 
-def flag_rows() -> list[tuple[str, str, str]]:
-    """The agent's flags: name, default, meaning."""
+def _read_first_paragraph(struct: type) -> str:
+    """Return the first paragraph of a struct's docstring as a line of Markdown."""
+    return inspect.cleandoc(struct.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("``", "`") + "\n"
+
+
+def build_flag_rows() -> list[tuple[str, str, str]]:
+    """Return name, default and meaning of the agent's flags."""
     from agent.config import add_flags
 
     parser = argparse.ArgumentParser()
@@ -221,198 +221,72 @@ def flag_rows() -> list[tuple[str, str, str]]:
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list of what was declared
         if action.dest == "help":
             continue
-        help_ = (action.help or "").replace("%%", "%")
-        meaning = re.sub(r"\s*\(\$[^()]*(\([^()]*\)[^()]*)*\)$", "", help_)
+        help_text = (action.help or "").replace("%%", "%")
+        meaning = re.sub(r"\s*\(\$[^()]*(\([^()]*\)[^()]*)*\)$", "", help_text)
         default = "" if action.default in {None, ""} else f"`{action.default}`".replace("%%", "%")
         rows.append((f"`{action.option_strings[0]}`", default, meaning))
     return rows
 
 
-def configuration() -> str:
-    """docs/configuration.md."""
+def build_configuration_page() -> str:
+    """Return the text of docs/configuration.md."""
     from agent.config import _ConfigFile
     from controller.config import ControllerConfiguration
     from netperf.policy import CostPolicy
 
     parts = [
         "# Configuration\n",
-        NOTICE,
-        STRICT,
+        _NOTICE,
+        _FILE_RULES,
         "## Controller and extender\n",
-        ONE_FILE,
-    ]
-    sections = list(section_rows(ControllerConfiguration))
-    parts.append(sections[-1][2])
-    for name, first, rows in sections[:-1]:
-        parts += [f"### {name}\n", f"{first}\n", rows]
-    parts += [
+        _CONTROLLER_FILE,
+        *build_section_parts(ControllerConfiguration),
         "### topology.costPolicy, and spec.costPolicy of a NetworkTopology\n",
-        f"{inspect.cleandoc(CostPolicy.__doc__ or '').split(chr(10) * 2)[0].replace('``', '`')}\n",
-        table(("field", "type", "default", "meaning"), list(rows_of(CostPolicy))),
+        _read_first_paragraph(CostPolicy),
+        format_table(_FIELD_HEADINGS, list(build_field_rows(CostPolicy))),
         "## Agent\n",
-        AGENT_FLAGS,
-        table(("flag", "default", "meaning"), flag_rows()),
+        _AGENT_FLAGS,
+        format_table(("flag", "default", "meaning"), build_flag_rows()),
         "### The file of `--config`\n",
-        CAPACITIES,
-        table(("field", "type", "default", "meaning"), list(rows_of(_ConfigFile))),
-        CAPACITIES_EXAMPLE,
+        _AGENT_FILE,
+        format_table(_FIELD_HEADINGS, list(build_field_rows(_ConfigFile))),
+        _AGENT_FILE_EXAMPLE,
     ]
     return "\n".join(parts)
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, order=True)
-class Family:
-    """One metric family."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-
-
-_CONSTRUCTORS = {
-    "Counter": "counter",
-    "Gauge": "gauge",
-    "Histogram": "histogram",
-    "CounterMetricFamily": "counter",
-    "GaugeMetricFamily": "gauge",
-    "HistogramMetricFamily": "histogram",
-    "SummaryMetricFamily": "summary",
-}
-
-
-def families_of_source(packages: Sequence[str]) -> dict[str, Family]:
-    """Name -> family that is constructed with a literal name in the source; labels are evaluated in their module."""
-    families: dict[str, Family] = {}
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CONSTRUCTORS:
-                    family = _family_of(node, module)
-                    if family is not None:
-                        families[family.name] = family
-    return families
-
-
-def _family_of(call: ast.Call, module: str) -> Family | None:
-    assert isinstance(call.func, ast.Name)
-    texts = [argument.value for argument in call.args[:2] if isinstance(argument, ast.Constant)]
-    if len(texts) < 2 or not str(texts[0]).startswith("netaware_"):
-        return None
-    given = next((k.value for k in call.keywords if k.arg in {"labels", "labelnames"}), None)
-    if given is None and len(call.args) > 2 and isinstance(call.args[2], ast.List | ast.Tuple):
-        given = call.args[2]
-    labels: tuple[str, ...] = ()
-    if given is not None:
-        scope = vars(importlib.import_module(module))
-        labels = tuple(eval(compile(ast.Expression(given), module, "eval"), dict(scope)))
-    kind = _CONSTRUCTORS[call.func.id]
-    return Family(_full_name(str(texts[0]), kind), kind, labels, str(texts[1]))
-
-
-def _full_name(name: str, kind: str) -> str:
-    """As Prometheus stores it."""
-    return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
-
-
-def families_of_registry(registry: CollectorRegistry) -> dict[str, Family]:
-    """Name -> family of a program's registry."""
-    families: dict[str, Family] = {}
-    for collector in list(registry._collector_to_names):  # noqa: SLF001 - the public interface hides empty labels
-        label_names = getattr(collector, "_labelnames", None)
-        for family in collector.collect():
-            if family.name.startswith("netaware_"):
-                labels = tuple(label_names if label_names is not None else getattr(family, "_labelnames", ()))
-                name = _full_name(family.name, family.type)
-                families[name] = Family(name, family.type, labels, family.documentation)
-    return families
-
-
-def registry_of_manager() -> CollectorRegistry:
-    """The controller's registry, made without a cluster."""
-    from controller.config import ControllerConfiguration
-    from controller.manager import Manager
-    from kubekit.client import Client
-    from kubekit.config import ClusterConfig
-
-    registry = CollectorRegistry()
-    Manager(Client(ClusterConfig("http://127.0.0.1:1")), ControllerConfiguration(), registry)
-    return registry
-
-
-def registry_of_agent() -> CollectorRegistry:
-    """The agent's registry; the agent is started without a cluster, for which it waits."""
-    from agent.config import add_flags, read_config
-    from agent.program import run_agent
-
-    parser = argparse.ArgumentParser()
-    add_flags(parser, {})
-    before = {id(registry) for registry in _registries()}
-
-    async def start() -> CollectorRegistry:
-        task = asyncio.create_task(run_agent(config))
-        await asyncio.sleep(0.3)
-        if task.done():
-            task.result()
-        registry = next(registry for registry in _registries() if id(registry) not in before)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return registry
-
-    logging.disable(logging.CRITICAL)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "server").write_text("http://127.0.0.1:1")
-            flags = ["--node-name=docs", "--listen=127.0.0.1:0", "--address=127.0.0.1", "--traffic=conntrack"]
-            config = read_config(parser.parse_args([*flags, f"--credentials={folder}"]))
-            return asyncio.run(start())
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def _registries() -> list[CollectorRegistry]:
-    return [thing for thing in gc.get_objects() if isinstance(thing, CollectorRegistry)]
-
-
-def metrics() -> str:
-    """docs/metrics.md."""
-    from controller.scheduler.metrics import ExtenderMetrics
-
-    extender = CollectorRegistry()
-    ExtenderMetrics(extender)
-    shared = families_of_source(["kubekit"])
-    agent = families_of_source(["agent"]) | families_of_registry(registry_of_agent())
-    extender_families = families_of_registry(extender)
-    everything = families_of_source(["controller"]) | families_of_registry(registry_of_manager())
-    controller = {name: family for name, family in everything.items() if name not in extender_families}
+def build_metrics_page() -> str:
+    """Return the text of docs/metrics.md."""
+    collect, find = metric_families.collect_families, metric_families.find_source_families
+    shared = find(["kubekit"])
+    agent = find(["agent"]) | collect(metric_families.build_agent_registry())
+    extender = collect(metric_families.build_extender_registry())
+    controller = find(["controller"]) | collect(metric_families.build_controller_registry())
     programs = (
-        ("Agent", "Each node, port 9850.", {n: f for n, f in agent.items() if n not in shared}),
-        ("Controller", "Each replica, port 9851; many metrics have values on the leader only.", controller),
-        ("Extender", "Each replica of the scheduler.", extender_families),
-        ("All programs", "Beside these, the usual `process_` and `python_` families.", shared),
+        ("Agent", "Each node, port 9850.", agent, shared),
+        (
+            "Controller",
+            "Each replica, port 9851; many metrics have values on the leader only.",
+            controller,
+            extender | shared,
+        ),
+        ("Extender", "Each replica of the scheduler.", extender, shared),
+        ("All programs", "Beside these, the usual `process_` and `python_` families.", shared, {}),
     )
-    parts = [
-        "# Metrics\n",
-        NOTICE,
-        SERVED,
-    ]
-    for title, where, families in programs:
+    parts = ["# Metrics\n", _NOTICE, _METRICS_RULES]
+    for title, introduction, families, listed_elsewhere in programs:
         rows = [
-            (f"`{f.name}`", f.kind, _label_text(f.labels), f.meaning)
-            for f in sorted(families.values())
-            if title == "All programs" or f.name not in shared
+            (f"`{family.name}`", family.kind, _format_labels(family.labels), family.meaning)
+            for family in sorted(families.values())
+            if family.name not in listed_elsewhere
         ]
-        parts += [f"## {title}\n", f"{where}\n", table(("metric", "type", "labels", "meaning"), rows)]
+        parts += [f"## {title}\n", f"{introduction}\n", format_table(("metric", "type", "labels", "meaning"), rows)]
     return "\n".join(parts)
 
 
-def _label_text(labels: tuple[str, ...]) -> str:
-    """Labels for the table; a group of `_LABEL_GROUPS` is abbreviated to its name."""
-    group = next((name for name, of in _LABEL_GROUPS.items() if labels[: len(of)] == of), "")
+def _format_labels(labels: tuple[str, ...]) -> str:
+    """Return labels for the table, with the first ones abbreviated if they are a group of `_LABEL_GROUPS`."""
+    group = next((name for name, members in _LABEL_GROUPS.items() if labels[: len(members)] == members), "")
     others = labels[len(_LABEL_GROUPS[group]) :] if group else labels
     return ", ".join(filter(None, (f"*{group}*" if group else "", f"`{', '.join(others)}`" if others else "")))
 
@@ -424,38 +298,42 @@ _LABEL_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def descheduling() -> str:
-    """docs/descheduling.md with the table of conditions."""
+def build_descheduling_page() -> str:
+    """Return the text of docs/descheduling.md with the current table of conditions."""
     from controller.descheduler.conditions import ALL_STRATEGIES, CONDITIONS
 
-    whole = (ROOT / "docs" / "descheduling.md").read_text()
+    old_text = (ROOT / "docs" / "descheduling.md").read_text()
     begin, end = "<!-- begin: conditions, by docs/generate.py -->\n", "<!-- end: conditions -->"
     rows = [
         (f"`{c.name}`", c.requires, ", ".join(f"`{s}`" for s in sorted(c.strategies) if c.strategies != ALL_STRATEGIES))
         for c in CONDITIONS
     ]
-    before, after = whole.partition(begin)[0], whole.partition(end)[2]
-    return f"{before}{begin}{table(('condition', 'requires', 'only of'), rows)}{end}{after}"
+    before, after = old_text.partition(begin)[0], old_text.partition(end)[2]
+    return f"{before}{begin}{format_table(('condition', 'requires', 'only of'), rows)}{end}{after}"
 
 
 def main() -> int:
-    """Write the documents, or compare them; return the exit code."""
+    """Write the documents, or compare them with the code; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     only_check = parser.parse_args().check
-    stale = 0
-    pages = {"configuration.md": configuration(), "metrics.md": metrics(), "descheduling.md": descheduling()}
+    exit_code = 0
+    pages = {
+        "configuration.md": build_configuration_page(),
+        "metrics.md": build_metrics_page(),
+        "descheduling.md": build_descheduling_page(),
+    }
     for name, text in pages.items():
         path = ROOT / "docs" / name
         if path.exists() and path.read_text() == text:
             continue
         if only_check:
             print(f"docs/{name} is not current: run python docs/generate.py", file=sys.stderr)
-            stale = 1
+            exit_code = 1
         else:
             path.write_text(text)
             print(f"wrote docs/{name}")
-    return stale
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Makes the pictures of docs/pictures from real runs, so that they show what the programs do and not what they once did.
+"""Writes the pictures of docs/pictures from runs in a lab.
 
-    python docs/pictures.py              all of them
+    python docs/pictures.py              all pictures
     python docs/pictures.py demo         the tables of `make demo`, as SVG
-    python docs/pictures.py page         the page in Chromium, over a lab with the Online Boutique placed by both schedulers
-    python docs/pictures.py page --every --to /tmp/look    every view, light and dark, wide and narrow: to look over
+    python docs/pictures.py page         the page in Chromium, for a lab with the Online Boutique placed by both schedulers
+    python docs/pictures.py page --all-views --to /tmp/views    also views that are not in the documents, and narrow ones
 
 Needs what `make demo` needs, and Chromium for the page.
 """
@@ -32,60 +32,65 @@ from lab.topology import load_topology  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
 from tests.support.chromium import find_or_fetch_chromium  # noqa: E402
 
-HOME = ROOT / "docs" / "pictures"
-LARGEST_BYTES = 300_000
+PICTURES = ROOT / "docs" / "pictures"
+MAX_BYTES = 300_000
 VIEWS = ("now", "matrix", "groups")
-IN_DOCS = ("matrix", "groups")
-SCHEMES = ("light", "dark")
+DOCUMENTED_VIEWS = ("matrix", "groups")
+COLOR_SCHEMES = ("light", "dark")
 WIDE, NARROW, HEIGHT = 1200, 400, 720
 SCALE = 1.0
-PLACED_S, ROUNDS_S = 90.0, 40.0
-BY_SCHEDULER = {"shop": "network-aware-scheduler", "shop-default": "default-scheduler"}
+PLACEMENT_TIMEOUT_S, HISTORY_S = 90.0, 40.0
+SCHEDULER_BY_NAMESPACE = {"shop": "network-aware-scheduler", "shop-default": "default-scheduler"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry point."""
+    """Write the pictures that the arguments name; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("which", nargs="*", metavar="PICTURE", help="demo or page; both by default")
-    parser.add_argument("--to", type=Path, default=HOME, metavar="FOLDER", help="where to write (docs/pictures)")
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="demo or page; both by default")
+    parser.add_argument("--to", type=Path, default=PICTURES, metavar="FOLDER", help="where to write (docs/pictures)")
     parser.add_argument(
-        "--every", action="store_true", help="of the page every view, also narrow, not only the documented"
+        "--all-views",
+        action="store_true",
+        help="write every view of the page, wide and narrow, not only those of the documents",
     )
     args = parser.parse_args(arguments)
-    unknown = set(args.which) - {"demo", "page"}
+    unknown = set(args.pictures) - {"demo", "page"}
     if unknown:
         parser.error(f"there is no picture {', '.join(sorted(unknown))}")
-    if not args.which or "demo" in args.which:
+    if not args.pictures or "demo" in args.pictures:
         command = [sys.executable, "-m", "lab", "demo", "--name", "pictures", "--picture", str(args.to / "demo.svg")]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    if not args.which or "page" in args.which:
-        asyncio.run(_page(args.to, every=args.every))
+    if not args.pictures or "page" in args.pictures:
+        asyncio.run(_write_page_pictures(args.to, all_views=args.all_views))
     return 0
 
 
-async def _page(folder: Path, *, every: bool) -> None:
+async def _write_page_pictures(folder: Path, *, all_views: bool) -> None:
     chromium = await asyncio.to_thread(find_or_fetch_chromium)
     with tempfile.TemporaryDirectory() as state:
         async with Lab.start(
             load_topology("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)
         ) as lab:
-            installed = await install(lab)
+            installation = await install(lab)
             async with Client(lab.client_config) as client, open_tab(chromium, width=WIDE, height=HEIGHT) as tab:
-                await tab.open(f"{installed.controller_url}/")
-                await tab.wait_for("state.page !== null && !state.page.matrix.p50.includes(null)", PLACED_S)
-                for namespace, scheduler in BY_SCHEDULER.items():
+                await tab.open(f"{installation.controller_url}/")
+                await tab.wait_for("state.page !== null && !state.page.matrix.p50.includes(null)", PLACEMENT_TIMEOUT_S)
+                for namespace, scheduler in SCHEDULER_BY_NAMESPACE.items():
                     await _deploy(client, namespace, scheduler)
                 await tab.wait_for(
-                    f"state.page.groups.filter((g) => g.running === g.members).length === {len(BY_SCHEDULER)}", PLACED_S
+                    f"state.page.groups.filter((g) => g.running === g.members).length === {len(SCHEDULER_BY_NAMESPACE)}",
+                    PLACEMENT_TIMEOUT_S,
                 )
-                # A few rounds more, for the line of a pair's p50 over time.
-                await asyncio.sleep(ROUNDS_S)
-                await _shoot(tab, folder, VIEWS if every else IN_DOCS, (WIDE, NARROW) if every else (WIDE,))
-            installed.check_running()
+                # More rounds of probes, for the chart of a pair's p50 over time.
+                await asyncio.sleep(HISTORY_S)
+                await _save_screenshots(
+                    tab, folder, VIEWS if all_views else DOCUMENTED_VIEWS, (WIDE, NARROW) if all_views else (WIDE,)
+                )
+            installation.check_running()
 
 
 async def _deploy(client: Client, namespace: str, scheduler: str) -> None:
-    """The Online Boutique by one scheduler."""
+    """Create the Online Boutique in a namespace, for one scheduler."""
     application = load_application(scheduler=scheduler, cpu=POD_CPU)
     await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
     await client.create(APPGROUPS, application.group, Object, namespace=namespace)
@@ -93,22 +98,22 @@ async def _deploy(client: Client, namespace: str, scheduler: str) -> None:
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
 
 
-async def _shoot(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[int]) -> None:
-    """One picture per view, scheme and width; what the browser complained about ends the run."""
+async def _save_screenshots(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[int]) -> None:
+    """Save a picture for each view, colour scheme and width. Raises SystemExit if one is too large or the browser reports problems."""
     for width in widths:
         await tab.resize(width, HEIGHT, scale=SCALE)
-        for scheme in SCHEMES:
+        for scheme in COLOR_SCHEMES:
             await tab.set_color_scheme(scheme)
             for view in views:
                 await tab.evaluate(f"showTab({view!r})")
                 await tab.evaluate("selectPair(state.positions.get('z3'), state.positions.get('z1'))")
                 path = folder / f"page-{view}-{scheme}{'-narrow' if width == NARROW else ''}.png"
-                await tab.screenshot(path)
-                if width == WIDE and path.stat().st_size > LARGEST_BYTES:
-                    raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {LARGEST_BYTES}")
+                await tab.screenshot(path, whole=True)
+                if width == WIDE and path.stat().st_size > MAX_BYTES:
+                    raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MAX_BYTES}")
                 print(f"{path} {path.stat().st_size} bytes", file=sys.stderr)
     if tab.problems:
-        raise SystemExit(f"the browser complains: {tab.problems}")
+        raise SystemExit(f"the browser reports problems: {tab.problems}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The first process of a real node, in namespaces of its own (network, mounts, processes, cgroups, host name, IPC). It creates the
-# node's root directory, with only programs and devices of the host, then keeps the namespaces and reaps orphans. When it ends, the
-# kernel ends all processes and mounts of the node.
+# The first process of a real node, in its namespaces (network, mounts, processes, cgroups, host name, IPC). It creates the node's root
+# directory, with only programs and devices of the host, then keeps the namespaces open. When it ends, the kernel ends all
+# processes and mounts of the node.
 # Usage: root.sh NAME WORK NODE_PROGRAMS CONTAINERD CNI DEBIAN_ROOT VAR   (VAR: tmpfs, or disk for a folder below WORK)
 set -eu
 name=$1 work=$2 node=$3 containerd=$4 cni=$5 debian=$6 var=$7
@@ -23,7 +23,7 @@ mount -t sysfs sysfs sys
 # The root of the cgroup namespace is the node's own cgroup.
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
   mount -t cgroup2 cgroup2 sys/fs/cgroup
-  # In version 2, a cgroup that enables controllers for its children may not have processes.
+  # In version 2, a cgroup with controllers for its children may not have processes.
   mkdir sys/fs/cgroup/init
   echo 1 > sys/fs/cgroup/init/cgroup.procs
   sed 's/\([a-z]\+\)/+\1/g' sys/fs/cgroup/cgroup.controllers > sys/fs/cgroup/cgroup.subtree_control
@@ -36,7 +36,9 @@ else
       *)
         mkdir "sys/fs/cgroup/$controllers"
         mount -t cgroup -o "$controllers" cgroup "sys/fs/cgroup/$controllers"
-        for one in $(echo "$controllers" | tr , ' '); do [ -e "sys/fs/cgroup/$one" ] || ln -s "$controllers" "sys/fs/cgroup/$one"; done ;;
+        for controller in $(echo "$controllers" | tr , ' '); do
+          [ -e "sys/fs/cgroup/$controller" ] || ln -s "$controllers" "sys/fs/cgroup/$controller"
+        done ;;
     esac
   done < /proc/self/cgroup
 fi
@@ -44,7 +46,7 @@ mount -t tmpfs -o mode=755 run run
 mount -t tmpfs -o mode=1777 tmp tmp
 mkdir run/netns
 if [ "$var" = tmpfs ]; then mount -t tmpfs -o mode=755 var var; else mount --bind "$work/var" var; fi
-# A previous start may have left it on disk.
+# A previous start may have left the file on disk.
 rm -f var/.ready
 mkdir -p var/lib/kubelet var/lib/containerd var/log var/tmp
 mount --bind "$work/etc" etc
@@ -54,7 +56,7 @@ mount --bind "$node" opt/node
 mount --bind "$containerd" opt/containerd
 mount --bind "$debian" opt/debian
 ln -s /run var/run 2>/dev/null || true
-# The kubelet would set these for the whole machine; it finds its values in files of the node instead.
+# The kubelet would set these for the whole machine. Files of the node already have the values that it wants.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
   file=${setting%=*}
   [ -e "proc/sys/$file" ] || continue
