@@ -20,7 +20,7 @@ from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, convert, load_yaml
 from netperf.contract import NETAWARE_NAMESPACE, ApiVersion
-from netperf.plans import is_address
+from netperf.plans import is_host_address
 from netperf.sample import PERCENTILES, Percentile
 
 BandwidthMode = Literal["observe", "enforce", "off"]
@@ -259,7 +259,7 @@ def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
 def _parse_address(text: str) -> str:
     """Parse a literal IP address that can be connected to."""
     address = parse_address(text)
-    if address is None or not is_address(text):
+    if address is None or not is_host_address(text):
         raise ConfigError(
             "--address", f"{text!r} is no address to connect to", "write one of the node's own IP addresses"
         )

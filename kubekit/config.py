@@ -24,20 +24,20 @@ class ClusterConfig:
         token: returns the bearer token; None without token authentication.
         ssl_context: context of connections; None for plain HTTP.
         namespace: the namespace to use by default.
-        context: name of the kubeconfig context, empty in a cluster.
+        kubeconfig_context: name of the kubeconfig context, empty in a cluster.
         credential_provider: provides credentials, which have precedence over ``token`` and ``ssl_context``.
-        proxy: URL of an HTTP proxy, empty for none.
-        server_name: the name in the server's certificate, if that is not the host of ``server``; else empty.
+        proxy_url: URL of an HTTP proxy, empty for none.
+        tls_server_name: the name in the server's certificate, if that is not the host of ``server``; else empty.
     """
 
     server: str
     token: Callable[[], str] | None = field(default=None, repr=False)
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
     namespace: str = "default"
-    context: str = ""
+    kubeconfig_context: str = ""
     credential_provider: CredentialProvider | None = field(default=None, repr=False)
-    proxy: str = ""
-    server_name: str = ""
+    proxy_url: str = ""
+    tls_server_name: str = ""
 
 
 def load_cluster_config(

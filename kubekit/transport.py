@@ -131,8 +131,8 @@ class ConnectionPools:
                     headers=headers,
                     data=data,
                     ssl=ssl_context or config.ssl_context or True,
-                    proxy=config.proxy or None,
-                    server_hostname=config.server_name or None,
+                    proxy=config.proxy_url or None,
+                    server_hostname=config.tls_server_name or None,
                 ) as response:
                     yield response
 

@@ -45,11 +45,11 @@ def find_next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | Non
 
 def slot_width_s(plan: ZonePlan) -> float:
     """Length of a slot."""
-    return plan.interval_s / plan.slots
+    return plan.interval_s / plan.slot_count
 
 
 def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
-    """The test that a probe runs in a round: the usual one, or in every ``extra_every``-th round an extra one.
+    """The test that a probe runs in a round: the usual one, or in every ``rounds_per_extra_test``-th round an extra one.
 
     An extra test replaces the usual one, because a slot has time for one run.
     """
@@ -57,7 +57,7 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
         return settings.test
     seed = f"{probe.origin.node}\0{probe.destination.node}".encode()
     phase = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big")
-    cycle, position = divmod(round_number + phase, settings.extra_every)
+    cycle, position = divmod(round_number + phase, settings.rounds_per_extra_test)
     return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
 
 

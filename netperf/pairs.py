@@ -31,7 +31,7 @@ from netperf.plans import (
     Probe,
     ProbeSettings,
     ZonePlan,
-    is_address,
+    is_host_address,
 )
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
@@ -111,14 +111,14 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
             ``no-agent``, ``bad-address``, ``foreign-address`` and ``shared-address``; that of a zone is ``zone-without-probers``.
         link_count: number of unordered zone pairs that are measured.
         interval_s: length of a round.
-        slots: number of slots in a round.
+        slot_count: number of slots in a round.
     """
 
     zones: dict[str, ZonePlan]
     refusals: tuple[Refusal, ...]
     link_count: int
     interval_s: float
-    slots: int
+    slot_count: int
 
 
 class _PairKey(msgspec.Struct, frozen=True, order=True):
@@ -154,21 +154,21 @@ def plan_pairs(
     keys = _list_pair_keys(peers_by_zone, options)
     chosen = _choose_nodes(keys, peers_by_zone, _read_previous_nodes(before), options, now_s)
     old_slots = {_link_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
-    slot_by_link, slots = assign_slots(order_pairs(zones), old_slots)
-    interval_s = max(options.interval_s, slots * options.slot_s)
+    slot_by_link, slot_count = assign_slots(order_pairs(zones), old_slots)
+    interval_s = max(options.interval_s, slot_count * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for key in keys:
         slot = slot_by_link[key.zone_a, key.zone_b] if key.pair_index == 0 else 0
         probe = _build_probe(key, chosen[key], peers_by_zone, slot)
         probes[probe.origin.zone].append(probe)
-    shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
+    shards = assign_shards(zones, RESULTS_NAME, {z: p.results_name for z, p in before.items()})
     plans = [
         ZonePlan(
             zone=zone,
             epoch=0,
             interval_s=interval_s,
-            slots=slots,
-            results=shards[zone],
+            slot_count=slot_count,
+            results_name=shards[zone],
             settings=options.settings,
             probes=_sort_and_drop_repeated(probes[zone]),
         )
@@ -179,7 +179,7 @@ def plan_pairs(
         refusals=refusals,
         link_count=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
-        slots=slots,
+        slot_count=slot_count,
     )
 
 
@@ -217,7 +217,7 @@ def _find_node_problem(node: ProbeNode) -> tuple[str, str] | None:
         (not node.is_ready, "not-ready", "condition Ready is not True"),
         (not node.is_schedulable, "unschedulable", "the node is cordoned"),
         (not node.has_ready_agent, "no-agent", "no ready agent runs there"),
-        (not is_address(node.address), "bad-address", f"{node.address!r} is not an IP address"),
+        (not is_host_address(node.address), "bad-address", f"{node.address!r} is not an IP address"),
         (not node.has_own_address, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for applies, reason, detail in problems if applies), None)

@@ -73,8 +73,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that take turns in replacing the usual test in one round of ``extra_every``; the rounds differ between pairs.
-        extra_every: rounds from one extra test to the next; 10 in plans of the controller.
+        extra_tests: tests that take turns in replacing the usual test in one round of ``rounds_per_extra_test``; the rounds differ between pairs.
+        rounds_per_extra_test: rounds from one extra test to the next; 10 in plans of the controller.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
         data_port: netserver's data port.
@@ -83,7 +83,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     test: Test = "TCP_RR"
     extra_tests: tuple[Test, ...] = ()
-    extra_every: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 10
+    rounds_per_extra_test: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 10
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1.0
     port: Port = PROBE_PORT
     data_port: Port = DATA_PORT
@@ -102,16 +102,16 @@ class _PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
         zone: the origin zone.
         epoch: increases with every change of this object.
         interval_s: length of a round; rounds are aligned to the wall clock.
-        slots: number of slots of equal length in a round.
-        results: name of the ConfigMap into which the zone's agents write.
+        slot_count: number of slots of equal length in a round.
+        results_name: name of the ConfigMap into which the zone's agents write.
         settings: settings of a run.
     """
 
     zone: Zone
     epoch: Count
     interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)]
-    slots: Annotated[int, msgspec.Meta(ge=1)]
-    results: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    slot_count: Annotated[int, msgspec.Meta(ge=1)]
+    results_name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     settings: ProbeSettings
 
     @property
@@ -238,12 +238,12 @@ def decode_plan(
 
 def _find_probe_problem(probe: Probe, plan: _PlanHeader) -> tuple[str, str] | None:
     """Reason and detail if a probe is invalid; None if it is valid."""
-    if probe.slot >= plan.slots:
-        return "bad-slot", f"slot {probe.slot} of {plan.slots}"
+    if probe.slot >= plan.slot_count:
+        return "bad-slot", f"slot {probe.slot} of {plan.slot_count}"
     if probe.origin.zone != plan.zone:
         return "wrong-zone", f"origin {probe.origin.node} is in zone {probe.origin.zone!r}"
     for peer in (probe.origin, probe.destination):
-        if not is_address(peer.address):
+        if not is_host_address(peer.address):
             return "bad-address", f"{peer.node}: {peer.address!r} is not the IP address of a host"
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is a loopback address"
@@ -253,7 +253,7 @@ def _find_probe_problem(probe: Probe, plan: _PlanHeader) -> tuple[str, str] | No
     return None
 
 
-def is_address(text: str) -> bool:
+def is_host_address(text: str) -> bool:
     """Whether the text is a literal IP address of a host, so not unspecified or multicast; names are not resolved."""
     address = parse_address(text)
     return address is not None and not (address.is_unspecified or address.is_multicast)

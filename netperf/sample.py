@@ -1,7 +1,8 @@
-"""Types of samples, their quality flags, and the choice of the measurement that is used for the cost.
+"""Types of samples and failures, their age, quality flags, and the choice of the measurement that is used for the cost.
 
 A *run* is one execution of netperf. A *sample* describes a pair of nodes: the measurement of a run, the measurement of the datagrams, and
-quality flags. Flagged samples are not used for the cost. A missing value is None and never 0, because 0 would be the best latency.
+quality flags. A flagged sample is used for the cost only if `netperf.policy.CostPolicy` accepts its flags. A missing value is None and never
+0, because 0 would be the best latency.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ MAX_THROTTLED_RATIO = 0.01
 MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
 """Time that each transaction waited for a CPU, over the run's mean latency. Less than the floor is not flagged."""
 MAX_LOSS_RATIO = 0.01
-"""Lost datagrams or retransmitted segments over transactions."""
+"""Highest `Measurement.loss_ratio` without a flag."""
 MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
 """A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. Percentiles hide
-stalls, because netperf sends nothing while it waits. The multiple prevents that slow paths count as stalls."""
+stalls, because netperf sends nothing while it waits. Because of the multiple, the transactions of a slow path do not count as stalls."""
 MAX_DELAYED_RATIO = 0.1
 """Delayed answers over all answers, see `Measurement.delayed_ratio`. Above this ratio netperf's peer was starved of CPU too."""
 MAX_RESPONDER_DELAY_US, MAX_RESPONDER_DELAY_RATIO = 5000.0, 0.25
@@ -58,7 +59,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=63)]
 FailureText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-"""A `netperf.probers.failure.FailureName`; later versions may have more names."""
+"""A `netperf.probers.failure.FailureReason`; later versions may have more."""
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
@@ -75,16 +76,16 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         prober: source of the measurement.
-        test: the netperf test; datagrams are UDP_RR.
-        min_us, mean_us, max_us, p50_us, p90_us, p99_us: latencies.
-        transactions: completed round trips; None for a stream.
-        duration_s: duration of the test itself.
+        test: the netperf test. Datagrams are UDP_RR; if they replace a run, they have its test.
+        min_us, mean_us, max_us, p50_us, p90_us, p99_us: latencies; datagrams have no mean.
+        transactions: round trips from which the percentiles are computed; None for a stream.
+        duration_s: duration of the test itself, or of the datagrams' window.
         throughput_bps: bits per second of a stream.
-        loss_ratio: lost datagrams, or retransmitted segments, over transactions; 0..1.
-        retransmits: TCP segments sent again by either end.
-        jitter_us: mean absolute difference of consecutive round trips.
-        throttled_us: time for which the agent's cgroup was throttled during the run; None if unknown.
-        run_queue_us: time for which the prober was runnable but waited for a CPU; None if unknown.
+        loss_ratio: lost datagrams over sent ones, or retransmitted segments over transactions; 0..1.
+        retransmits: netperf only: TCP segments sent again by either end.
+        jitter_us: datagrams only: mean absolute difference of consecutive round trips.
+        throttled_us: netperf only: time for which the agent's cgroup was throttled during the run.
+        run_queue_us: netperf only: time for which the process was runnable but waited for a CPU.
         responder_delay_us: datagrams only: p90 of the time that requests waited at the peer; latencies do not contain it.
         delayed_ratio: datagrams only: share of the answers that were not used because they waited too long at the peer; 0..1.
     """
@@ -130,14 +131,14 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     Attributes:
         origin: the node that measured.
         destination: the other node.
-        measurement: the measurement by netperf, or by datagrams if netperf did not run or failed.
+        measurement: the measurement by netperf; by datagrams if netperf did not run or failed; or by another component.
         sequence: the writer's number of the run. ``sequence`` and ``taken_at`` identify a sample, so that readers can compute its age by
             their own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: reasons not to trust `cost_measurement`.
         datagrams: the measurement by datagrams since the previous run, if netperf ran as well.
         cost_source: the measurement that is used for the cost, see `choose_cost_source`.
-        run_failure: name of netperf's failure, if the datagrams replace its run.
+        run_failure: reason of netperf's failure, if the datagrams replace its run.
         failed_runs: number of such runs in a row.
     """
 
@@ -163,7 +164,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.datagrams if self.cost_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """The percentile that is used for the cost.
+        """The percentile that is used for the cost; None if it is missing.
 
         If the datagrams are too few for this percentile, it is that of netperf's run, unless the run has another flag than ``loss``.
         """
@@ -193,9 +194,9 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     Attributes:
         origin: the node that measured.
         destination: the other node.
-        failure: a name of `netperf.probers.failure.FailureName`.
+        failure: its `netperf.probers.failure.FailureReason`.
         failures_in_a_row: number of failures since the last success.
-        has_answered: whether the other host's kernel answered, so that the path works.
+        has_answered: False if the path may be broken, see `netperf.probers.failure.ProbeFailedError`.
         sequence: number of the run, as in `Sample`; the higher number is newer.
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
     """
@@ -257,7 +258,10 @@ def histogram_step_us(value_us: float) -> float:
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """The time when a reader first saw a sample, by the reader's clock, so that the sample's age does not depend on the writer's clock."""
+    """A sample's ``sequence`` and ``taken_at``, and the time by the reader's clock when it first saw the sample.
+
+    So the sample's age does not depend on the writer's clock.
+    """
 
     sequence: int
     taken_at: float
@@ -284,7 +288,7 @@ def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wal
 
 
 def find_quality_flags(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
-    """Reasons not to trust a measurement, in a fixed order; `netperf.smoothing` finds outliers among samples.
+    """Reasons not to trust a measurement, in a fixed order; a stream can only be ``throttled``.
 
     Args:
         measurement: the measurement to check.

@@ -25,7 +25,7 @@ from agent.probing.results_writer import ResultsWriter
 from agent.probing.scheduler import ProbeOutcome, ProbeScheduler
 from kubekit.client import Client
 from netperf.contract import Announcement
-from netperf.plans import ProbeSettings, is_address
+from netperf.plans import ProbeSettings, is_host_address
 from netperf.probers.netperf import NetperfProber, find_binary
 
 
@@ -135,7 +135,7 @@ class ProbingManager:
         """Choose the servers' inputs; None until address and passphrase are known."""
         node = self._node_watch.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
-        if self._passphrase is None or not is_address(address):
+        if self._passphrase is None or not is_host_address(address):
             return None
         plan = self._plans.plan
         settings = plan.settings if plan is not None else ProbeSettings()

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Probe
-from netperf.probers.failure import FailureName
+from netperf.probers.failure import FailureReason
 from netperf.sample import PERCENTILES, QualityFlag, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
@@ -148,7 +148,7 @@ class ProbeMetrics:
     def _collect_counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            f"Probe runs, and checks by datagrams alone, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureName)))}.",
+            f"Probe runs, and checks by datagrams alone, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureReason)))}.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(

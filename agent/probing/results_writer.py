@@ -108,7 +108,7 @@ class ResultsWriter:
     def apply_plan(self) -> None:
         """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
         plan = self._plans.plan
-        name = plan.results if plan is not None else ""
+        name = plan.results_name if plan is not None else ""
         if name != self._target.name:
             self._target = _Target(name)
             self._queue.forget_written()

@@ -31,7 +31,7 @@ from netperf.pacing import (
     slot_width_s,
 )
 from netperf.plans import Probe, ZonePlan
-from netperf.probers.failure import FailureName, ProbeFailedError
+from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.netperf import NetperfProber
 from netperf.sample import (
     MIN_DATAGRAMS,
@@ -51,7 +51,7 @@ AFTER_START_S = 1e-3
 MAX_SLEEP_S = 30.0
 """Longest sleep before the time until a run is computed again, because the wall clock may be set."""
 
-ProbeResult = Literal["ok", "over-budget", "waiting"] | FailureName
+ProbeResult = Literal["ok", "over-budget", "waiting"] | FailureReason
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +255,7 @@ class ProbeScheduler:
         """
         if run_error is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs_in_a_row[probe.nodes] = self._failed_runs_in_a_row.get(probe.nodes, 0) + 1
-        result: ProbeResult = "ok" if run_error is None else run_error.name
+        result: ProbeResult = "ok" if run_error is None else run_error.reason
         outcome = ProbeOutcome(
             probe=probe, test=test, result=result, detail="" if run_error is None else run_error.detail
         )
@@ -265,7 +265,7 @@ class ProbeScheduler:
             sample = Sample(
                 measurement=substitute,
                 quality_flags=find_quality_flags(substitute),
-                run_failure=None if run_error is None else run_error.name,
+                run_failure=None if run_error is None else run_error.reason,
                 failed_runs=self._failed_runs_in_a_row.get(probe.nodes, 0),
                 **self._next_stamp(probe),
             )
@@ -278,7 +278,7 @@ class ProbeScheduler:
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         count = self._failures_in_a_row[probe.nodes] = self._failures_in_a_row.get(probe.nodes, 0) + 1
         return Failure(
-            failure=error.name, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
+            failure=error.reason, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
         )
 
     def _next_stamp(self, probe: Probe) -> dict[str, Any]:

@@ -63,10 +63,10 @@ class KubeconfigLogin:
             server=self._configuration.host,
             ssl_context=self._ssl_context,
             namespace=str(self._context_entry.get("namespace") or "default"),
-            context=self._context or "",
+            kubeconfig_context=self._context or "",
             credential_provider=self,
-            proxy=self._find_proxy(),
-            server_name=self._configuration.tls_server_name or "",
+            proxy_url=self._find_proxy(),
+            tls_server_name=self._configuration.tls_server_name or "",
         )
 
     async def get_credential(self) -> Credential:

@@ -124,7 +124,7 @@ class ProbePlanner:
         computed = await asyncio.to_thread(self._compute_plan, plan_objects, nodes, pods, self._wall())
         plan, self.zone_count = computed.plan, computed.zone_count
         self._expect_keys(computed.expected_keys)
-        for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
+        for results in sorted({zone_plan.results_name for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
         await self._write_changed_plans(plan_objects, computed)
         self._plans, self.interval_s = plan.zones, plan.interval_s

@@ -31,7 +31,7 @@ def list_results_names(
 
     Agents write into the shards of `RESULTS_NAME` and into the ConfigMaps that the current plans name.
     """
-    written_by_agents = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
+    written_by_agents = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results_name for plan in plans)})
     names = [ObjectName(netaware_namespace, name) for name in written_by_agents]
     for topology in topologies:
         configmap_name, namespace = topology.spec.configmap_name, topology.metadata.namespace

@@ -1,4 +1,4 @@
-"""The error of a failed probe, and the names of failures."""
+"""The error of a failed probe, and the reasons of failures."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 from kubekit.errors import KubekitError
 
-FailureName = Literal[
-    "refused",
-    "unreachable",
-    "timeout",
-    "unauthenticated",
-    "too-few-samples",
-    "unknown-selector",
-    "no-netperf",
-    "reset",
-    "failed",
+FailureReason = Literal[
+    "refused",  # nothing listens on the port
+    "unreachable",  # no route, or an error of the network
+    "timeout",  # no connection or no end within the deadline
+    "unauthenticated",  # the peer refused the passphrase
+    "too-few-samples",  # no percentile could be computed
+    "unknown-selector",  # this netperf does not support an output selector
+    "no-netperf",  # netperf is not installed, or cannot be started
+    "reset",  # the peer closed the connection during the run
+    "failed",  # anything else
 ]
 
 
@@ -23,15 +23,13 @@ class ProbeFailedError(KubekitError):
     """A probe has no measurement.
 
     Attributes:
-        name: reason, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route; ``timeout``, no end within the
-            deadline; ``unauthenticated``, the peer refused the passphrase; ``too-few-samples``, no percentile could be computed;
-            ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf is not installed; ``reset``, the
-            peer closed the connection during the run; ``failed``, anything else.
-        detail: text for users.
-        has_answered: whether the other host answered, so that the path works; by default all but ``timeout`` and ``unreachable``.
+        reason: fit for a metric label.
+        detail: text for users; may be empty.
+        has_answered: False if the path may be broken, by default for ``timeout`` and ``unreachable``. True if the other host answered, or if
+            netperf could not run, so that a local fault never makes a pair unreachable.
     """
 
-    def __init__(self, name: FailureName, detail: str = "", *, has_answered: bool | None = None) -> None:
-        super().__init__(f"{name}: {detail}" if detail else name)
-        self.name, self.detail = name, detail
-        self.has_answered = name not in {"timeout", "unreachable"} if has_answered is None else has_answered
+    def __init__(self, reason: FailureReason, detail: str = "", *, has_answered: bool | None = None) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+        self.has_answered = reason not in {"timeout", "unreachable"} if has_answered is None else has_answered

@@ -1,4 +1,4 @@
-"""Runs netperf: builds the command, parses the output, and names failures.
+"""Runs netperf: finds the program, builds the command, parses the output, and finds the reasons of failures; TCP ping.
 
 netperf 2.7.0 (docs/contracts) ignores an unknown selector with exit code 0, prints a percentile of 0 if there were too few
 transactions, and reports a wrong passphrase as a reset.
@@ -22,16 +22,18 @@ import msgspec
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import elapsed_us, find_own_cpu_stat, read_throttled_us
-from netperf.probers.failure import FailureName, ProbeFailedError
+from netperf.probers.failure import FailureReason, ProbeFailedError
 from netperf.probers.passphrase import derive_hourly_passphrase, epochs_to_try
 from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
 BINARY_VARIABLE = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
+"""Time after which a run is stopped, in addition to its expected duration."""
 DIAGNOSIS_TIMEOUT_S = 1.0
 REQUEST_WAIT_S = 0.3
 """A peer that closes the connection does so within this time, plus two round trips."""
 UDP_LOSS_TIMEOUT_S = 1
+"""Whole seconds after which netperf sends the next datagram instead of waiting for a lost one."""
 PING_TIMEOUT_S = 2.0
 """Long enough for one retransmission of a lost SYN, after a second. A longer wait would take too much of the slot."""
 _TCP_INFO_RTT_OFFSET, _TCP_INFO_BYTES = 68, 72
@@ -79,7 +81,10 @@ def choose_transaction_count(duration_s: float, rtt_s: float) -> int | None:
 def build_command(
     binary: str, address: str, settings: ProbeSettings, hourly_passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The command of a run that ends by time, or after ``transactions``. Never log it: it contains the hourly passphrase."""
+    """The command of a run that ends by time, in whole seconds, or after ``transactions``, except for streams, which always end by time.
+
+    Never log it: it contains the hourly passphrase.
+    """
     ends_by_time = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if ends_by_time else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", hourly_passphrase, "-t", settings.test]
@@ -189,10 +194,10 @@ class NetperfProber:
         self._cpu_stat = find_own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        """Run netperf once; if the peer refuses the passphrase, run it again with the passphrase of the neighbouring epoch.
+        """Ping, then run netperf; if the peer refuses the passphrase, run it again with the passphrase of the neighbouring epoch.
 
         Raises:
-            ProbeFailedError: there is no measurement; `ProbeFailedError.name` has the reason.
+            ProbeFailedError: there is no measurement.
         """
         if not os.access(self._binary, os.X_OK):
             raise ProbeFailedError("no-netperf", f"install netperf, or set {BINARY_VARIABLE}")
@@ -201,7 +206,7 @@ class NetperfProber:
         try:
             return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, first), rtt_s)
         except ProbeFailedError as failure:
-            if failure.name != "unauthenticated":
+            if failure.reason != "unauthenticated":
                 raise
         return await self._run(address, settings, derive_hourly_passphrase(self._passphrase, neighbour), rtt_s)
 
@@ -299,7 +304,7 @@ class _PeerState(NamedTuple):
     ``connect_s`` is the time that the connection took.
     """
 
-    state: Literal["waiting", "closing"] | FailureName
+    state: Literal["waiting", "closing"] | FailureReason
     connect_s: float = 0.0
 
 
@@ -311,7 +316,7 @@ async def _check_control_port(address: str, port: int) -> _PeerState:
     try:
         reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_TIMEOUT_S)
     except ProbeFailedError as error:
-        return _PeerState(error.name)
+        return _PeerState(error.reason)
     try:
         writer.write(b"\0")
         async with asyncio.timeout(REQUEST_WAIT_S + 2 * connect_s):

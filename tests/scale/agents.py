@@ -124,4 +124,4 @@ class ZoneAgents:
         # A busy API server may refuse; the next turn writes newer results.
         with suppress(KubekitError):
             patch = build_merge_patch(encode_samples(samples))
-            await self._client.patch(CONFIGMAPS, plan.results, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)
+            await self._client.patch(CONFIGMAPS, plan.results_name, patch, ConfigMap, namespace=NETAWARE_NAMESPACE)

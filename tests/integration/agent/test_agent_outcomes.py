@@ -76,8 +76,8 @@ class Home:
             zone=self.zone,
             epoch=self.epoch,
             interval_s=SLOT_S * slots,
-            slots=slots,
-            results=RESULTS,
+            slot_count=slots,
+            results_name=RESULTS,
             settings=self.settings,
             probes=probes,
         )
@@ -210,7 +210,7 @@ def announced(home: Home, prober: str, port: int) -> Callable[[], Awaitable[bool
 async def test_an_agent_announces_itself_runs_all_tests_in_turn_and_forgets_pairs_with_the_plan(
     home: Home, netperf_programs: Netperf
 ) -> None:
-    plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), extra_every=2)
+    plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
     await home.write(plan)
     async with (
         running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),

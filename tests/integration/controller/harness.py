@@ -173,7 +173,7 @@ class SimulatedAgents:
                     )
                 )
             count += len(samples)
-            await self._publish(plan.results, build_merge_patch(encode_samples(samples)))
+            await self._publish(plan.results_name, build_merge_patch(encode_samples(samples)))
         return count
 
     async def _publish(self, name: str, patch: dict[str, Any]) -> None:

@@ -184,7 +184,7 @@ def test_the_first_of_several_files_names_the_context(tmp_path: Path, monkeypatc
     other = Path(write(tmp_path, {"server": "https://two.example"}, {"token": "y"}))
     other.write_text(other.read_text().replace("current-context: c", "current-context: none"))
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path}/absent:{other}")
-    assert (find_cluster_config().server, find_cluster_config().context) == ("https://one.example", "c")
+    assert (find_cluster_config().server, find_cluster_config().kubeconfig_context) == ("https://one.example", "c")
     with pytest.raises(ConfigError, match="elsewhere"):
         find_cluster_config(context="elsewhere")
 

@@ -47,14 +47,14 @@ def our_netservers() -> list[psutil.Process]:
 async def failure(prober: NetperfProber, settings: ProbeSettings, address: str = ADDRESS) -> str:
     with pytest.raises(ProbeFailedError) as caught:
         await prober.probe(address, settings)
-    return caught.value.name
+    return caught.value.reason
 
 
 async def outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
     try:
         await prober.probe(ADDRESS, settings)
     except ProbeFailedError as error:
-        return error.name
+        return error.reason
     return "ok"
 
 
@@ -87,7 +87,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     assert "NO_SUCH_KEY" not in finished.stdout
     with pytest.raises(ProbeFailedError) as caught:
         parse_output(finished.stdout, "TCP_RR")
-    assert caught.value.name == "unknown-selector"
+    assert caught.value.reason == "unknown-selector"
 
 
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:

@@ -226,4 +226,4 @@ async def test_a_path_that_swallows_everything_is_a_timeout(wan: Wan, netperf_pr
     wan.set(loss=1.0)
     with pytest.raises(ProbeFailedError) as caught:
         await measure(wan, netperf_programs)
-    assert caught.value.name == "timeout"
+    assert caught.value.reason == "timeout"

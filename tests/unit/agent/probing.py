@@ -23,7 +23,13 @@ def make_plan(
     """What ``origin`` probes, and one probe of another node of its zone."""
     probes = [Probe(origin=origin, destination=to, slot=slot) for slot, to in enumerate(destinations)]
     elsewhere = Probe(origin=Peer("other", "10.0.0.9", origin.zone), destination=THERE[0], slot=3)
-    fields: dict[str, Any] = {"epoch": 1, "interval_s": 60.0, "slots": 4, "results": "netperf-metrics", **changes}
+    fields: dict[str, Any] = {
+        "epoch": 1,
+        "interval_s": 60.0,
+        "slot_count": 4,
+        "results_name": "netperf-metrics",
+        **changes,
+    }
     run = ProbeSettings(**(settings or {}))
     return ZonePlan(zone=origin.zone, settings=run, probes=(*probes, elsewhere), **fields)
 

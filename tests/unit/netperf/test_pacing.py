@@ -53,7 +53,7 @@ def test_jitter_differs_from_round_to_round() -> None:
     probe = BUSIEST.probes[0]
     offsets = {probe_start_s(BUSIEST, probe, n) - n * BUSIEST.interval_s for n in range(20)}
     assert len(offsets) > 15
-    assert max(offsets) - min(offsets) <= BUSIEST.interval_s / BUSIEST.slots
+    assert max(offsets) - min(offsets) <= BUSIEST.interval_s / BUSIEST.slot_count
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_streams_stop_at_their_mean_bandwidth(past: list[StreamRun], allowed: bo
 
 @given(st.integers(0, 10**8), st.integers(2, 50))
 def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every: int) -> None:
-    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), extra_every=every)
+    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=every)
     chosen = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
     extras = [test for test in chosen if test != "TCP_RR"]
     assert len(extras) == 4

@@ -50,7 +50,7 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
         for zone in {probe.origin.zone, probe.destination.zone}:
             assert (probe.slot, zone) not in seen
             seen.add((probe.slot, zone))
-        assert probe.slot < plan.slots
+        assert probe.slot < plan.slot_count
 
 
 @given(sizes, st.data())
@@ -74,8 +74,8 @@ def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.Data
     assert old <= new
     for zone, plan in after.zones.items():
         touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.zones[zone].probes)
-        same_shape = after.slots == before.slots and after.interval_s == before.interval_s
-        if not touched and same_shape and plan.results == before.zones[zone].results:
+        same_shape = after.slot_count == before.slot_count and after.interval_s == before.interval_s
+        if not touched and same_shape and plan.results_name == before.zones[zone].results_name:
             assert plan == before.zones[zone]
 
 
@@ -209,11 +209,11 @@ def test_the_agents_role_names_every_results_object(zones: int) -> None:
 def test_shards_have_a_limited_number_of_zones_and_zones_keep_their_shard_if_possible(before: int, after: int) -> None:
     old = make_plan([1] * before)
     new = plan_pairs(make_nodes([1] * after), PlanOptions(), old.zones, NOW_S)
-    sizes = Counter(zone.results for zone in new.zones.values())
+    sizes = Counter(zone.results_name for zone in new.zones.values())
     assert max(sizes.values()) <= zones_per_shard(after)
     assert set(sizes) <= set(shard_names("netperf-metrics", after))
     if after >= before and zones_per_shard(after) == zones_per_shard(before):
-        assert all(new.zones[zone].results == plan.results for zone, plan in old.zones.items())
+        assert all(new.zones[zone].results_name == plan.results_name for zone, plan in old.zones.items())
 
 
 def test_epochs_increase_even_if_the_clock_is_set_back() -> None:

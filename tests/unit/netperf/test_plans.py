@@ -46,7 +46,7 @@ def test_an_encoded_plan_is_decoded_unchanged() -> None:
         ({PLAN_KEY: "[]"}, "bad-field"),
         ({PLAN_KEY: "{}"}, "bad-field"),
         (encode_plan(msgspec.structs.replace(PLAN, interval_s=0.0)), "bad-field"),
-        (encode_plan(msgspec.structs.replace(PLAN, slots=0)), "bad-field"),
+        (encode_plan(msgspec.structs.replace(PLAN, slot_count=0)), "bad-field"),
         (encode_plan(msgspec.structs.replace(PLAN, zone="elsewhere")), "wrong-zone"),
         (encode_plan(msgspec.structs.replace(PLAN, epoch=PLAN.epoch - 1)), "past-epoch"),
     ],

@@ -65,13 +65,13 @@ def test_a_missing_selector_in_the_output_is_an_error(key: str) -> None:
     text = "\n".join(line for line in TCP_RR.splitlines() if not line.startswith(f"{key}="))
     with pytest.raises(ProbeFailedError, match=key) as caught:
         parse_output(text, "TCP_RR")
-    assert caught.value.name == "unknown-selector"
+    assert caught.value.reason == "unknown-selector"
 
 
 def test_percentiles_of_zero_are_too_few_samples() -> None:
     with pytest.raises(ProbeFailedError) as caught:
         parse_output(with_values(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
-    assert caught.value.name == "too-few-samples"
+    assert caught.value.reason == "too-few-samples"
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "-nan", "inf", "-1", "-1.00", "", "12ms", "1e300"])
