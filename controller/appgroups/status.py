@@ -54,7 +54,7 @@ class GroupState(msgspec.Struct, frozen=True):
         order: of its workloads.
         placed_by_node: for each workload of the graph, node -> number of placed pods.
         checks: one for each edge of the graph.
-        running_count: number of pods in phase Running.
+        running_count: number of pods in phase Running that are not being deleted.
         started_at: RFC 3339 time at which its first pod was created, None without pods.
     """
 

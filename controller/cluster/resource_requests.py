@@ -116,9 +116,8 @@ def first_insufficient(
     """Name of the first resource of which a node has too little for a pod, beside other pods; empty if it has enough."""
     for name, value in requests.items():
         free: float | None = allocatable.get(name)
-        if (
-            free is None
-        ):  # Only then, because a call for each resource of each host would take a tenth of a plan's time.
+        # Only if absent, because a call for each resource of each host would take a tenth of a plan's time.
+        if free is None:
             free = capacity_of(name, allocatable)
         for amounts in other_requests:
             free -= amounts.get(name, 0)

@@ -77,7 +77,7 @@ class GroupView(View, frozen=True):
     Attributes:
         algorithm: ``spec.topologySortingAlgorithm``.
         members: ``spec.numMembers``.
-        running_pods: number of pods in phase Running.
+        running_pods: number of pods in phase Running that are not being deleted.
         gated_pods, pending_pods: numbers of unbound pods with and without scheduling gates.
         total_cost: sum of the dependencies' known costs.
         violated_dependencies: number of dependencies with the verdict ``violated``.
