@@ -25,7 +25,7 @@ from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_of
 from lab.netperf_install import find_netperf_if_available
 from tests.bench.figures import Figures, figure
-from tests.integration.agent.agents import Agent, create_pod, give_address, running_agent
+from tests.integration.agent.agents import Agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
 
 PODS_ON_NODE = 110
@@ -110,8 +110,8 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
     limits = {"kubernetes.io/ingress-bandwidth": "20M", "kubernetes.io/egress-bandwidth": "20M"}
     for pod in pods:
         created = await create_pod(client, "default", pod.name, NODE, limits)
-        pod.adopt(created.metadata.uid)
-        await give_address(client, created, pod.address)
+        pod.join_cgroup(created.metadata.uid)
+        await report_pod_address(client, created, pod.address)
 
 
 async def _until_enforced(agent: Agent, count: int) -> None:

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from agent.bandwidth.rules import plugin_ifb_name
 from tests.bench.figures import Figures, figure
-from tests.integration.agent.limit_figures import SECONDS, delay_s, finish, serving, shares, start
+from tests.integration.agent.limit_figures import (
+    SECONDS,
+    finish_traffic,
+    measure_delay_s,
+    measure_shares,
+    running_generators,
+    start_traffic,
+)
 from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod, run_bench
 
 RATES = (5, 50, 500)
@@ -33,17 +40,17 @@ def _measure() -> Figures:
     passed: dict[str, tuple[float, float]] = {}
     highest, slowest_s = 0.0, 0.0
     for rate in RATES:
-        with node_pod(rate % 251) as pod, serving(pod):
+        with node_pod(rate % 251) as pod, running_generators(pod):
             enforce(pod.spec(ingress=f"{rate}M", egress=f"{rate}M"))
             for direction in ("ingress", "egress"):
                 device = pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
-                runs = [shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
+                runs = [measure_shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
                 highest = max(highest, *(share for run in runs for share in run))
                 # Other work on the machine slows a stream, and speeds up none.
                 passed[f"{rate}M {direction}"] = max(runs)
                 if rate == 5:
                     continue  # sixteen frames take 39 ms at 5 Mbit/s: the bound of the tests is the rule there
-                slowest_s = max(slowest_s, delay_s(pod, direction))
+                slowest_s = max(slowest_s, measure_delay_s(pod, direction))
     # The least of three: whoever else is at work makes it more.
     bare, limited = (min(_cpu_per_gbit(rate) for _ in range(3)) for rate in ("", "2G"))
     lowest = min(share for pair in passed.values() for share in pair)
@@ -66,11 +73,11 @@ def _measure() -> Figures:
 
 def _cpu_per_gbit(rate: str) -> float:
     """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
-    with node_pod(99) as pod, serving(pod):
+    with node_pod(99) as pod, running_generators(pod):
         if rate:
             enforce(pod.spec(egress=rate))
         before = _busy_s()
-        arrived: int = finish(start(pod, "egress", "bulk", SECONDS))
+        arrived: int = finish_traffic(start_traffic(pod, "egress", "bulk", SECONDS))
         return (_busy_s() - before) / (arrived * 8 / 1e9)
 
 

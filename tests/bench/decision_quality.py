@@ -35,7 +35,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import KWOK_NODE_ANNOTATION, ControlPlane
 from netperf.contract import ZONE_LABEL
-from tests.integration.conftest import definitions, eventually
+from tests.integration.conftest import crd_bodies, eventually
 from tests.integration.scheduler.conftest import PROFILE, create_pod, set_costs
 from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
@@ -92,7 +92,7 @@ async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[Contro
             ControlPlane.start(name, state_dir=Path(folder) / "state", **options) as plane,
             Client(plane.client_config) as client,
         ):
-            for crd, body in definitions().items():
+            for crd, body in crd_bodies().items():
                 await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, body, Object, field_manager=name)
             await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
             yield plane, client

@@ -97,7 +97,7 @@ class Workload(msgspec.Struct, frozen=True):
         return {"cpu": 1000 * cores, "memory": _GI * self.gib}
 
 
-def made_up(rng: random.Random) -> list[Workload]:
+def random_workloads(rng: random.Random) -> list[Workload]:
     """Workloads whose means are 36 % of all cores, two bound to a node each, and one too large for any."""
     found = []
     for i in range(WORKLOADS):
@@ -126,7 +126,7 @@ class Day:
         self._client, self._ratio = client, ratio
         self.seed, self.requests = seed, "twice" if ratio > 1 else "half"
         self.namespace = f"day-{seed}-{self.requests}"
-        self.workloads = made_up(random.Random(seed))
+        self.workloads = random_workloads(random.Random(seed))
         self._pods: Reflector[Pod] = Reflector(client, PODS, Pod, namespace=self.namespace)
         self._reader = PodReader()
         self._slots: dict[str, tuple[Workload, int, dict[str, Any], str]] = {}

@@ -17,7 +17,7 @@ from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, TIMEOUT_S, Cluster, start_shipped_lab, wait_until
 from tests.e2e.terminal import Terminal
-from tests.integration.manifests.kubectl import on_top_of
+from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.documents import shell_blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
 from tests.support.webhook_program import generate_manifests
@@ -106,7 +106,7 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
     cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
     cluster.run("apply", "--server-side", "-f", "-", text=certificate)
     cluster.apply(MANIFESTS / "overlays" / "observe-only")
-    cluster.apply(on_top_of("default", "kubernetes-1.35", folder=tmp_path))
+    cluster.apply(write_kustomization("default", "kubernetes-1.35", folder=tmp_path))
     gates_by_webhook(cluster)
     cluster.run("delete", "-f", "-", text=certificate)
     for overlay in ("any-scheduler", "default", "prometheus-operator", "descheduler"):
@@ -117,7 +117,7 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
     measures_and_prices(cluster)
     places(cluster)
     images = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
-    cluster.apply(on_top_of("enforce", folder=tmp_path, images=images))
+    cluster.apply(write_kustomization("enforce", folder=tmp_path, images=images))
     agents = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=netaware-agent")["items"]
     images_of_agents = {p["spec"]["containers"][0]["image"] for p in agents if "deletionTimestamp" not in p["metadata"]}
     assert images_of_agents == {f"{AGENT.name}:{NEXT_VERSION}"}

@@ -28,7 +28,7 @@ from lab.errors import BootError
 from lab.installation import install
 from lab.topology import load_topology
 from netperf.contract import NETAWARE_NAMESPACE, ZONE_LABEL
-from tests.integration.manifests.kubectl import on_top_of
+from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 from tests.support.webhook_program import start_webhook
 
@@ -68,7 +68,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
 
     def overlay(minor: str) -> Path:
         """The overlay that docs/install.md names for clusters of that version."""
-        return on_top_of("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
+        return write_kustomization("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
 
     def passed(what: str) -> None:
         nonlocal began

@@ -28,7 +28,7 @@ from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodeBinaries
 from lab.topology import load_topology
 from tests.e2e.real_cluster import NAMESPACE, TIMEOUT_S, Cluster, wait_until
-from tests.integration.manifests.kubectl import on_top_of
+from tests.integration.manifests.kubectl import write_kustomization
 from tests.support.prometheus_program import run_prometheus
 
 NODES = ("e2e-w1", "e2e-w2", "e2e-w3")
@@ -195,8 +195,8 @@ def overlays(folder: Path) -> tuple[Path, Path]:
     repair = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--repair-burst"}]
     patch = {"target": {"kind": "DaemonSet", "name": "netaware-agent"}, "patch": json.dumps(repair)}
     return (
-        on_top_of("descheduler", folder=folder, configMapGenerator=[generator]),
-        on_top_of("descheduler", "enforce", folder=folder, configMapGenerator=[generator], patches=[patch]),
+        write_kustomization("descheduler", folder=folder, configMapGenerator=[generator]),
+        write_kustomization("descheduler", "enforce", folder=folder, configMapGenerator=[generator], patches=[patch]),
     )
 
 

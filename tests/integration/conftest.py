@@ -1,4 +1,4 @@
-"""The real control plane, once per session, and what tests put into it: a namespace each, nodes, schedulers, kwok."""
+"""Fixtures of integration tests: the session's control plane, namespaces, nodes, schedulers and kwok."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
 WRITERS = ("manager-a", "manager-b", "manager-c", "manager-d")
-"""Users whose writes the audit log has, as it has every request of netaware's service accounts."""
+"""Users whose writes are in the audit log, besides all requests of netaware's service accounts."""
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -33,7 +33,7 @@ AUDIT = {
         {"level": "None"},
     ],
 }
-# How long to wait for what should happen soon; a machine with much else to do may take its time.
+# Long enough for a busy machine.
 DEADLINE_S = 60.0
 
 StartScheduler = Callable[..., Awaitable[Program]]
@@ -48,7 +48,7 @@ def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def control_plane(tmp_path_factory: pytest.TempPathFactory, audit_log: Path) -> AsyncIterator[ControlPlane]:
-    """etcd, kube-apiserver and kube-controller-manager; stopped when the session ends."""
+    """etcd, kube-apiserver and kube-controller-manager of the session."""
     policy = audit_log.with_suffix(".yaml")
     policy.write_text(yaml.safe_dump(AUDIT))
     flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
@@ -59,27 +59,27 @@ async def control_plane(tmp_path_factory: pytest.TempPathFactory, audit_log: Pat
 
 @pytest_asyncio.fixture
 async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
-    """A kubekit client with the administrator's rights."""
+    """A client with the administrator's rights."""
     async with Client(control_plane.client_config) as connected:
         yield connected
 
 
 @pytest_asyncio.fixture
 async def namespace(client: Client) -> AsyncIterator[str]:
-    """A fresh namespace whose default service account exists, so that pods can be created at once."""
-    async with _new_namespace(client) as name:
+    """A new namespace with a default service account, so that pods can be created."""
+    async with _create_namespace(client) as name:
         yield name
 
 
 @pytest_asyncio.fixture
 async def netaware_namespace(client: Client) -> AsyncIterator[str]:
-    """A fresh namespace for a manager, beside that of the workloads; its pods are not evicted, and its traffic is ignored."""
-    async with _new_namespace(client) as name:
+    """A new namespace for a manager, whose pods are not evicted and whose traffic is ignored."""
+    async with _create_namespace(client) as name:
         yield name
 
 
 @asynccontextmanager
-async def _new_namespace(client: Client) -> AsyncIterator[str]:
+async def _create_namespace(client: Client) -> AsyncIterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
     await eventually(lambda: object_exists(client, SERVICE_ACCOUNTS, "default", name))
@@ -89,8 +89,8 @@ async def _new_namespace(client: Client) -> AsyncIterator[str]:
 
 @pytest_asyncio.fixture
 async def crds(client: Client) -> list[str]:
-    """The CustomResourceDefinitions of manifests/crds, applied and served; their names."""
-    bodies = definitions()
+    """Names of our CustomResourceDefinitions, which are applied and served."""
+    bodies = crd_bodies()
     for name, body in bodies.items():
         await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
     for name in bodies:
@@ -98,15 +98,15 @@ async def crds(client: Client) -> list[str]:
     return list(bodies)
 
 
-def definitions() -> dict[str, Any]:
-    """Our CustomResourceDefinitions by name."""
+def crd_bodies() -> dict[str, Any]:
+    """Our CustomResourceDefinitions, by name."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
     return {str(body["metadata"]["name"]): body for body in found}
 
 
-async def remove_definitions(client: Client) -> None:
-    """Leave no definition of ours, and no object of theirs."""
-    ours = definitions().keys()
+async def remove_crds(client: Client) -> None:
+    """Delete our CustomResourceDefinitions with their objects."""
+    ours = crd_bodies().keys()
     for name in ours:
         await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
 
@@ -118,10 +118,7 @@ async def remove_definitions(client: Client) -> None:
 
 @pytest_asyncio.fixture
 async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
-    """``await scheduler(config=None, extender_url=None)`` runs kube-scheduler for the rest of the test.
-
-    ``config`` is a KubeSchedulerConfiguration as plain data; by default both profiles, with the extender.
-    """
+    """``await scheduler(config, extender_url=...)`` runs kube-scheduler until the end of the test, by default with both profiles."""
     started: list[Program] = []
 
     async def start(config: Mapping[str, Any] | None = None, *, extender_url: str | None = None) -> Program:
@@ -136,24 +133,21 @@ async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def kwok(control_plane: ControlPlane) -> Program:
-    """kwok for the rest of the session: makes pods on nodes of ``make_node`` Running, and those nodes Ready."""
+    """kwok, which simulates the kubelets of nodes of ``make_node``."""
     return await control_plane.start_kwok()
 
 
 @pytest_asyncio.fixture
 async def make_node(client: Client) -> AsyncIterator[MakeNode]:
-    """``await make_node(name, zone="z1", region="r1", capacity={...}, labels={...})`` creates a node for this test.
-
-    With the ``kwok`` fixture the node becomes Ready and loses its not-ready taint; without it nothing plays its kubelet.
-    """
-    made: list[str] = []
+    """``await make_node(name, **options)`` creates a node for the test, see `node_body`; it becomes ready if ``kwok`` runs."""
+    names: list[str] = []
 
     async def make(name: str, **options: Any) -> Node:
-        made.append(name)
+        names.append(name)
         return await client.create(NODES, node_body(name, **options), Node)
 
     yield make
-    for name in made:
+    for name in names:
         await client.delete(NODES, name)
 
 
@@ -166,9 +160,9 @@ def node_body(
     labels: Mapping[str, str] | None = None,
     address: str = "",
 ) -> dict[str, Any]:
-    """A node whose kubelet kwok plays."""
-    places = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-    all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
+    """A node whose kubelet kwok simulates."""
+    location = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
+    all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in location.items() if v}, **(labels or {})}
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
     body = _object("v1", "Node", name)
     body["metadata"] |= {"labels": all_labels, "annotations": dict([KWOK_NODE_ANNOTATION])}
@@ -179,14 +173,14 @@ def node_body(
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until ``check`` holds; TimeoutError when it does not in time."""
+    """Wait until ``check`` returns true; raises TimeoutError."""
     async with asyncio.timeout(deadline_s):
         while not await check():
             await asyncio.sleep(0.02)
 
 
-async def token_of(client: Client, namespace: str, account: str = "default", *audiences: str) -> str:
-    """A token of a service account, for these audiences or for the API server."""
+async def request_token(client: Client, namespace: str, account: str = "default", *audiences: str) -> str:
+    """A token of a service account for these audiences, by default for the API server."""
     spec = {"audiences": audiences} if audiences else {}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     answer = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)

@@ -1,4 +1,4 @@
-"""Agents as programs, started and stopped as an operator's would be."""
+"""Runs agents as programs, and creates pods for them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ AGENT = (sys.executable, "-m", "agent")
 
 @dataclass
 class Agent:
-    """One running agent.
-
-    Attributes:
-        url: of its metrics and health server.
-        log: what it wrote so far.
-    """
+    """A running agent; ``url`` is that of its metrics and health server."""
 
     process: asyncio.subprocess.Process
     url: str
@@ -34,11 +29,11 @@ class Agent:
 
     @property
     def log(self) -> str:
-        """Its log so far."""
+        """The text of its log so far."""
         return self._log.read_text()
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and body of one of its pages; status 0 while it does not listen."""
+        """Status and body of a path; status 0 while it does not listen."""
         try:
             async with aiohttp.ClientSession() as session, session.get(self.url + path) as answer:
                 return answer.status, await answer.text()
@@ -46,13 +41,13 @@ class Agent:
             return 0, ""
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """Series whose name begins with ``name``, as text to value."""
+        """Values of series whose names begin with ``name``."""
         _, text = await self.get("/metrics")
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
         return {series: float(value) for series, value in lines}
 
     async def stop(self) -> int:
-        """SIGTERM, and the exit code; TimeoutError when it takes half a minute or more."""
+        """Send SIGTERM; returns the exit code, or raises TimeoutError after half a minute."""
         self.process.terminate()
         async with asyncio.timeout(30):
             return await self.process.wait()
@@ -62,7 +57,7 @@ class Agent:
 async def running_agent(
     tmp_path: Path, port: int, *flags: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> AsyncIterator[Agent]:
-    """An agent on 127.0.0.1:port; killed at the end if it still runs."""
+    """Run an agent that listens on this port of the loopback; it is killed at the end of the block."""
     log = tmp_path / f"agent-{port}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -86,7 +81,7 @@ async def running_agent(
 
 
 async def call_agent(*arguments: str, prefix: Sequence[str] = ()) -> tuple[int, str, str]:
-    """Run a command of the agent to its end: exit code, stdout, stderr."""
+    """Run a command of the agent; returns its exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *prefix, *AGENT, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -96,10 +91,10 @@ async def call_agent(*arguments: str, prefix: Sequence[str] = ()) -> tuple[int, 
 
 
 async def create_pod(
-    client: Client, namespace: str, name: str, node: str, annotations: Mapping[str, str], *, reserve: str = ""
+    client: Client, namespace: str, name: str, node: str, annotations: Mapping[str, str], *, bandwidth: str = ""
 ) -> Pod:
-    """Create a pod that is bound to a node, and may reserve bandwidth."""
-    amount = {"network.aware.com/bandwidth": reserve} if reserve else {}
+    """Create a pod that is bound to a node; ``bandwidth`` is its request."""
+    amount = {"network.aware.com/bandwidth": bandwidth} if bandwidth else {}
     container = {"name": "c", "image": "x", "resources": {"limits": amount, "requests": amount}}
     spec = {"nodeName": node, "automountServiceAccountToken": False, "containers": [container]}
     metadata = {"name": name, "annotations": dict(annotations)}
@@ -107,7 +102,7 @@ async def create_pod(
     return await client.create(PODS, body, Pod, namespace=namespace)
 
 
-async def give_address(client: Client, pod: Pod, address: str) -> None:
-    """Report what a kubelet reports when a pod's sandbox is ready."""
+async def report_pod_address(client: Client, pod: Pod, address: str) -> None:
+    """Report a pod as running with this address, as its kubelet would."""
     status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
     await client.patch(PODS, pod.metadata.name, status, Pod, namespace=pod.metadata.namespace, subresource="status")

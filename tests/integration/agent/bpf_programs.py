@@ -1,4 +1,4 @@
-"""BPF programs as other agents attach them to pods' devices: real ones, loaded with the bpf system call, a few instructions each."""
+"""Loads small BPF programs, as CNI agents attach them to pods' devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NEXT, DROP = -1, 2
-"""Verdicts of programs: go on with the next one (TC_ACT_UNSPEC, TCX_NEXT), or drop the packet."""
+"""Verdicts: continue with the next program (TC_ACT_UNSPEC, TCX_NEXT), or drop the packet."""
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _SCHED_CLS = 3
-_TCX = {"ingress": 46, "egress": 47}
+_TCX_INGRESS = 46
 _REDIRECT_PEER = 155
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,8 +32,8 @@ def _instruction(code: int, register: int = 0, immediate: int = 0) -> bytes:
 
 
 @contextmanager
-def loaded(instructions: bytes, name: str) -> Iterator[int]:
-    """File descriptor of a program that is loaded meanwhile, and stays for as long as it is attached."""
+def loaded_program(instructions: bytes, name: str) -> Iterator[int]:
+    """Load a program during the block, or as long as it is attached; yields its file descriptor."""
     code, licence = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"GPL")
     head = struct.pack("=IIQQ", _SCHED_CLS, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence))
     descriptor = _call(_PROG_LOAD, head + struct.pack("=IIQII16s", 0, 0, 0, 0, 0, name.encode()))
@@ -43,20 +43,20 @@ def loaded(instructions: bytes, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def returning(verdict: int) -> bytes:
-    """A program that says the same of every packet."""
+def program_returning(verdict: int) -> bytes:
+    """A program with this verdict for every packet."""
     return _instruction(0xB7, 0, verdict) + _instruction(0x95)
 
 
-def dropping_udp() -> bytes:
-    """A program that drops UDP over IPv4, and of all else says to go on: the protocol is 23 bytes into the frame."""
+def program_dropping_udp() -> bytes:
+    """A program that drops UDP over IPv4 only; the protocol is at byte 23 of a frame."""
     keep_context, read_byte = struct.pack("=BBhi", 0xBF, 0x16, 0, 0), _instruction(0x30, 0, 23)
     unless_udp = struct.pack("=BBhi", 0x55, 0, 2, socket.IPPROTO_UDP)
-    return keep_context + read_byte + unless_udp + returning(DROP) + returning(NEXT)
+    return keep_context + read_byte + unless_udp + program_returning(DROP) + program_returning(NEXT)
 
 
-def redirecting_to_peer(device: int) -> bytes:
-    """A program that puts every packet straight into the namespace of a device's other end, as Cilium and Calico do."""
+def program_redirecting_to_peer(device: int) -> bytes:
+    """A program that redirects every packet into the namespace of a device's peer, as Cilium and Calico do."""
     return (
         _instruction(0xB7, 1, device)
         + _instruction(0xB7, 2)
@@ -65,6 +65,6 @@ def redirecting_to_peer(device: int) -> bytes:
     )
 
 
-def attach_tcx(descriptor: int, device: int, hook: str = "ingress") -> None:
-    """Attach a program to a device, before all filters; it goes with the device."""
-    _call(_PROG_ATTACH, struct.pack("=IIIIIIQ", device, descriptor, _TCX[hook], 0, 0, 0, 0))
+def attach_tcx(descriptor: int, device: int) -> None:
+    """Attach a program to a device's ingress, before all filters, until the device is deleted."""
+    _call(_PROG_ATTACH, struct.pack("=IIIIIIQ", device, descriptor, _TCX_INGRESS, 0, 0, 0, 0))

@@ -1,4 +1,4 @@
-"""Counts connections in its network namespace: one round for each line on standard input, answered in JSON.
+"""Counts connections in its network namespace: reads a round for each line on standard input, and prints totals as JSON.
 
 ip netns exec NODE python counting_in_namespace.py '{"10.251.1.2": "web"}'
 """

@@ -1,4 +1,4 @@
-"""Traffic between pods, how exact a limit is from its first second, and how long a packet waits at it."""
+"""Sends traffic between pods, and measures the accuracy of a limit and the delay at it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SECONDS = 3.0
 
 
 @contextmanager
-def serving(pod: NodePod) -> Iterator[None]:
-    """Generators that answer in the pod and on its node."""
+def running_generators(pod: NodePod) -> Iterator[None]:
+    """Run traffic generators in the pod and on its node, which accept connections."""
     commands = pod.command(*GENERATOR, "serve", pod.address), [*pod.node, *GENERATOR, "serve", pod.host_address]
     with ExitStack() as stack:
         for command in commands:
@@ -34,32 +34,32 @@ def serving(pod: NodePod) -> Iterator[None]:
         yield
 
 
-def start(
+def start_traffic(
     pod: NodePod, direction: str, mode: str, seconds: float, target: str = "", port: int = PORT
 ) -> subprocess.Popen[bytes]:
-    """Start traffic from the node into the pod, or from the pod to its node or a target."""
+    """Start traffic from the node to the pod (ingress), or from the pod to its node or ``target`` (egress)."""
     target = target or (pod.address if direction == "ingress" else pod.host_address)
     command = [*GENERATOR, mode, target, str(port), str(seconds)]
     return subprocess.Popen(command if direction == "ingress" else pod.command(*command), stdout=subprocess.PIPE)
 
 
-def finish(process: subprocess.Popen[bytes]) -> Any:
-    """What the generator prints at its end."""
+def finish_traffic(process: subprocess.Popen[bytes]) -> Any:
+    """Wait for a generator; returns the result that it prints."""
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return json.loads(output)
 
 
-def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[float, float]:
-    """Share of the limit that passes the bucket on ``device``, headers included, in the first second and in SECONDS."""
+def measure_shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[float, float]:
+    """Share of the limit that passes the bucket of ``device``, with headers, in the first second and in `SECONDS`."""
     index = socket.if_nametoindex(device)
 
     def passed() -> int:
         return asyncio.run(read_tc_counters(())).bucket_bytes[index]
 
     before = passed()
-    stream = start(pod, direction, "bulk", SECONDS + 0.5)
-    # Readings that are far apart, as on a busy machine, make the shares smaller, never larger.
+    stream = start_traffic(pod, direction, "bulk", SECONDS + 0.5)
+    # On a busy machine late readings make the shares smaller, never larger.
     began = now = time.monotonic()
     while passed() == before and stream.poll() is None:
         began = now
@@ -69,14 +69,14 @@ def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[
     for until_s in (1.0, SECONDS):
         time.sleep(max(0.0, began + until_s - time.monotonic()))
         found.append((passed() - before) * 8 / (time.monotonic() - began) / rate_bps)
-    finish(stream)
+    finish_traffic(stream)
     return found[0], found[1]
 
 
-def delay_s(pod: NodePod, direction: str) -> float:
-    """The 99th percentile of a byte's way to and fro beside a full queue, in seconds."""
-    beside = start(pod, direction, "bulk", SECONDS)
-    finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
-    trips = sorted(finish(start(pod, direction, "rr", 1.5)))
-    finish(beside)
+def measure_delay_s(pod: NodePod, direction: str) -> float:
+    """99th percentile of the round-trip time of a byte while the queue is full, in seconds."""
+    beside = start_traffic(pod, direction, "bulk", SECONDS)
+    finish_traffic(start_traffic(pod, direction, "rr", 0.5))  # until the queue is full
+    trips = sorted(finish_traffic(start_traffic(pod, direction, "rr", 1.5)))
+    finish_traffic(beside)
     return float(trips[int(len(trips) * 0.99)])

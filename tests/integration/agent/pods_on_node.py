@@ -1,8 +1,4 @@
-"""Pods as the kernel sees them: a network namespace with a veth pair to the host and a real process in a pod's cgroup.
-
-Not simulated: namespace, devices, process and cgroup are the kernel's. Simulated: the container runtime that would have
-made them.
-"""
+"""Sets up pods without a container runtime: a network namespace with a veth pair to the host, and a process in a pod's cgroup."""
 
 from __future__ import annotations
 
@@ -32,23 +28,23 @@ ENFORCE = RepairPolicy(enforce=True)
 
 
 def run(command: str) -> str:
-    """Run a command and return what it prints; its error is the test's."""
+    """Run a command and return its output; fails with its errors."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def run_bench(script: str) -> Any:
-    """Run a bench as a program in a network namespace of its own, where no other devices come and go; returns its JSON."""
+    """Run a benchmark in a network namespace without other devices; returns the JSON that it prints."""
     inside = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, script]
-    # With bytecode, as in the image.
+    # Images have bytecode.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPATH"] = str(Path(__file__).parents[3])
     return json.loads(subprocess.run(inside, env=env, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def cgroup_hierarchy() -> Path:
-    """A cgroup hierarchy that we can make groups in: v2 where it is mounted, else one of v1."""
+    """A writable cgroup hierarchy: v2 if it is mounted, else one of v1."""
     for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids")):
         if (root / "cgroup.procs").exists():
             return root
@@ -58,7 +54,7 @@ def cgroup_hierarchy() -> Path:
 
 @dataclass
 class NodePod:
-    """One pod on this machine."""
+    """A pod on this machine."""
 
     name: str
     host_address: str
@@ -73,44 +69,44 @@ class NodePod:
 
     @property
     def pid(self) -> int:
-        """Of the pod's process."""
+        """Id of the pod's process."""
         assert self.process is not None
         return self.process.pid
 
-    def adopt(self, uid: str) -> None:
-        """Put the process into the cgroup of the pod with this uid."""
+    def join_cgroup(self, uid: str) -> None:
+        """Move the process into the cgroup of the pod with this uid."""
         self.uid = uid
         group = self.groups / f"kubepods/burstable/pod{uid}/{self.container}"
         group.mkdir(parents=True)
         (group / "cgroup.procs").write_text(str(self.pid))
 
-    def on_host(self, command: str) -> str:
-        """Run a command in the network namespace that has the other end of the pod's devices."""
+    def run_on_host(self, command: str) -> str:
+        """Run a command in the network namespace of the node."""
         return run(" ".join((*self.node, command)))
 
     def command(self, *arguments: str) -> list[str]:
-        """A command inside the pod's network namespace."""
+        """The arguments that run a command in the pod's network namespace."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
     def spec(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
-        """The pod as the rules see it."""
+        """The pod with limits, as the rules read it."""
         texts = {"ingress": ingress, "egress": egress}
         limits = {direction: read_annotation(text) for direction, text in texts.items() if text}
         return PodBandwidthSpec(namespace="test", name=self.name, uid=self.uid, limits=limits)  # type: ignore[arg-type]
 
 
 def take_snapshot(*limits: PodBandwidthSpec) -> BandwidthSnapshot:
-    """The snapshot that the rules decide from."""
+    """The snapshot of this machine for the rules."""
     return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), limits, ResultCache(PROC / "none")))
 
 
 def execute(action: Action) -> None:
-    """Change the kernel as the agent does."""
+    """Execute an action as the agent does."""
     asyncio.run(execute_action(action))
 
 
 def plan(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> BandwidthPlan:
-    """The plan of the rules for this machine now."""
+    """The plan of the rules for this machine."""
     return plan_limits(take_snapshot(*limits), policy)
 
 
@@ -121,13 +117,13 @@ def enforce(*limits: PodBandwidthSpec, policy: RepairPolicy = ENFORCE) -> Bandwi
     return plan(*limits, policy=policy)
 
 
-def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
+def statuses_of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
     """A pod's statuses, by direction."""
     return {status.direction: status for status in found.statuses if status.pod.uid == pod.uid}
 
 
-def wait_until_inside(pid: int, namespace: str) -> None:
-    """Wait until a process that `ip netns exec` started has entered the namespace."""
+def wait_until_in_namespace(pid: int, namespace: str) -> None:
+    """Wait until a process of `ip netns exec` has entered the namespace."""
     inside = Path("/run/netns", namespace).stat().st_ino
     ends = time.monotonic() + 30
     while (PROC / str(pid) / "ns/net").stat().st_ino != inside:
@@ -137,10 +133,10 @@ def wait_until_inside(pid: int, namespace: str) -> None:
 
 @contextmanager
 def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") -> Iterator[NodePod]:
-    """A pod, numbered 0..250; everything is removed afterwards, whatever happened.
+    """A pod with a number of 0 to 250; everything is removed after the block.
 
-    With ``adopt_uid`` its process gets into a cgroup only when `NodePod.adopt` says what the pod's uid is. With
-    ``node_namespace`` its node is not this machine but the network namespace of that name.
+    With ``adopt_uid`` the caller moves its process into a cgroup by `NodePod.join_cgroup`. With ``node_namespace`` its node is that
+    network namespace instead of this machine.
     """
     tag = uuid.uuid4().hex[:6]
     top = cgroup_hierarchy() / f"natest-{tag}"
@@ -155,15 +151,15 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
     )
     try:
         run(f"ip netns add {pod.namespace}")
-        pod.on_host(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
-        pod.on_host(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
-        pod.on_host(f"ip link set {pod.host_device} up")
+        pod.run_on_host(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
+        pod.run_on_host(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
+        pod.run_on_host(f"ip link set {pod.host_device} up")
         for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
             run(f"ip -n {pod.namespace} {part}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
-        wait_until_inside(pod.pid, pod.namespace)
+        wait_until_in_namespace(pod.pid, pod.namespace)
         if not adopt_uid:
-            pod.adopt(pod.uid)
+            pod.join_cgroup(pod.uid)
         yield pod
     finally:
         if pod.process is not None:
@@ -177,7 +173,7 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
 
 
 def remove_groups(top: Path) -> None:
-    """Remove cgroups whose processes have ended."""
+    """Remove a tree of cgroups without processes."""
     for directory, _, _ in os.walk(top, topdown=False):
         with suppress(OSError):
             Path(directory).rmdir()

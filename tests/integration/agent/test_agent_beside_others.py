@@ -17,8 +17,8 @@ from pyroute2 import IPRoute
 from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, SetEgressLimit
 from agent.netlink import KernelError
-from tests.integration.agent.bpf_programs import dropping_udp, loaded
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, of_pod, run
+from tests.integration.agent.bpf_programs import loaded_program, program_dropping_udp
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, run, statuses_of_pod
 from tests.support.plugin_bucket import plugin_params
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
@@ -34,7 +34,7 @@ def attached(device: str) -> str:
 
 def attach_bpf_filter(device: str, program: bytes) -> None:
     """Attach a direct-action BPF filter to a device's ingress, as the AWS network policy agent and netobserv do."""
-    with loaded(program, "foreign") as descriptor, IPRoute() as netlink:
+    with loaded_program(program, "foreign") as descriptor, IPRoute() as netlink:
         netlink.tc(
             "add-filter",
             "bpf",
@@ -66,12 +66,12 @@ def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter:
     with node_pod(40) as pod:
         run(f"tc qdisc add dev {pod.host_device} clsact")
         if has_filter:
-            attach_bpf_filter(pod.host_device, dropping_udp())
+            attach_bpf_filter(pod.host_device, program_dropping_udp())
         spec = pod.spec(egress="10M")
         before = attached(pod.host_device)
         ours = plugin_ifb_name(NETWORK, pod.container)
         for _ in range(10):
-            verdict = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
+            verdict = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
             if has_filter:
                 assert (verdict.verdict, "bpf filter" in verdict.detail) == ("other-enforcer", True)
             else:
@@ -85,11 +85,11 @@ def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter:
 def test_a_drop_filter_that_is_added_later_still_drops() -> None:
     with node_pod(41) as pod:
         spec = pod.spec(egress="10M")
-        assert of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "enforced"
+        assert statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "enforced"
         assert datagram_arrives(pod)
-        attach_bpf_filter(pod.host_device, dropping_udp())
+        attach_bpf_filter(pod.host_device, program_dropping_udp())
         assert not datagram_arrives(pod)
-        found = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
+        found = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
         assert (found.verdict, "pref" in found.detail) == ("enforced", True)
         assert not datagram_arrives(pod)
 
@@ -110,7 +110,7 @@ def test_a_repair_that_fails_leaves_nothing_behind() -> None:
             assert (attached(pod.host_device), ours in run("ip -br link")) == (before, False)
         # Planned before another program added its qdisc and filter.
         run(f"tc qdisc add dev {pod.host_device} clsact")
-        attach_bpf_filter(pod.host_device, dropping_udp())
+        attach_bpf_filter(pod.host_device, program_dropping_udp())
         before = attached(pod.host_device)
         with pytest.raises(KernelError):
             execute(repair)

@@ -21,8 +21,8 @@ from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitStatus, SetEgressLimit, SetIngressLimit
-from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
-from tests.integration.agent.limit_figures import start
+from tests.integration.agent.bpf_programs import attach_tcx, loaded_program, program_redirecting_to_peer
+from tests.integration.agent.limit_figures import start_traffic
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
 from tests.support.plugin_bucket import plugin_params
 
@@ -87,7 +87,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
-        with loaded(redirecting_to_peer(if_nametoindex(peer.host_device)), "around") as program:
+        with loaded_program(program_redirecting_to_peer(if_nametoindex(peer.host_device)), "around") as program:
             attach_tcx(program, if_nametoindex(source.host_device))
         # It answers no ARP any more.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
@@ -112,7 +112,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
             *((overflowed, "ingress"), (stray, "ingress"), (kept, "ingress")),
             *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
         ):
-            flood = stack.enter_context(start(pod, direction, "flood", seconds))
+            flood = stack.enter_context(start_traffic(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
         meters = follow(found.statuses, 3)
         exceeded = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in found.statuses}

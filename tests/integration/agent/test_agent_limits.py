@@ -17,16 +17,16 @@ from pyroute2 import IPRoute
 from agent.bandwidth import tbf
 from agent.bandwidth.rules import RepairPolicy, plugin_ifb_name
 from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, SetEgressLimit
-from tests.integration.agent.limit_figures import delay_s, serving, shares
+from tests.integration.agent.limit_figures import measure_delay_s, measure_shares, running_generators
 from tests.integration.agent.pods_on_node import (
     NETWORK,
     NodePod,
     enforce,
     execute,
     node_pod,
-    of_pod,
     plan,
     run,
+    statuses_of_pod,
     take_snapshot,
 )
 from tests.support.plugin_bucket import plugin_params
@@ -56,18 +56,18 @@ def device_of(pod: NodePod, direction: str) -> str:
     "rate", [pytest.param(5, marks=pytest.mark.measure), 50, pytest.param(500, marks=pytest.mark.measure)]
 )
 def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
-    with node_pod(rate % 251) as pod, serving(pod):
+    with node_pod(rate % 251) as pod, running_generators(pod):
         spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
-        statuses = of_pod(enforce(spec), pod)
+        statuses = statuses_of_pod(enforce(spec), pod)
         assert {name: j.verdict for name, j in statuses.items()} == {"ingress": "enforced", "egress": "enforced"}
         # The limit holds in every run. Other work slows streams and round trips, so one run must use it up with a short queue.
         mean = 0.0
         while mean < 0.90:
-            first_second, mean = shares(pod, direction, device_of(pod, direction), rate * 1e6)
+            first_second, mean = measure_shares(pod, direction, device_of(pod, direction), rate * 1e6)
             assert max(first_second, mean) <= 1.05
         queue_s = tbf.choose_params(rate * 10**6, 1500).queue_s
         assert statuses[direction].queue_s == pytest.approx(queue_s, rel=1e-3)
-        while delay_s(pod, direction) > queue_s:
+        while measure_delay_s(pod, direction) > queue_s:
             pass
 
 
@@ -85,18 +85,18 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
 
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
-    with node_pod(9) as pod, serving(pod):
+    with node_pod(9) as pod, running_generators(pod):
         as_the_plugin(pod, 50_000_000, CONTAINERD_BURST)
         spec = pod.spec(ingress="50M", egress="50M")
         found = plan(spec)
-        status = of_pod(found, pod)[direction]
+        status = statuses_of_pod(found, pod)[direction]
         assert status.verdict == "burst-too-large"
         assert actions_on(found, pod) == []
-        assert shares(pod, direction, device_of(pod, direction), 50e6)[0] > 3
+        assert measure_shares(pod, direction, device_of(pod, direction), 50e6)[0] > 3
         # Repaired on request, the same traffic is limited.
         enforce(spec, policy=RepairPolicy(enforce=True, repair_burst=True))
-        assert of_pod(plan(spec), pod)[direction].verdict == "enforced"
-        assert max(shares(pod, direction, device_of(pod, direction), 50e6)) <= 1.05
+        assert statuses_of_pod(plan(spec), pod)[direction].verdict == "enforced"
+        assert max(measure_shares(pod, direction, device_of(pod, direction), 50e6)) <= 1.05
 
 
 def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
@@ -109,7 +109,7 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
     ):
         with node_pod(10) as pod:
             as_the_plugin(pod, rate_bps, burst)
-            statuses = of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
+            statuses = statuses_of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
             for direction in ("ingress", "egress"):
                 device = device_of(pod, direction)
                 shown = json.loads(run(f"tc -j qdisc show dev {device} root"))[0]["options"]
@@ -145,11 +145,13 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
     with node_pod(13) as pod:
         enforce(pod.spec(ingress="10M", egress="10M"))
         changed = pod.spec(ingress="80M", egress="40M")
-        assert {status.verdict for status in of_pod(plan(changed), pod).values()} == {"wrong-rate"}
-        found = {d: (s.verdict, s.rate_bytes_per_s) for d, s in of_pod(enforce(changed), pod).items()}
+        assert {status.verdict for status in statuses_of_pod(plan(changed), pod).values()} == {"wrong-rate"}
+        found = {d: (s.verdict, s.rate_bytes_per_s) for d, s in statuses_of_pod(enforce(changed), pod).items()}
         assert found == {"ingress": ("enforced", 10**7), "egress": ("enforced", 5 * 10**6)}
         run(f"ip link set {pod.host_device} mtu 1400")
-        assert {status.verdict for status in of_pod(plan(changed), pod).values()} == {"enforced"}, "with any MTU"
+        assert {status.verdict for status in statuses_of_pod(plan(changed), pod).values()} == {"enforced"}, (
+            "with any MTU"
+        )
         assert actions_on(enforce(pod.spec()), pod) == []
         qdiscs = run(f"tc qdisc show dev {pod.host_device}")
         assert ("tbf" in qdiscs, "ingress" in qdiscs) == (False, False)
@@ -173,9 +175,9 @@ def test_a_lost_part_of_a_limit_is_found_and_repaired() -> None:
         ):
             for command in commands:
                 run(command)
-            found = of_pod(plan(spec), pod)["egress"]
+            found = statuses_of_pod(plan(spec), pod)["egress"]
             assert (found.verdict, found.rate_bytes_per_s) == (verdict, None), commands
-            assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
+            assert statuses_of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
         assert "UP" in run(f"ip -br link show {name}").split()[-1]
 
 
@@ -183,5 +185,5 @@ def test_a_default_qdisc_with_the_plugins_handle_is_replaced() -> None:
     """The kernel does not change the kind of a qdisc under one handle, so our handle differs."""
     with node_pod(31) as pod:
         run(f"tc qdisc add dev {pod.host_device} root handle 1: pfifo")
-        statuses = of_pod(enforce(pod.spec(ingress="10M")), pod)
+        statuses = statuses_of_pod(enforce(pod.spec(ingress="10M")), pod)
         assert statuses["ingress"].verdict == "enforced"

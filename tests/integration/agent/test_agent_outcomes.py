@@ -40,8 +40,8 @@ from tests.integration.netperf.peers import (
     cpu_group,
     free_port,
     lossy_relay,
-    misbehaving,
-    running,
+    misbehaving_peer,
+    running_server,
 )
 
 HOME = "127.66.0.1"
@@ -168,14 +168,14 @@ async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, n
     plan = home.plan(zones, idle_slots=3)  # a peer that hangs is given up after six seconds, which miss the next turns
     port, netserver = plan.settings.port, str(netperf_programs.netserver)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(misbehaving(port, "hangs", zones["hangs"]))
-        await stack.enter_async_context(misbehaving(port, "resets", zones["resets"]))
+        await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
+        await stack.enter_async_context(misbehaving_peer(port, "resets", zones["resets"]))
         for zone, passphrase in (
             ("stranger", b"some quite other passphrase"),
             ("killed", PASSPHRASE),
             ("healthy", PASSPHRASE),
         ):
-            await stack.enter_async_context(running(Netserver(netserver, zones[zone], port, passphrase)))
+            await stack.enter_async_context(running_server(Netserver(netserver, zones[zone], port, passphrase)))
         killing = asyncio.create_task(keep_killing(zones["killed"]))
         stack.callback(killing.cancel)
         await home.write(plan)
@@ -213,7 +213,7 @@ async def test_an_agent_announces_itself_runs_all_tests_in_turn_and_forgets_pair
     plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
     await home.write(plan)
     async with (
-        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
+        running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
         home.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
@@ -251,7 +251,7 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(h
     await home.write(plan)
     port = plan.settings.datagram_port
     async with (
-        running(DatagramResponder(ADDRESS, port, PASSPHRASE)),
+        running_server(DatagramResponder(ADDRESS, port, PASSPHRASE)),
         lossy_relay(port, drops=lambda n: n % 4 == 0),
         home.agent(netperf=None) as agent,
     ):
@@ -280,7 +280,7 @@ async def test_samples_of_a_throttled_agent_are_flagged(home: Home, netperf_prog
     with cpu_group(quota_ratio=0.25) as group:
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
-            running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
+            running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
             home.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             doubt = ("healthy", "TCP_RR", "throttled")

@@ -19,7 +19,7 @@ from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
 from lab.controlplane import ControlPlane, find_free_ports
 from lab.credentials import credentials_of, save_credentials
-from tests.integration.agent.agents import Agent, call_agent, create_pod, give_address, running_agent
+from tests.integration.agent.agents import Agent, call_agent, create_pod, report_pod_address, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually
 
@@ -144,7 +144,7 @@ async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[...
 
     async def make(name: str, node: str, annotations: dict[str, str], *, reserve: str = "") -> Pod:
         made.append(name)
-        return await create_pod(client, namespace, name, node, annotations, reserve=reserve)
+        return await create_pod(client, namespace, name, node, annotations, bandwidth=reserve)
 
     yield make
     for name in made:
@@ -181,8 +181,8 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
     flags = [f"--node-name={node}", f"--credentials={folder}", PROBING_OFF, "--bandwidth=enforce"]
     with node_pod(30, adopt_uid=True) as kernel_pod:
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
-        pod: Pod = await make_pod(kernel_pod.name, node, annotations, reserve="1M")
-        kernel_pod.adopt(pod.metadata.uid)
+        pod: Pod = await make_pod(kernel_pod.name, node, annotations, bandwidth="1M")
+        kernel_pod.join_cgroup(pod.metadata.uid)
         async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confined) as agent:
 
             async def is_waiting() -> bool:
@@ -190,7 +190,7 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
 
             await eventually(is_waiting)
             assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
-            await give_address(client, pod, kernel_pod.address)
+            await report_pod_address(client, pod, kernel_pod.address)
             await eventually(verdict_is(agent, kernel_pod, "enforced"))
             assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
             status = Path(f"/proc/{agent.process.pid}/status").read_text()
@@ -249,15 +249,15 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
     flags = [f"--node-name={node}", f"--credentials={credentials_of(control_plane.kubeconfig)}"]
     with node_pod(31, adopt_uid=True) as kernel_pod:
         pod: Pod = await make_pod(kernel_pod.name, node, {"kubernetes.io/ingress-bandwidth": "10M"})
-        kernel_pod.adopt(pod.metadata.uid)
-        await give_address(client, pod, kernel_pod.address)
+        kernel_pod.join_cgroup(pod.metadata.uid)
+        await report_pod_address(client, pod, kernel_pod.address)
         async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
             await eventually(verdict_is(agent, kernel_pod, "missing"))
             assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
 
 
 async def test_the_capacity_command_works_without_a_cluster() -> None:
-    code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--reserve=10%")
+    code, stdout, stderr = await call_agent("capacity", "--capacity=10G", "--bandwidth=10%")
     assert code == 0, stderr
     shown = json.loads(stdout)
     assert (shown["rate_bps"], shown["gross_bps"], shown["source"], shown["node"]) == (9 * 10**9, 10**10, "flag", None)

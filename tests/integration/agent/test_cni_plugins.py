@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.rules import plugin_ifb_name
-from tests.integration.agent.cni_plugins import plugged_pod
-from tests.integration.agent.pods_on_node import NETWORK, enforce, of_pod, plan, run
+from tests.integration.agent.cni_plugins import pod_by_plugins
+from tests.integration.agent.pods_on_node import NETWORK, enforce, plan, run, statuses_of_pod
 
 pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
 RATE = 20_000_000
@@ -20,9 +20,9 @@ VERSIONS = [("v1.1.1", "bridge"), ("v1.9.1", "ptp")]
 def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: str, main: str, tmp_path: Path) -> None:
     burst = RATE // 10  # a tenth of a second
     requested = {"ingressRate": RATE, "ingressBurst": burst, "egressRate": RATE, "egressBurst": burst}
-    with plugged_pod(version, main, 60, requested, tmp_path) as pod:
+    with pod_by_plugins(version, main, 60, requested, tmp_path) as pod:
         spec = pod.spec(ingress=str(RATE), egress=str(RATE))
-        statuses = of_pod(plan(spec), pod)
+        statuses = statuses_of_pod(plan(spec), pod)
         found = {d: (j.verdict, j.device_name, j.rate_bytes_per_s) for d, j in statuses.items()}
         name = plugin_ifb_name(NETWORK, pod.container)
         assert found == {
@@ -30,7 +30,7 @@ def test_the_plugins_limits_are_read_changed_and_deleted_by_the_plugin(version: 
             "egress": ("enforced", name, RATE // 8),
         }
         # A changed annotation changes the limit of the running pod, whatever kind it was of.
-        changed = of_pod(enforce(pod.spec(ingress="5M", egress="5M")), pod)
+        changed = statuses_of_pod(enforce(pod.spec(ingress="5M", egress="5M")), pod)
         assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in changed.items()} == {
             "ingress": ("enforced", 625_000),
             "egress": ("enforced", 625_000),

@@ -21,7 +21,7 @@ import pytest
 
 from lab.debian import find_or_unpack_packages
 from lab.errors import UnsupportedError
-from tests.integration.agent.limit_figures import PORT, finish, serving, start
+from tests.integration.agent.limit_figures import PORT, finish_traffic, running_generators, start_traffic
 from tests.integration.agent.pods_on_node import NodePod, node_pod, run
 
 COUNTING = Path(__file__).with_name("counting_in_namespace.py")
@@ -135,14 +135,14 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
         second = stack.enter_context(node())
         join(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
         web, cart = pod_on(stack, 201, first), pod_on(stack, 202, second)
-        stack.enter_context(serving(cart))
+        stack.enter_context(running_generators(cart))
         here = stack.enter_context(counting(first, {web.address: "web"}))
         there = stack.enter_context(counting(second, {cart.address: "cart"}))
-        with start(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
+        with start_traffic(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
             begun = settled(here, lambda answer: bool(answer["totals"]))
             more = settled(here, lambda answer: answer["totals"][0][3] > begun["totals"][0][3])
             assert open_connection.poll() is None, "a connection counts while it is open"
-            finish(open_connection)
+            finish_traffic(open_connection)
         found = settled(here, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
         ((client, server, port, up, down),) = found["totals"]
         assert (client, server, port) == ("web", cart.address, PORT)
@@ -157,9 +157,9 @@ def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
     with ExitStack() as stack:
         only = stack.enter_context(node(accounting=False))
         web, cart = pod_on(stack, 205, only), pod_on(stack, 206, only)
-        stack.enter_context(serving(cart))
+        stack.enter_context(running_generators(cart))
         read = stack.enter_context(counting(only, {web.address: "web"}))
-        with start(web, "egress", "rr", 4, cart.address) as open_connection:
+        with start_traffic(web, "egress", "rr", 4, cart.address) as open_connection:
             found = settled(read, lambda answer: answer["uncounted"] > 0)
-            finish(open_connection)
+            finish_traffic(open_connection)
         assert (found["totals"], "nf_conntrack_acct is 0" in found["problem"]) == ([], True)

@@ -1,7 +1,4 @@
-"""A small generator for limits: ``serve``, ``bulk``, ``rr`` and ``flood``; what arrives is counted where it arrives.
-
-Run as a program, so that each end can be in a network namespace of its own.
-"""
+"""Generates traffic: ``traffic.py serve|bulk|rr|flood ADDRESS PORT [SECONDS]``; the receiver counts."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ CHUNK = 65536
 
 
 def serve(address: str, port: int) -> None:
-    """Answer each connection: the first byte says whether to count (B) or to echo (E)."""
+    """Accept connections; count what arrives if the first byte is B, echo it if it is E."""
     with socket.create_server((address, port)) as server:
         print("ready", flush=True)
         while True:
@@ -37,7 +34,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def bulk(address: str, port: int, seconds: float) -> None:
-    """Send for some seconds; print how many bytes arrived."""
+    """Send by TCP; print the number of bytes that arrived."""
     with socket.create_connection((address, port), timeout=30) as connection:
         connection.sendall(b"B")
         end = time.monotonic() + seconds
@@ -49,7 +46,7 @@ def bulk(address: str, port: int, seconds: float) -> None:
 
 
 def rr(address: str, port: int, seconds: float) -> None:
-    """One byte to and fro for some seconds; print the round trips in seconds."""
+    """Exchange single bytes; print their round-trip times in seconds."""
     with socket.create_connection((address, port), timeout=30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"E")
@@ -64,7 +61,7 @@ def rr(address: str, port: int, seconds: float) -> None:
 
 
 def flood(address: str, port: int, seconds: float) -> None:
-    """Datagrams for some seconds at about 5 MB/s, whether anybody takes them or not."""
+    """Send datagrams at about 5 MB/s."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -74,8 +71,8 @@ def flood(address: str, port: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    what, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if what == "serve":
-        serve(where, number)
+    mode, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if mode == "serve":
+        serve(address, port)
     else:
-        {"bulk": bulk, "rr": rr, "flood": flood}[what](where, number, float(sys.argv[4]))
+        {"bulk": bulk, "rr": rr, "flood": flood}[mode](address, port, float(sys.argv[4]))

@@ -1,4 +1,4 @@
-"""Managers that end with the test, and whose logs are shown when it fails."""
+"""Starts managers, stops them after the test, and prints their logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.controller.harness import Replica, StartReplica
 
 @pytest_asyncio.fixture
 async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    """Starts a manager; keywords are sections of its configuration."""
+    """Function that starts a manager; keywords are sections of its configuration."""
     started: list[Replica] = []
 
     def run(kubeconfig: Path = control_plane.kubeconfig, **config: object) -> Replica:

@@ -1,4 +1,4 @@
-"""Managers as real processes, nodes with announced agents, and a simulated agent that writes what a real one would."""
+"""Runs managers as processes, announces agents, and writes samples as agents would."""
 
 from __future__ import annotations
 
@@ -55,12 +55,9 @@ class Replica:
             "apiVersion": "netaware.io/v1alpha1",
             "kind": "ControllerConfiguration",
             "namespace": namespace,
-            # One replica waits for nobody, and a busy machine must not cost it its Lease.
+            # A single replica must not lose its Lease on a busy machine.
             "leaderElection": {"leaseDurationS": 60},
-            "topology": {
-                "namespaces": [namespace],
-                "probing": FAST_PROBING,
-            },
+            "topology": {"namespaces": [namespace], "probing": FAST_PROBING},
             "appGroup": {"namespaces": [namespace]},
         }
         for section, values in (config or {}).items():
@@ -87,7 +84,7 @@ class Replica:
         os.kill(self._process.pid, number)
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it; its exit code."""
+        """Stop the process by a signal; returns its exit code."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGCONT)
@@ -98,7 +95,7 @@ class Replica:
         return code
 
     async def metrics(self) -> dict[str, float]:
-        """All samples by ``name{labels}``; empty when it does not answer."""
+        """Values of samples by ``name{labels}``; empty if the manager does not respond."""
         try:
             text = await asyncio.to_thread(_fetch, f"http://{self.listen}/metrics")
         except OSError:
@@ -118,8 +115,8 @@ def _fetch(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def announce(client: Client, node: str, address: str = "", *, ready: bool = True) -> None:
-    """Do what an agent and a kubelet do: the node is Ready and an agent is there."""
+async def announce_agent(client: Client, node: str, address: str = "", *, ready: bool = True) -> None:
+    """Announce an agent on a node, and set the node's Ready condition."""
     address = address or str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
     note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
     body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
@@ -142,7 +139,7 @@ async def plans(client: Client, namespace: str) -> list[ZonePlan]:
 
 
 class SimulatedAgents:
-    """Writes the samples that real agents would, for the plan in force, from configured latencies."""
+    """Writes samples of all planned probes, with configured latencies."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
@@ -153,7 +150,7 @@ class SimulatedAgents:
         self.latency_ms[a, b] = self.latency_ms[b, a] = latency_ms
 
     async def measure(self) -> int:
-        """One round of all planned probes; how many there were."""
+        """Write samples of one round; returns their number."""
         self.sequence += 1
         count = 0
         for plan in await plans(self._client, self._namespace):

@@ -21,8 +21,8 @@ from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod, Resource
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
-from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce
+from tests.integration.conftest import MakeNode, crd_bodies, eventually, remove_crds
+from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce_agent
 from tests.support.bodies import appgroup_spec, weight_body
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_CALLS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
@@ -189,10 +189,10 @@ async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_
 async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wait_for_them(
     client: Client, namespace: str, make_node: MakeNode, start: StartReplica
 ) -> None:
-    await remove_definitions(client)
+    await remove_crds(client)
     for zone in ("z1", "z2"):
         await make_node(f"{namespace}-{zone}", zone=zone)
-        await announce(client, f"{namespace}-{zone}")
+        await announce_agent(client, f"{namespace}-{zone}")
     agents, replica = SimulatedAgents(client, namespace), start()
 
     async def created(resource: Resource, body: dict[str, Any]) -> bool:
@@ -220,14 +220,14 @@ async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wa
     try:
         await eventually(is_measured)
         assert await replica.leads()
-        for body in definitions().values():
+        for body in crd_bodies().values():
             await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
         await eventually(lambda: created(NETWORK_TOPOLOGIES, topology))
         await eventually(lambda: created(APPGROUPS, group({"a": "b", "b": "a"})))
         await eventually(is_priced, 60)
         await eventually(is_ordered, 60)
     finally:
-        await remove_definitions(client)
+        await remove_crds(client)
 
 
 def pod(workload: str, node: str) -> dict[str, Any]:

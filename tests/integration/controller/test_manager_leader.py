@@ -24,7 +24,7 @@ from kubekit.wire import Object
 from lab.controlplane import ControlPlane
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, eventually
-from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
+from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce_agent
 from tests.support.audit_log import read_audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0}
@@ -102,7 +102,7 @@ async def arena(
         arena = Arena(control_plane, client, namespace, tmp_path, audit_log)
         for zone in ("z1", "z2", "z3"):
             await make_node(f"{namespace}-{zone}", zone=zone, region="r")
-            await announce(client, f"{namespace}-{zone}")
+            await announce_agent(client, f"{namespace}-{zone}")
         spec = {"configmapName": "netperf-metrics"}
         body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
         await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)

@@ -20,7 +20,7 @@ from lab.controlplane import ControlPlane
 from lab.programs import Program
 from netperf.latencies import ZonePair
 from tests.integration.conftest import CRDS, MakeNode, eventually
-from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce, plans
+from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce_agent, plans
 from tests.integration.controller.test_appgroup_manager import group, pod
 from tests.support.bodies import weight_body
 
@@ -85,7 +85,7 @@ async def world(client: Client, namespace: str, crds: list[str], make_node: Make
         for copy in "ab":
             name = f"{namespace}-{zone}{copy}"
             await make_node(name, zone=zone, region=region)
-            await announce(client, name)
+            await announce_agent(client, name)
     return World(client, namespace)
 
 

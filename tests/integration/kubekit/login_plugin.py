@@ -1,7 +1,6 @@
-"""A log-in plugin for tests: prints an ExecCredential from the files beside it, and counts how often it is asked.
+"""A credential plugin: ``python login_plugin.py FOLDER`` prints an ExecCredential with the status in FOLDER/status.json.
 
-``python login_plugin.py FOLDER``: FOLDER/status.json is the status to print; FOLDER/calls gets one line a call, which is what
-KUBERNETES_EXEC_INFO said. Its API version is the one that the caller asked for.
+It appends KUBERNETES_EXEC_INFO to FOLDER/calls, and fails if FOLDER/fails exists.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import sys
 from pathlib import Path
 
 folder = Path(sys.argv[1])
-asked = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+exec_info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
 with (folder / "calls").open("a") as calls:
-    calls.write(json.dumps(asked) + "\n")
+    calls.write(json.dumps(exec_info) + "\n")
 if (folder / "fails").exists():
     sys.exit("no session: log in first")
 status = json.loads((folder / "status.json").read_text())
-print(json.dumps({"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "status": status}))
+print(json.dumps({"apiVersion": exec_info["apiVersion"], "kind": "ExecCredential", "status": status}))

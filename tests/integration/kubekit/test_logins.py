@@ -26,7 +26,7 @@ from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableEr
 from kubekit.wire import CONFIGMAPS, NODES, Node
 from lab.controlplane import ControlPlane
 from lab.controlplane_commands import LOOPBACK
-from tests.integration.conftest import token_of
+from tests.integration.conftest import request_token
 
 PLUGIN = Path(__file__).parent / "login_plugin.py"
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -92,11 +92,11 @@ async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path, style: str
 ) -> None:
     cluster, _ = administrator(control_plane)
-    answer(tmp_path, expires_in_s=12, token=await token_of(client, namespace))
+    answer(tmp_path, expires_in_s=12, token=await request_token(client, namespace))
     async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
         assert calls(tmp_path) == 1
         # The package takes a token for expired some minutes before: the next request gets a new one, and keeps it.
-        answer(tmp_path, token=await token_of(client, namespace))
+        answer(tmp_path, token=await request_token(client, namespace))
         for _ in range(3):
             assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
     assert calls(tmp_path) == 2
@@ -110,7 +110,7 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
     async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
         with pytest.raises(ApiError, match="401"):
             await who_am_i(ours)
-        answer(tmp_path, token=await token_of(client, namespace))
+        answer(tmp_path, token=await request_token(client, namespace))
         assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
@@ -135,7 +135,7 @@ async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
     cluster, user = administrator(control_plane)
-    token = await token_of(client, namespace)
+    token = await request_token(client, namespace)
     (tmp_path / "token").write_text(token)
     account = f"system:serviceaccount:{namespace}:default"
     oidc = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}

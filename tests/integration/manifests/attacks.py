@@ -1,7 +1,4 @@
-"""Sends dry-run requests for every field of an object.
-
-A dry run goes through authentication, RBAC, validation and admission, and stores nothing. A changed field is read from the answer.
-"""
+"""Sends dry-run requests for every field of an object; they pass authentication, RBAC, validation and admission."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ Json = dict[str, Any]
 async def dry_run(
     client: Client, method: str, path: str, body: Any = None, content: str = MERGE_PATCH
 ) -> tuple[str, bytes]:
-    """Send one request that stores nothing, again while the server is too busy.
+    """Send a request that stores nothing, and repeat it while the server is too busy.
 
     Returns:
-        Status and text of the refusal, empty when it was let through; and the answer.
+        Status and message of the refusal, empty if it was allowed; and the response.
     """
     query = "" if method == "GET" else "?dryRun=All"
     kind = content if method == "PATCH" else "application/json"
@@ -38,35 +35,35 @@ async def dry_run(
 
 
 class Schemas:
-    """The API's types, from the API server's own OpenAPI documents."""
+    """Types of the API, from the API server's OpenAPI documents."""
 
     def __init__(self, document: Json) -> None:
         self._known: Json = document["components"]["schemas"]
 
     @classmethod
-    async def of(cls, admin: Client, prefix: str) -> Schemas:
+    async def read(cls, admin: Client, prefix: str) -> Schemas:
         """Schemas of one group and version, such as ``/api/v1``."""
         return cls(msgspec.json.decode(await admin.request("GET", f"/openapi/v3{prefix}")))
 
     def fields(self, name: str) -> Mapping[str, Json]:
-        """Fields of a type, by its full name, with their schemas."""
+        """Schemas of a type's fields; ``name`` is its full name."""
         found: Mapping[str, Json] = self._known[name]["properties"]
         return found
 
-    def value(self, schema: Json, old: Any, depth: int = 0) -> Any:
-        """Some value of that schema that is not the old one."""
+    def other_value(self, schema: Json, old: Any, depth: int = 0) -> Any:
+        """A value of a schema that differs from the old one."""
         for part in schema.get("allOf", ()):
             schema = {**part, **schema}
         if "$ref" in schema:
             schema = self._known[schema["$ref"].rpartition("/")[2]]
         kind = schema.get("type")
         if kind == "array":
-            return [self.value(schema["items"], None, depth + 1)]
+            return [self.other_value(schema["items"], None, depth + 1)]
         if kind == "object":
             if "additionalProperties" in schema:
-                return {"attack": self.value(schema["additionalProperties"], None, depth + 1)}
+                return {"attack": self.other_value(schema["additionalProperties"], None, depth + 1)}
             wanted = schema.get("required") or list(schema.get("properties", {}))[: 2 if depth < 4 else 0]
-            return {key: self.value(schema["properties"][key], None, depth + 1) for key in wanted}
+            return {key: self.other_value(schema["properties"][key], None, depth + 1) for key in wanted}
         if kind == "boolean":
             return not old
         if kind in {"integer", "number"}:
@@ -76,22 +73,24 @@ class Schemas:
         return "attack" if kind == "string" else "7"
 
 
-async def changeable(client: Client, path: str, before: Json, schemas: Schemas, types: Mapping[str, str]) -> set[str]:
-    """Which fields of an object a token can change by a patch.
+async def find_patchable_fields(
+    client: Client, path: str, before: Json, schemas: Schemas, types: Mapping[str, str]
+) -> set[str]:
+    """Find the fields of an object that a token can change by a patch.
 
     Args:
-        client: with the stolen token.
+        client: has the stolen token.
         path: of the object or its subresource.
         before: the object.
         schemas: of its API group.
-        types: section of the object (``metadata``, ``spec``, ``status``, or "" for itself) -> full name of its type.
+        types: full name of the type of a section: ``metadata``, ``spec``, ``status``, or "" for the object.
     """
     limit, changed = asyncio.Semaphore(AT_ONCE), set()
 
-    async def one(section: str, name: str, schema: Json) -> None:
+    async def try_field(section: str, name: str, schema: Json) -> None:
         old = (before.get(section, {}) if section else before).get(name)
-        value = schemas.value(schema, old)
-        patch = {section: {name: value}} if section else {name: value}
+        other_value = schemas.other_value(schema, old)
+        patch = {section: {name: other_value}} if section else {name: other_value}
         async with limit:
             refusal, answer = await dry_run(client, "PATCH", path, patch)
         if not refusal:
@@ -99,10 +98,10 @@ async def changeable(client: Client, path: str, before: Json, schemas: Schemas, 
             if (after.get(section, {}) if section else after).get(name) != old:
                 changed.add(f"{section}.{name}".lstrip("."))
 
-    # The API server's own bookkeeping, and the sections themselves.
+    # The API server sets these itself, or they are the sections.
     skipped = {"managedFields", "resourceVersion", "generation", "metadata", "spec", "status", "apiVersion", "kind"}
     jobs = [
-        one(section, name, schema)
+        try_field(section, name, schema)
         for section, type_name in types.items()
         for name, schema in schemas.fields(type_name).items()
         if name not in skipped

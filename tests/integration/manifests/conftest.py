@@ -1,4 +1,4 @@
-"""The control plane without anything of ours, on which manifests are installed, upgraded and deleted whole."""
+"""Fixtures for tests that install manifests on a control plane without netaware."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kubekit.wire import PODS, Object
 from lab.build import find_or_build_programs
 from lab.controlplane import ControlPlane
 from lab.credentials import credentials_of
-from tests.integration.conftest import remove_definitions
+from tests.integration.conftest import remove_crds
 from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The session's control plane; whatever other files left of ours is gone."""
+    """The session's control plane, without netaware's namespace and definitions."""
     async with Client(control_plane.client_config) as client:
-        await remove_definitions(client)
+        await remove_crds(client)
     kubectl = Kubectl(control_plane.kubectl, control_plane.kubeconfig)
     await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=50s", "namespace", NAMESPACE)
     return control_plane
@@ -29,7 +29,7 @@ async def plane(control_plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def kustomize() -> Kubectl:
-    """kubectl without a cluster, for building."""
+    """kubectl without a cluster, for building kustomizations."""
     return Kubectl(find_or_build_programs()["kubectl"], None)
 
 
@@ -51,10 +51,7 @@ TokenFor = Callable[[str, str], Awaitable[ClusterConfig]]
 
 @pytest.fixture
 def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
-    """``await token_for(service_account, node)``: the connection of that service account in a pod on that node.
-
-    The token is bound to a real pod, as the kubelet's are; with node "" it is bound to none.
-    """
+    """``await token_for(service_account, node)``: connection with a token of the account, bound to a pod on the node if one is given."""
 
     async def make(service_account: str, node: str) -> ClusterConfig:
         bound = None
@@ -63,7 +60,7 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
             spec = {
                 "serviceAccountName": service_account,
                 "nodeName": node,
-                # No kubelet will confirm that it ended.
+                # No kubelet confirms the termination.
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "main", "image": "none"}],
             }

@@ -1,4 +1,4 @@
-"""kubectl for tests, and what they look for in its output."""
+"""Runs kubectl, and installs overlays with it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import yaml
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import remove_definitions
+from tests.integration.conftest import remove_crds
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 NAMESPACE = "netaware-system"
-# `kubectl delete` waits for namespaces to go, which the shared control plane does one after the other.
+# `kubectl delete` waits for namespaces, which the shared control plane deletes one after the other.
 KUBECTL_TIMEOUT_S = 180.0
 
 Documents = list[dict[str, Any]]
@@ -28,23 +28,13 @@ class KubectlError(Exception):
 
 
 class Kubectl:
-    """Runs the kubectl of the control plane's version.
-
-    Args:
-        binary: kubectl.
-        kubeconfig: the credentials it uses; None for commands that need no cluster.
-        variables: further environment variables.
-    """
+    """Runs kubectl with environment variables; the kubeconfig is None for commands without a cluster."""
 
     def __init__(self, binary: Path, kubeconfig: Path | None, variables: Mapping[str, str] | None = None) -> None:
         self.binary, self.kubeconfig, self._variables = binary, kubeconfig, dict(variables or {})
 
     async def __call__(self, *arguments: str, stdin: str = "", ok_codes: Collection[int] = (0,)) -> str:
-        """Run one command and return its output.
-
-        Raises:
-            KubectlError: the exit code was none of ``ok_codes``.
-        """
+        """Run a command and return its output; raises KubectlError if the exit code is not in ``ok_codes``."""
         environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **self._variables}
         if self.kubeconfig is not None:
             environment["KUBECONFIG"] = str(self.kubeconfig)
@@ -63,14 +53,14 @@ class Kubectl:
         return output.decode()
 
     async def build(self, folder: Path) -> Documents:
-        """The objects of a kustomization, which is built once per session: it does not change under our feet."""
+        """Objects of a kustomization, which is built once per session."""
         if folder not in _BUILT:
             _BUILT[folder] = await self("kustomize", str(folder))
         return [document for document in yaml.load_all(_BUILT[folder], Loader=yaml.CSafeLoader) if document]
 
 
-def on_top_of(overlay: str, *components: str, folder: Path, **more: Any) -> Path:
-    """A kustomization below a folder: a shipped overlay, components, and whatever else."""
+def write_kustomization(overlay: str, *components: str, folder: Path, **more: Any) -> Path:
+    """Write a kustomization of a shipped overlay, components and other fields into a folder; returns its path."""
     mine = folder / "-".join((overlay, *components, *more))
     mine.mkdir()
     up = Path(*[".."] * len(mine.resolve().parts[1:])) / MANIFESTS.relative_to("/")
@@ -94,31 +84,31 @@ def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def installed(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
-    """A shipped overlay, with kubectl and a client of the administrator."""
+async def installed_overlay(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
+    """Install a shipped overlay during the block; yields kubectl and a client with the administrator's rights."""
     kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
-    await established(kubectl)
+    await wait_until_established(kubectl)
     async with Client(plane.client_config) as admin:
         yield kubectl, admin
         await uninstall(kubectl, admin, overlay)
 
 
 async def uninstall(kubectl: Kubectl, admin: Client, overlay: str) -> None:
-    """Delete a shipped overlay, and do not wait for its namespace to go."""
+    """Delete a shipped overlay without waiting for its namespace."""
     folder = str(MANIFESTS / "overlays" / overlay)
     await kubectl("delete", "--ignore-not-found", "--wait=false", "-k", folder)
-    await end_pods(kubectl, NAMESPACE)
-    await remove_definitions(admin)
+    await delete_pods(kubectl, NAMESPACE)
+    await remove_crds(admin)
 
 
-async def end_pods(kubectl: Kubectl, namespace: str) -> None:
-    """Delete pods of a namespace at once; its deletion would else wait for kubelets."""
+async def delete_pods(kubectl: Kubectl, namespace: str) -> None:
+    """Delete pods of a namespace without waiting for kubelets."""
     await kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
 
 
-async def established(kubectl: Kubectl) -> None:
-    """Wait until our definitions are served."""
+async def wait_until_established(kubectl: Kubectl) -> None:
+    """Wait until our CustomResourceDefinitions are served."""
     for plural in ("appgroups.appgroup", "networktopologies.networktopology"):
         name = f"customresourcedefinition/{plural}.diktyo.x-k8s.io"
         await kubectl("wait", "--for=condition=Established", "--timeout=20s", name)

@@ -20,15 +20,15 @@ from lab.controlplane import ControlPlane
 from netperf.results import build_merge_patch, encode_samples, sample_key
 from netperf.sample import Measurement, NodeLocation, Sample
 from tests.integration.conftest import eventually
-from tests.integration.manifests.attacks import Json, Schemas, changeable, dry_run
+from tests.integration.manifests.attacks import Json, Schemas, dry_run, find_patchable_fields
 from tests.integration.manifests.conftest import TokenFor
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
-from tests.integration.manifests.named_attacks import ATTACKS, NODE_A, NODE_B, NT, RESULTS, SHIPPED
+from tests.integration.manifests.named_attacks import ATTACKS, NODE_A, NODE_B, RESULTS, SHIPPED, TOPOLOGY
 from tests.integration.manifests.victims import (
-    IN_GROUP,
-    NOTE,
-    SYSTEM,
-    UNRELATED,
+    FOREIGN_ANNOTATION,
+    GROUP_POD,
+    SYSTEM_POD,
+    UNRELATED_POD,
     installed_with_victims,
     object_of,
     stolen_tokens,
@@ -68,12 +68,12 @@ FIELDS: tuple[tuple[str, str, dict[str, str], set[str]], ...] = (
     ("agent", RESULTS, CONFIGMAP, set()),
     ("agent", SHIPPED, CONFIGMAP, set()),
     ("controller", NODE_A, NODE, set()),
-    ("controller", SYSTEM, POD, set()),
-    ("controller", UNRELATED, POD, set()),
-    ("controller", IN_GROUP, POD, set()),
+    ("controller", SYSTEM_POD, POD, set()),
+    ("controller", UNRELATED_POD, POD, set()),
+    ("controller", GROUP_POD, POD, set()),
     ("controller", RESULTS, CONFIGMAP, set()),
     ("controller", SHIPPED, CONFIGMAP, set()),
-    ("scheduler", SYSTEM, POD, {"status.nominatedNodeName", "status.extendedResourceClaimStatus"}),
+    ("scheduler", SYSTEM_POD, POD, {"status.nominatedNodeName", "status.extendedResourceClaimStatus"}),
     ("scheduler", NODE_A, NODE, set()),
     ("scheduler", "/api/v1/persistentvolumes/victim", VOLUME, {"metadata.annotations", "spec.claimRef"}),
 )
@@ -85,20 +85,20 @@ async def test_no_field_changes_but_those_that_are_named(
     stolen: dict[str, Client], admin: Client, program: str, path: str, types: dict[str, str], free: set[str]
 ) -> None:
     """Every field that the API server's types have, so that one of a new version is tried the day it comes."""
-    schemas = await Schemas.of(admin, "/api/v1")
+    schemas = await Schemas.read(admin, "/api/v1")
     before = await read(admin, path)
     subresources = ("", "/status") if "status" in types else ("",)
     for subresource in subresources:
-        changed = await changeable(stolen[program], path + subresource, before, schemas, types)
+        changed = await find_patchable_fields(stolen[program], path + subresource, before, schemas, types)
         assert changed <= free, f"{program} {path}{subresource}"
     # The method finds what can be changed where nothing holds it back.
-    assert len(await changeable(admin, path + subresources[-1], before, schemas, types)) > len(free) + 1
+    assert len(await find_patchable_fields(admin, path + subresources[-1], before, schemas, types)) > len(free) + 1
 
 
 def patch_type(path: str, body: Any) -> str:
     if isinstance(body, list):
         return JSON_PATCH
-    return MERGE_PATCH if path == NT else STRATEGIC_PATCH  # custom resources have no strategic patch
+    return MERGE_PATCH if path == TOPOLOGY else STRATEGIC_PATCH  # custom resources have no strategic patch
 
 
 async def test_attacks_are_refused_and_each_programs_work_is_allowed(
@@ -130,7 +130,7 @@ ON_NODES: tuple[Any, ...] = (
     {"spec": {"taints": None}},
     {"spec": {"unschedulable": True}},
     {"metadata": {"labels": {"zone": "evil"}}},
-    NOTE,
+    FOREIGN_ANNOTATION,
 )
 
 
@@ -144,8 +144,8 @@ async def test_the_right_to_taint_nodes_allows_our_soft_taint_alone(stolen: dict
 
     assert await refusal(tainted()) == ""
     assert [body for body in ON_NODES if not await refusal(body)] == []
-    schemas = await Schemas.of(admin, "/api/v1")
-    assert await changeable(stolen["controller"], NODE_A, await read(admin, NODE_A), schemas, NODE) == set()
+    schemas = await Schemas.read(admin, "/api/v1")
+    assert await find_patchable_fields(stolen["controller"], NODE_A, await read(admin, NODE_A), schemas, NODE) == set()
     # It may remove what it wrote.
     await admin.request("PATCH", NODE_A, body=tainted(), content_type=JSON_PATCH)
     at = [t["key"] for t in (await read(admin, NODE_A))["spec"]["taints"]].index(HOT["key"])

@@ -16,7 +16,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
-from tests.integration.conftest import eventually, remove_definitions
+from tests.integration.conftest import eventually, remove_crds
 from tests.integration.manifests.kubectl import Kubectl
 
 SPACE = "bootstrap"
@@ -28,7 +28,7 @@ async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[
     await admin.apply(NAMESPACES, SPACE, body, Object, field_manager="tests")
     yield
     await kubectl("delete", "--wait=false", "namespace", SPACE)
-    await remove_definitions(admin)
+    await remove_crds(admin)
 
 
 @asynccontextmanager

@@ -17,7 +17,14 @@ import yaml
 from lab.controlplane import ControlPlane
 from lab.errors import BootError
 from lab.programs import run_command
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, KubectlError, on_top_of
+from tests.integration.manifests.kubectl import (
+    MANIFESTS,
+    NAMESPACE,
+    Documents,
+    Kubectl,
+    KubectlError,
+    write_kustomization,
+)
 
 pytestmark = pytest.mark.helm
 VERSION = "1.2.3"
@@ -90,13 +97,15 @@ async def test_the_chart_gives_the_same_objects_as_the_components(
 ) -> None:
     for minor in range(34, 38):
         expected = with_chart_version(
-            await kustomize.build(on_top_of("default", f"kubernetes-1.{minor}", folder=tmp_path))
+            await kustomize.build(write_kustomization("default", f"kubernetes-1.{minor}", folder=tmp_path))
         )
         assert await chart.render(version=f"1.{minor}.1") == expected, minor
     components = ("kubernetes-1.35", "webhook-cert-manager")
-    expected = with_chart_version(await kustomize.build(on_top_of("default", *components, folder=tmp_path)))
+    expected = with_chart_version(await kustomize.build(write_kustomization("default", *components, folder=tmp_path)))
     assert await chart.render("webhook.certManager=true", version="1.35.1") == expected
-    expected = with_chart_version(await kustomize.build(on_top_of("default", "least-privilege", folder=tmp_path)))
+    expected = with_chart_version(
+        await kustomize.build(write_kustomization("default", "least-privilege", folder=tmp_path))
+    )
     assert await chart.render("agent.leastPrivilege=true") == expected
 
 

@@ -13,7 +13,14 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, PODS, Object
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, on_top_of, pod_templates
+from tests.integration.manifests.kubectl import (
+    MANIFESTS,
+    NAMESPACE,
+    Documents,
+    Kubectl,
+    pod_templates,
+    write_kustomization,
+)
 
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
 RBAC = ("Role", "ClusterRole")
@@ -178,7 +185,7 @@ async def test_overlays_differ_from_the_default_by_their_purpose_only(kustomize:
     monitors = [d for d in built["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
     watched = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] for monitor in monitors}
     assert watched == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
-    more = await kustomize.build(on_top_of("default", "traffic", "measured-weights", folder=tmp_path))
+    more = await kustomize.build(write_kustomization("default", "traffic", "measured-weights", folder=tmp_path))
     assert arguments(more, "DaemonSet/netaware-agent") == [*default, "--traffic=conntrack"]
     (role,) = (
         d for d in more if d["kind"] == "ClusterRole" and f"ClusterRole/{d['metadata']['name']}" not in names["default"]
@@ -190,7 +197,7 @@ async def test_overlays_differ_from_the_default_by_their_purpose_only(kustomize:
 async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, tmp_path: Path) -> None:
     """``namespace:`` moves every object and every subject; policies tell our accounts by name and know their namespace."""
     for overlay in OVERLAYS:
-        documents = await kustomize.build(on_top_of(overlay, folder=tmp_path, namespace="elsewhere"))
+        documents = await kustomize.build(write_kustomization(overlay, folder=tmp_path, namespace="elsewhere"))
         assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
         assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
         # kube-scheduler's file names the namespace of its Lease, and a flag of the Deployment goes before it; the

@@ -65,7 +65,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def installed(wheel: Path, home: Path) -> Path:
+def installed_overlay(wheel: Path, home: Path) -> Path:
     """The command of a wheel in a fresh environment, installed where no compiler is found."""
     venv.create(home, with_pip=False)
     found = subprocess.run(["sh", str(ROOT / ".ci" / "uv")], check=True, capture_output=True, text=True, timeout=110)
@@ -94,7 +94,7 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(CLUSTER)
     (native,) = [path for path in compiled if path.stem.endswith(os.uname().machine)]
-    command = installed(native, tmp_path / "native")
+    command = installed_overlay(native, tmp_path / "native")
     for extra in ("rich", "numpy", "kubernetes"):
         assert run(command.with_name("python"), "-c", f"import {extra}").returncode == 0
     planned = run(command, "simulate", "--offline", cluster)
@@ -104,7 +104,7 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     assert "Traceback" not in status.stderr
     assert "netaware" in status.stdout + status.stderr
     # The wheel for any platform does all that needs no plan, and says what it lacks for one.
-    pure = installed(wheels["any"], tmp_path / "pure")
+    pure = installed_overlay(wheels["any"], tmp_path / "pure")
     assert run(pure, "status", "--kubeconfig", kubectl.kubeconfig).stdout == status.stdout
     refused = run(pure, "simulate", "--offline", cluster)
     assert (refused.returncode, "install gcc" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)

@@ -28,7 +28,7 @@ from lab.installation import start_central_program, write_bound_kubeconfig
 from lab.polling import poll_until
 from lab.programs import Program, run_command
 from tests.integration.conftest import node_body
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, delete_pods, installed_overlay
 from tests.support.audit_log import read_audit_events
 
 CENTRAL_ACCOUNTS = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
@@ -99,7 +99,7 @@ async def running(
     before = len(read_audit_events(audit_log))
     others = {program.name for program in plane.programs}
     await plane.start_scheduler()
-    async with installed(plane, "descheduler") as (kubectl, admin):
+    async with installed_overlay(plane, "descheduler") as (kubectl, admin):
         for name, (zone, address) in NODE_PLACES.items():
             node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
             node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
@@ -110,7 +110,7 @@ async def running(
         for program in [program for program in plane.programs if program.name not in others]:
             await plane.programs.stop(program)
         await kubectl("delete", "--ignore-not-found", "--wait=false", "namespace/boutique")
-        await end_pods(kubectl, "boutique")
+        await delete_pods(kubectl, "boutique")
     await kubectl("delete", "node", *NODE_PLACES)
 
 

@@ -11,8 +11,8 @@ import yaml
 from controller.cluster.crds import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
-from tests.integration.conftest import definitions, eventually, remove_definitions
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established, uninstall
+from tests.integration.conftest import crd_bodies, eventually, remove_crds
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, uninstall, wait_until_established
 from tests.support.documents import shell_blocks
 
 
@@ -32,12 +32,12 @@ async def names(kubectl: Kubectl) -> set[str]:
 
 async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
     """From definitions without a status subresource, as upstream's are, to ours."""
-    for definition in definitions().values():
+    for definition in crd_bodies().values():
         for version in definition["spec"]["versions"]:
             version.pop("subresources", None)
             version.pop("additionalPrinterColumns", None)
         await kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(definition))
-    await established(kubectl)
+    await wait_until_established(kubectl)
     examples = ("online-boutique/appgroup.yaml", "networktopology.yaml")
     text = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
     await kubectl("apply", "-n", "default", "-f", "-", stdin=text.replace(NAMESPACE, "default"))
@@ -55,7 +55,7 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
     await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crds"))
     await eventually(has_status)
     assert await objects() == before
-    await remove_definitions(admin)
+    await remove_crds(admin)
 
 
 def documented(page: str, heading: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The installation with objects worth attacking, and a client with the token of each program."""
+"""Installs the overlay and objects to attack, and connects with the token of each program."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, dry_run
-from tests.integration.manifests.kubectl import NAMESPACE, installed
+from tests.integration.manifests.kubectl import NAMESPACE, installed_overlay
 
-# The most that a shipped overlay gives: the default, and the descheduler's rights on top.
+# The shipped overlay with the most rights.
 OVERLAY = "descheduler"
 PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
-OTHERS = ("unrelated", "with-appgroup")
-UNRELATED, IN_GROUP, SYSTEM = (f"/api/v1/namespaces/{n}/pods/victim" for n in (*OTHERS, "kube-system"))
+POD_NAMESPACES = ("unrelated", "with-appgroup")
+UNRELATED_POD, GROUP_POD, SYSTEM_POD = (f"/api/v1/namespaces/{n}/pods/victim" for n in (*POD_NAMESPACES, "kube-system"))
 GATE = "netaware.io/topological-order"
 LABEL = "appgroup.diktyo.x-k8s.io"
 EXTENDED = {"resource.kubernetes.io/extended-resource-claim": "true"}
@@ -30,13 +30,13 @@ def object_of(kind: str, name: str, api: str = "v1", **more: Any) -> Json:
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **more}
 
 
-def claim(name: str, **annotations: str) -> Json:
+def resource_claim(name: str, **annotations: str) -> Json:
     made = object_of("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
     return {**made, "metadata": {"name": name, "annotations": annotations}}
 
 
 def pod(**labels: str) -> Json:
-    """A pod; with labels a gated one, otherwise a privileged one on a node."""
+    """A gated pod with these labels; without labels a privileged pod on a node."""
     spec: Json = {"containers": [{"name": "c", "image": "good"}], "terminationGracePeriodSeconds": 0}
     if labels:
         ours = [{"name": GATE}] if LABEL in labels else []
@@ -48,13 +48,13 @@ def pod(**labels: str) -> Json:
 
 
 def _node(name: str) -> Json:
-    # With a field of its status that the kubelet writes, so that its removal is an attack too.
+    # Removing a field of the kubelet is an attack too.
     status = {"capacity": {"cpu": "8"}, "declaredFeatures": ["A"], "nodeInfo": {"kernelVersion": "good"}}
     return object_of("Node", name, status=status)
 
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/unrelated/resourceclaims"
-MAPS, SECRETS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("configmaps", "secrets"))
+CONFIG_MAPS, SECRETS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("configmaps", "secrets"))
 SYSTEM_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 TOPOLOGIES = "/apis/networktopology.diktyo.x-k8s.io/v1alpha1/namespaces/with-appgroup/networktopologies"
 VICTIMS: tuple[tuple[str, Json], ...] = (
@@ -63,29 +63,29 @@ VICTIMS: tuple[tuple[str, Json], ...] = (
     ("/api/v1/namespaces/kube-system/pods", pod()),
     ("/api/v1/namespaces/unrelated/pods", pod(app="theirs")),
     ("/api/v1/namespaces/with-appgroup/pods", pod(**{LABEL: "shop"})),
-    (MAPS, object_of("ConfigMap", "netperf-metrics", data={"a": "b"})),
-    (MAPS, object_of("ConfigMap", "netaware-scheduler-config-x", data={"a": "b"})),
+    (CONFIG_MAPS, object_of("ConfigMap", "netperf-metrics", data={"a": "b"})),
+    (CONFIG_MAPS, object_of("ConfigMap", "netaware-scheduler-config-x", data={"a": "b"})),
     (SECRETS, object_of("Secret", "netaware-probe")),
     (TOPOLOGIES, object_of("NetworkTopology", "nt", "networktopology.diktyo.x-k8s.io/v1alpha1", spec=TOPOLOGY_SPEC)),
-    (CLAIMS, claim("victim")),
-    (CLAIMS, claim("extended", **EXTENDED)),
+    (CLAIMS, resource_claim("victim")),
+    (CLAIMS, resource_claim("extended", **EXTENDED)),
     (SYSTEM_LEASES, object_of("Lease", "kube-scheduler", "coordination.k8s.io/v1")),
     ("/api/v1/persistentvolumes", object_of("PersistentVolume", "victim", spec=VOLUME_SPEC)),
 )
-NOTE = {"metadata": {"annotations": {"a": "b"}}}
-# What RBAC lets through and a policy refuses, by program.
+FOREIGN_ANNOTATION = {"metadata": {"annotations": {"a": "b"}}}
+# Requests that RBAC allows and a policy refuses, by program.
 REFUSED = {
-    "agent": ("/api/v1/nodes/node-b/status", NOTE),
-    "controller": (IN_GROUP, NOTE),
-    "scheduler": (f"{SYSTEM}/status", NOTE),
-    "gate-opener": (IN_GROUP, NOTE),
+    "agent": ("/api/v1/nodes/node-b/status", FOREIGN_ANNOTATION),
+    "controller": (GROUP_POD, FOREIGN_ANNOTATION),
+    "scheduler": (f"{SYSTEM_POD}/status", FOREIGN_ANNOTATION),
+    "gate-opener": (GROUP_POD, FOREIGN_ANNOTATION),
 }
 
 
 @asynccontextmanager
 async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
-    """The overlay, a namespace that does not use AppGroups, one with an AppGroup's pod, and the victims."""
-    async with installed(plane, OVERLAY) as (kubectl, admin):
+    """Install the overlay, and create the namespaces and `VICTIMS`, during the block."""
+    async with installed_overlay(plane, OVERLAY) as (kubectl, admin):
 
         async def is_made(path: str, body: Json) -> bool:
             refusal, _ = await dry_run(admin, "POST", path, body)
@@ -93,19 +93,19 @@ async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
                 await admin.request("POST", path, body=body)
             return not refusal
 
-        for name in OTHERS:
+        for name in POD_NAMESPACES:
             await admin.request("POST", "/api/v1/namespaces", body=object_of("Namespace", name))
         for path, body in VICTIMS:
             await eventually(partial(is_made, path, body))
         yield
         for path, body in reversed(VICTIMS):
             await admin.request("DELETE", f"{path}/{body['metadata']['name']}", params={"gracePeriodSeconds": "0"})
-        await kubectl("delete", "--wait=false", "namespace", *OTHERS)
+        await kubectl("delete", "--wait=false", "namespace", *POD_NAMESPACES)
 
 
 @asynccontextmanager
 async def stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
-    """A client with the token of each program's pod on node-a, once policies are in force."""
+    """Clients with the token of each program's pod on node-a, after policies are in force."""
     async with AsyncExitStack() as stack:
         clients = {
             program: await stack.enter_async_context(Client(await token_for(f"netaware-{program}", "node-a")))

@@ -1,4 +1,4 @@
-"""Settings that every probe test starts from."""
+"""Probe settings for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.integration.netperf.peers import free_port
 
 @pytest.fixture
 def settings() -> ProbeSettings:
-    """Ports that are free now, and the shortest run that netperf knows."""
+    """Free ports, and the shortest duration that netperf supports."""
     return ProbeSettings(duration_s=1.0, port=free_port(), data_port=free_port(), datagram_port=free_port())

@@ -1,4 +1,4 @@
-"""Servers for probers on the loopback, peers that misbehave, and paths that are slow or lossy (simulated by relays)."""
+"""Runs servers for probers on the loopback, misbehaving peers, and relays that simulate slow or lossy paths."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ START_DEADLINE_S = 60.0
 
 
 def free_port() -> int:
-    """A port that is free for TCP and UDP at this moment."""
+    """A port of the loopback that is free now."""
     with socket.socket() as tcp:
         tcp.bind((ADDRESS, 0))
         return int(tcp.getsockname()[1])
 
 
 @asynccontextmanager
-async def running(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
-    """The server, listening; stopped afterwards."""
+async def running_server(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
+    """Run a server that listens during the block."""
     task = asyncio.create_task(server.run())
     try:
         async with asyncio.timeout(START_DEADLINE_S):
@@ -43,8 +43,8 @@ async def running(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def misbehaving(port: int, how: str, address: str = ADDRESS) -> AsyncIterator[None]:
-    """A peer that takes connections and ``hangs``, or that ``resets`` or ``closes`` them once something was said."""
+async def misbehaving_peer(port: int, how: str, address: str = ADDRESS) -> AsyncIterator[None]:
+    """A peer that accepts connections and ``hangs``, or that ``resets`` or ``closes`` them after the first data."""
     release = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ async def misbehaving(port: int, how: str, address: str = ADDRESS) -> AsyncItera
 
 @asynccontextmanager
 async def tcp_relay(port: int, delay_s: float = 0.0) -> AsyncIterator[None]:
-    """Takes connections at `RELAY_ADDRESS` and passes them on to `ADDRESS`, each chunk late by ``delay_s``: a slow path."""
+    """Relay connections from `RELAY_ADDRESS` to `ADDRESS`, and delay each chunk: a slow path."""
     opened: set[asyncio.StreamWriter] = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,12 +86,12 @@ async def tcp_relay(port: int, delay_s: float = 0.0) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-        for writer in opened:  # which ends the tasks that read from them
+        for writer in opened:  # ends the tasks that read from them
             writer.close()
 
 
 class _UdpRelay(asyncio.DatagramProtocol):
-    """Passes datagrams between one client and the server, except those that ``drops`` says are lost."""
+    """Relays datagrams between a client and the server, except those whose index ``drops`` selects."""
 
     def __init__(self, server: tuple[str, int], drops: Callable[[int], bool]) -> None:
         self._server, self._drops, self._count = server, drops, 0

@@ -25,7 +25,7 @@ from netperf.probers.netperf import NetperfProber, parse_output
 from netperf.probers.netserver import REQUEST_BYTES, Netserver
 from netperf.probers.passphrase import EPOCH_S, derive_hourly_passphrase, epoch_at
 from netperf.sample import PERCENTILES, Test
-from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running
+from tests.integration.netperf.peers import ADDRESS, PASSPHRASE, RELAY_ADDRESS, free_port, running_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,7 +62,7 @@ async def outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
 async def test_a_healthy_run_gives_every_number(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, test: Test
 ) -> None:
-    async with running(netserver):
+    async with running_server(netserver):
         measurement = await prober.probe(ADDRESS, msgspec.structs.replace(settings, test=test))
     percentiles = [measurement.percentile_us(p) or 0.0 for p in PERCENTILES]
     assert 0 < percentiles[0] <= percentiles[1] <= percentiles[2]
@@ -79,7 +79,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
 ) -> None:
     """The fact about netperf that `parse_output` defends against."""
-    async with running(netserver):
+    async with running_server(netserver):
         hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
         command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", hourly_passphrase]
         finished = await child.run_to_end([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
@@ -91,7 +91,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
 
 
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:
-    async with running(netserver):
+    async with running_server(netserver):
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(RELAY_ADDRESS, settings.port)
 
@@ -100,7 +100,7 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netperf.probers.netserver.REQUEST_TIMEOUT_S", 600.0)
-    async with running(netserver), AsyncExitStack() as stack:
+    async with running_server(netserver), AsyncExitStack() as stack:
         reader, waiting = await asyncio.open_connection(ADDRESS, settings.port, local_addr=(RELAY_ADDRESS, 0))
         stack.callback(waiting.close)
         for number in range(700):
@@ -117,7 +117,7 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep
 async def test_a_netserver_has_limits_and_no_rights(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
 ) -> None:
-    async with running(netserver):
+    async with running_server(netserver):
         run = asyncio.create_task(prober.probe(ADDRESS, settings))
         while not our_netservers():
             await asyncio.sleep(0.02)
@@ -169,7 +169,7 @@ async def test_an_hourly_passphrase_is_worthless_once_its_epoch_is_over(
     server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, PASSPHRASE, wall_clock=wall_clock)
     thief = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=lambda: stolen_at)
     honest = NetperfProber(str(netperf_programs.netperf), PASSPHRASE, wall_clock=wall_clock)
-    async with running(server):
+    async with running_server(server):
         assert (await thief.probe(ADDRESS, settings)).p50_us is not None
         async with asyncio.timeout(60):
             while await outcome(thief, settings) == "ok":

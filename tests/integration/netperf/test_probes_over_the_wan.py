@@ -31,7 +31,7 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement, NodeLocation, Sample, choose_cost_source, find_quality_flags
-from tests.integration.netperf.peers import PASSPHRASE, running
+from tests.integration.netperf.peers import PASSPHRASE, running_server
 from tests.support import pings
 from tests.support.emulated_wan import emulated_wan
 
@@ -68,7 +68,7 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
     listening, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with running(server):
+        async with running_server(server):
             listening.set()
             while not over.is_set():
                 await asyncio.sleep(0.02)
@@ -123,7 +123,7 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
     stream.set_targets([target], interval_s=seconds)
     async with AsyncExitStack() as stack:
         with namespaces.enter(wan.destination.netns):
-            await stack.enter_async_context(running(DatagramResponder(target.address, target.port, PASSPHRASE)))
+            await stack.enter_async_context(running_server(DatagramResponder(target.address, target.port, PASSPHRASE)))
         with namespaces.enter(wan.origin.netns):
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace

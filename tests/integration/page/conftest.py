@@ -1,4 +1,4 @@
-"""The page's server over the real API server, without a manager: stores, page, HTTP."""
+"""Serves the page in the test's process, over a real API server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ServePage = Callable[..., Awaitable[str]]
 
 
 @asynccontextmanager
-async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
-    """Run a page for the time of the block; its URL."""
+async def running_page(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
+    """Serve the page during the block; yields its URL."""
     cache = ClusterCache(client, namespace)
     snapshots = SnapshotReader(cache, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
     page = server.Page(config, snapshots, PageAuthorizer(client, namespace))
@@ -51,20 +51,20 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
 async def serve_page(
     client: Client, namespace: str, crds: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ServePage]:
-    """``await serve_page(config)`` serves the page for the rest of the test and returns its URL."""
+    """``await serve_page(config)`` serves the page until the end of the test, and returns its URL."""
     assert crds
     monkeypatch.setattr(server, "MIN_REFRESH_INTERVAL_S", 0.1)
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:
-            return await stack.enter_async_context(serving(client, namespace, config or PageConfig(auth="none")))
+            return await stack.enter_async_context(running_page(client, namespace, config or PageConfig(auth="none")))
 
         yield serve
 
 
 @pytest_asyncio.fixture
 async def component(client: Client, namespace: str) -> str:
-    """The component's account and rights in the test's namespace; the controller itself is the administrator here."""
+    """Creates the page's service account and rights in the test's namespace; the page itself has the administrator's rights."""
     for document in yaml.safe_load_all(COMPONENT.read_text().replace("netaware-system", namespace)):
         if document["kind"].startswith("Cluster"):
             continue

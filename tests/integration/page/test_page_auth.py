@@ -10,7 +10,7 @@ from controller.page.config import PageConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
-from tests.integration.conftest import token_of
+from tests.integration.conftest import request_token
 from tests.integration.page.conftest import RBAC, ServePage
 
 PATHS = ("", "api/v1/overview")
@@ -30,17 +30,17 @@ async def test_the_page_and_its_data_need_a_token_and_health_does_not(
     serve_page: ServePage, client: Client, component: str
 ) -> None:
     url = await serve_page(PageConfig())
-    good = await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)
+    good = await request_token(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)
     refused = {
         "no token": {},
         "a log-in to the API server": {"Authorization": f"Bearer {good}"},
-        "for another audience": {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, "other")},
+        "for another audience": {PAGE_TOKEN_HEADER: await request_token(client, component, PAGE_ACCOUNT, "other")},
         "not a token": {PAGE_TOKEN_HEADER: "nonsense"},
         "too long": {PAGE_TOKEN_HEADER: good + "x" * 7000},
     }
     for why, headers in refused.items():
         assert await statuses(url, headers) == [401] * len(PATHS), why
-    without_role = {PAGE_TOKEN_HEADER: await token_of(client, component, "default", PAGE_AUDIENCE)}
+    without_role = {PAGE_TOKEN_HEADER: await request_token(client, component, "default", PAGE_AUDIENCE)}
     assert await statuses(url, without_role) == [403] * len(PATHS)
     assert await statuses(url, {PAGE_TOKEN_HEADER: good}) == [200] * len(PATHS)
     async with aiohttp.ClientSession() as browser:
@@ -52,7 +52,7 @@ async def test_the_page_and_its_data_need_a_token_and_health_does_not(
 async def test_a_removed_right_has_no_effect_after_the_cache_expires(client: Client, component: str) -> None:
     now = 0.0
     access = PageAuthorizer(client, component, clock=lambda: now)
-    headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
+    headers = {PAGE_TOKEN_HEADER: await request_token(client, component, PAGE_ACCOUNT, PAGE_AUDIENCE)}
     request = make_mocked_request("GET", "/", headers=headers)
     assert await access.decide_access(request) == "allowed"
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:

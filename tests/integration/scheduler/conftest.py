@@ -1,4 +1,4 @@
-"""A real kube-scheduler that asks the real extender, and the leader's part of scheduling, both in the test's process."""
+"""Fixtures of scheduler tests: kube-scheduler with the extender and the leader's gating controller in the test's process."""
 
 from __future__ import annotations
 
@@ -46,11 +46,9 @@ ADMISSION = {
 }
 PROFILE = "network-aware-scheduler"
 DEADLINE_S = 150.0
-"""For what should happen at once, on a machine with much else to do. kube-scheduler looks at a pod that it gave up again
-after 300 s without being told to, so what is bound within this was brought back by somebody.
-"""
-PATIENT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
-"""No gate opens just because the machine is slow."""
+"""Long enough for a busy machine, and shorter than the 300 s after which kube-scheduler retries unschedulable pods by itself."""
+LONG_WAIT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
+"""Timeouts of gates that do not pass during a test."""
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]
 Lead = Callable[..., AbstractAsyncContextManager[GatingController]]
@@ -60,10 +58,7 @@ MakeZones = Callable[..., Awaitable[None]]
 
 @pytest.fixture
 def ready_node(client: Client, make_node: MakeNode, kwok: Program) -> MakeNode:
-    """``make_node``, but the node is empty, Ready and without taints when it returns.
-
-    Plans leave out what cannot take pods, and pods of an earlier test may still be leaving a node of the same name.
-    """
+    """``make_node`` that returns when the node is ready, without taints, and without pods of an earlier test."""
 
     async def make(name: str, **fields: Any) -> Node:
         async with asyncio.timeout(DEADLINE_S):
@@ -87,20 +82,20 @@ def extender(client: Client) -> Serve:
 
 @pytest.fixture
 def lead(client: Client) -> Lead:
-    """``async with lead(config)`` runs what the leader runs, see `run_leader`."""
+    """``async with lead(config)`` runs the gating controller, see `run_leader`."""
     return partial(run_leader, client)
 
 
 @pytest.fixture
 def scheduling(scheduler: StartScheduler, extender: Serve, lead: Lead) -> Scheduling:
-    """``async with scheduling(config)`` runs the leader, the extender and a kube-scheduler that asks it, or with ``asks=False`` nobody."""
+    """``async with scheduling(config)`` runs the leader, the extender and kube-scheduler; ``with_extender=False`` only the others."""
 
     @asynccontextmanager
     async def run(
-        config: SchedulerConfig | None = None, *, asks: bool = True, **leading: Any
+        config: SchedulerConfig | None = None, *, with_extender: bool = True, **leading: Any
     ) -> AsyncIterator[GatingController]:
         async with AsyncExitStack() as stack:
-            url = await stack.enter_async_context(extender(config)) if asks else None
+            url = await stack.enter_async_context(extender(config)) if with_extender else None
             controller = await stack.enter_async_context(lead(config, **leading))
             await scheduler(extender_url=url)
             yield controller
@@ -110,7 +105,7 @@ def scheduling(scheduler: StartScheduler, extender: Serve, lead: Lead) -> Schedu
 
 @pytest.fixture
 def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
-    """``await zones("a", "b", capacity={...})`` makes a node ``n-a``, ``n-b`` in each zone; they are far from each other by default."""
+    """``await zones("a", "b", **options)`` creates the nodes ``n-a`` and ``n-b`` in these zones, with a cost of 40 between zones by default."""
 
     async def make(*names: str, costs: dict[tuple[str, str], int] | None = None, **fields: Any) -> None:
         for name in names:
@@ -122,7 +117,7 @@ def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
 
 @pytest_asyncio.fixture
 async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
-    """The shipped admission policy, in force when the test begins."""
+    """The shipped admission policy, in force during the test."""
     documents = [d for d in yaml.safe_load_all(POLICY.read_text()) if d]
     for document in documents:
         await client.apply(
@@ -134,7 +129,7 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
         await client.delete(PODS, made.metadata.name, namespace=namespace, grace_period_s=0)
         return made.is_gated
 
-    await until(gated)
+    await wait_until(gated)
     yield
     for document in reversed(documents):
         await client.delete(ADMISSION[document["kind"]], document["metadata"]["name"])
@@ -152,7 +147,7 @@ async def create_pod(
     requests: dict[str, str] | None = None,
     **spec: Any,
 ) -> Pod:
-    """A pod of an AppGroup, or of none."""
+    """Create a pod; other keywords are fields of its spec, and ``owners`` its ownerReferences."""
     all_labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload} if group else {}
     owners = spec.pop("owners", None)
     body: dict[str, Any] = {
@@ -172,10 +167,10 @@ async def create_group(
     name: str = "a1",
     algorithm: str = "KahnSort",
     members: int | None = None,
-    elsewhere: dict[str, str] | None = None,
+    namespaces: dict[str, str] | None = None,
 ) -> AppGroup:
-    """An AppGroup: caller -> callee -> maxNetworkCost; ``elsewhere`` has the namespaces of workloads in others."""
-    spec = appgroup_spec(calls, members=members or len(calls), algorithm=algorithm, namespaces=elsewhere)
+    """Create an AppGroup with maxNetworkCost by caller and callee; ``namespaces`` are those of workloads elsewhere, by selector."""
+    spec = appgroup_spec(calls, members=members or len(calls), algorithm=algorithm, namespaces=namespaces)
     body = {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": spec}
     return await client.create(APPGROUPS, body, AppGroup, namespace=namespace)
 
@@ -186,7 +181,7 @@ async def set_costs(
     zones: dict[tuple[str, str], int],
     regions: dict[tuple[str, str], int] | None = None,
 ) -> NetworkTopology:
-    """The NetworkTopology nt-default of a namespace with these costs, created or replaced."""
+    """Create or replace the NetworkTopology nt-default of a namespace with these costs."""
     spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions)]}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     return await client.apply(
@@ -204,7 +199,7 @@ def workload_body(
     requests: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A Deployment of a workload of the AppGroup a1; everything else is of its pods' spec. With more fields, a StatefulSet."""
+    """A Deployment of a workload of the AppGroup a1; other keywords are fields of its pods' spec."""
     all_labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: workload, **(labels or {})}
     template = {"metadata": {"labels": all_labels, "annotations": annotations}, "spec": pod_spec(requests, **spec)}
     spec = {"replicas": replicas, "selector": {"matchLabels": all_labels}, "template": template}
@@ -216,8 +211,8 @@ def pod_spec(requests: Mapping[str, str] | None, **spec: Any) -> dict[str, Any]:
     return {"terminationGracePeriodSeconds": 0, "containers": [container], **spec}
 
 
-async def until(check: Callable[[], Awaitable[bool] | bool]) -> None:
-    """Wait until ``check`` holds; TimeoutError when it does not in time."""
+async def wait_until(check: Callable[[], Awaitable[bool] | bool]) -> None:
+    """Wait until ``check`` returns true; raises TimeoutError after `DEADLINE_S`."""
 
     async def holds() -> bool:
         result = check()
@@ -230,8 +225,8 @@ async def read_pod(client: Client, namespace: str, name: str) -> Pod:
     return await client.get(PODS, name, Pod, namespace=namespace)
 
 
-async def until_bound(client: Client, namespace: str, *names: str) -> dict[str, str]:
-    """Wait until these pods, or all of the namespace, are bound; their nodes."""
+async def wait_until_bound(client: Client, namespace: str, *names: str) -> dict[str, str]:
+    """Wait until these pods, by default all of the namespace, are bound; returns node by pod."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, Pod, namespace=namespace)}
@@ -241,8 +236,8 @@ async def until_bound(client: Client, namespace: str, *names: str) -> dict[str, 
             await asyncio.sleep(0.05)
 
 
-async def until_unschedulable(client: Client, namespace: str, name: str) -> str:
-    """Wait until the scheduler gave a pod up; its words."""
+async def wait_until_unschedulable(client: Client, namespace: str, name: str) -> str:
+    """Wait until a pod is unschedulable; returns the scheduler's message."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             found = (await read_pod(client, namespace, name)).condition("PodScheduled")
@@ -251,13 +246,13 @@ async def until_unschedulable(client: Client, namespace: str, name: str) -> str:
             await asyncio.sleep(0.05)
 
 
-async def cordon(client: Client, node: str, *, on: bool = True) -> None:
+async def cordon(client: Client, node: str) -> None:
     path = f"/api/v1/nodes/{node}"
-    await client.request("PATCH", path, body={"spec": {"unschedulable": on}}, content_type=MERGE_PATCH)
+    await client.request("PATCH", path, body={"spec": {"unschedulable": True}}, content_type=MERGE_PATCH)
 
 
-async def until_scheduler_knows_cordoned(client: Client, namespace: str, node: str) -> None:
-    """Wait until kube-scheduler has seen that a node is cordoned; a pod that may go nowhere else tells."""
+async def wait_until_scheduler_sees_cordon(client: Client, namespace: str, node: str) -> None:
+    """Wait until kube-scheduler refuses a pod that only this cordoned node could take."""
     only: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node}}
 
     async def refused() -> bool:
@@ -270,22 +265,22 @@ async def until_scheduler_knows_cordoned(client: Client, namespace: str, node: s
         await client.delete(PODS, "cordon-probe", namespace=namespace, grace_period_s=0)
         return not pod.spec.node_name
 
-    await until(refused)
+    await wait_until(refused)
 
 
-async def until_event(client: Client, namespace: str, pod: str, reason: str) -> str:
-    """Wait for an event about a pod; its note."""
+async def wait_for_event(client: Client, namespace: str, pod: str, reason: str) -> str:
+    """Wait for an event about a pod; returns its note."""
     notes: list[str] = []
 
     async def recorded() -> bool:
-        notes[:] = [e["note"] for e in await events_of(client, namespace, pod) if e["reason"] == reason]
+        notes[:] = [e["note"] for e in await list_events(client, namespace, pod) if e["reason"] == reason]
         return bool(notes)
 
-    await until(recorded)
+    await wait_until(recorded)
     return notes[0]
 
 
-async def events_of(client: Client, namespace: str, pod: str) -> list[dict[str, Any]]:
-    """Events about a pod, as plain data."""
+async def list_events(client: Client, namespace: str, pod: str) -> list[dict[str, Any]]:
+    """List events about a pod."""
     listed = msgspec.json.decode(await client.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
     return [e for e in listed["items"] if e["regarding"]["name"] == pod]

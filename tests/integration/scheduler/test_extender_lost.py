@@ -17,7 +17,7 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_scheduler_config
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, until_bound
+from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, wait_until_bound
 from tests.support.controller_program import controller_program
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds"), pytest.mark.timeout(600)]
@@ -46,9 +46,9 @@ async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting
         for i, name in enumerate(names):
             await create_pod(client, namespace, name, group="a1", workload="P1" if i % 2 else "P2")
             if i == COUNT // 2:
-                await until_bound(client, namespace, *names[:BEFORE])
+                await wait_until_bound(client, namespace, *names[:BEFORE])
                 os.kill(program.pid, number)
-        assert len(await until_bound(client, namespace, *names)) == COUNT
+        assert len(await wait_until_bound(client, namespace, *names)) == COUNT
 
 
 @asynccontextmanager
@@ -91,6 +91,6 @@ async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_al
         config["extenders"].append(other)
         await scheduler(config)
         await create_pod(client, namespace, "p1", group="a1", workload="P1")
-        bound = await until_bound(client, namespace, "p1")
+        bound = await wait_until_bound(client, namespace, "p1")
     assert len(asked[0].split()) == 1, "ours passed the planned host alone"
     assert zone_of[bound["p1"]] != zone_of[asked[0]]

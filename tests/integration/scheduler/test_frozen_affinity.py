@@ -15,7 +15,15 @@ from controller.scheduler.gating.retries import REPLACE_AFTER_S
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import Lead, cordon, create_group, create_pod, set_costs, until, workload_body
+from tests.integration.scheduler.conftest import (
+    Lead,
+    cordon,
+    create_group,
+    create_pod,
+    set_costs,
+    wait_until,
+    workload_body,
+)
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
@@ -87,13 +95,13 @@ async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
     async with lead(SchedulerConfig(placement="affinity")):
         await create_pod(client, namespace, "b", group="a1", workload="B", nodeName="n-a", requests={"cpu": "1"})
         await create(client, namespace)
-        await until(released)
+        await wait_until(released)
         (frozen,) = await pods()
         assert bool(frozen.metadata.annotation(NARROWED_ANNOTATION)) == replaced
         await happens(client, namespace)
         began = time.monotonic()
         await scheduler()
-        await until(bound)
+        await wait_until(bound)
         took_s = time.monotonic() - began
         (placed,) = [pod for pod in await pods() if pod.spec.node_name]
     record_property("seconds", round(took_s, 1))

@@ -16,15 +16,15 @@ from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
 from tests.integration.scheduler.conftest import (
-    PATIENT,
+    LONG_WAIT,
     PROFILE,
     Lead,
     MakeZones,
     create_group,
     create_pod,
-    events_of,
+    list_events,
     read_pod,
-    until,
+    wait_until,
     workload_body,
 )
 
@@ -62,7 +62,7 @@ async def open_gates(client: Client, namespace: str, pod: str) -> None:
 
 
 async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
-    found = [await events_of(client, namespace, pod) for pod in pods]
+    found = [await list_events(client, namespace, pod) for pod in pods]
     return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
 
 
@@ -75,20 +75,20 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
     async with lead(NO_WAIT, start=start) as controller:
         for name in ("old", "gone"):
             await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
-            await until(lambda: _sees_gated(controller, 1))
+            await wait_until(lambda: _sees_gated(controller, 1))
             await open_gates(client, namespace, name)
             await bind(client, namespace, name, "n-a")
-            await until(lambda: _sees_gated(controller, 0))
+            await wait_until(lambda: _sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
         start.set()
         await create_pod(client, namespace, "probe", group="a1", workload="P0")
-        await until(lambda: _open(client, namespace, "probe"))
+        await wait_until(lambda: _open(client, namespace, "probe"))
         await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
-        await until(lambda: _sees_gated(controller, 1))
+        await wait_until(lambda: _sees_gated(controller, 1))
         await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
-        await until(lambda: _told(client, namespace, "new"))
+        await wait_until(lambda: _told(client, namespace, "new"))
         assert await placements(client, namespace, "old", "gone") == [0, 0]
 
 
@@ -120,8 +120,8 @@ async def test_room_of_a_deleted_group_is_free_for_others(
 ) -> None:
     """Its pods in another namespace belong to no group from then on."""
     await zones("a", capacity={"cpu": "2"})
-    await create_group(client, namespace, ALONE, name="first", members=1, elsewhere={"P1": guest})
-    async with lead(SchedulerConfig(gates=PATIENT)) as controller:
+    await create_group(client, namespace, ALONE, name="first", members=1, namespaces={"P1": guest})
+    async with lead(SchedulerConfig(gates=LONG_WAIT)) as controller:
         await create_pod(
             client,
             guest,
@@ -132,14 +132,14 @@ async def test_room_of_a_deleted_group_is_free_for_others(
             automountServiceAccountToken=False,
         )
 
-        await until(lambda: _open(client, guest, "theirs"))
+        await wait_until(lambda: _open(client, guest, "theirs"))
         assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
-        await until(lambda: not controller.state.groups)
+        await wait_until(lambda: not controller.state.groups)
         await client.delete(PODS, "theirs", namespace=guest, grace_period_s=0)
         await create_group(client, namespace, ALONE, name="second", members=1)
         await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
-        await until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
+        await wait_until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
         planned = controller.plans.planned_condition(f"{namespace}/second")
         assert planned is not None
         assert planned.reason == "Complete"
@@ -153,7 +153,7 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     found: list[Pod] = []
     body = workload_body("p1", "P1", schedulerName=PROFILE)
-    async with lead(SchedulerConfig(gates=PATIENT, placement="affinity"), writer=cast("Client", Powerless(client))):
+    async with lead(SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=cast("Client", Powerless(client))):
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 
@@ -161,7 +161,7 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
             found[:] = [p for p in await client.list(PODS, Pod, namespace=namespace) if p.workload == "P1"]
             return bool(found) and not found[0].is_gated
 
-        await until(released)
+        await wait_until(released)
     affinity = found[0].spec.affinity
     assert affinity is not None
     assert affinity.node_affinity is not None

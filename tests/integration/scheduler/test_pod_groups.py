@@ -15,15 +15,15 @@ from kubekit.client import Client
 from kubekit.wire import PODS, Condition, Object, Resource
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
-    PATIENT,
+    LONG_WAIT,
     Scheduling,
     create_group,
     create_pod,
     read_pod,
     set_costs,
-    until,
-    until_bound,
-    until_unschedulable,
+    wait_until,
+    wait_until_bound,
+    wait_until_unschedulable,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -65,11 +65,11 @@ async def test_gates_of_one_pod_group_open_together(
     await set_costs(client, namespace, FAR)
     await create_group(client, namespace, {"A": {"B": 10}, "B": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 3)
-    config = SchedulerConfig(gates=PATIENT, placement=placement)
+    config = SchedulerConfig(gates=LONG_WAIT, placement=placement)
     async with scheduling(config):
         await create_members(client, namespace, ("b1",), "B", requests={"cpu": "1"})
         await create_members(client, namespace, ("a1", "a2"), "A", requests={"cpu": "1"})
-        placed = await until_bound(client, namespace, "a1", "a2", "b1")
+        placed = await wait_until_bound(client, namespace, "a1", "a2", "b1")
         pods = {pod.metadata.name: target_of(pod) for pod in await pods_of(client, namespace)}
     assert len(set(placed.values())) == 1, placed
     assert {name: target.node for name, target in pods.items() if target is not None} == placed
@@ -85,16 +85,16 @@ async def test_hypothetical_placements_use_nothing_up(
     await set_costs(client, namespace, FAR)
     await create_group(client, namespace, {"A": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 4)
-    config = SchedulerConfig(gates=PATIENT)
+    config = SchedulerConfig(gates=LONG_WAIT)
     async with scheduling(config):
         gang = {"podGroupName": "gang"}
         await create_pod(client, namespace, "large", requests={"cpu": "16"}, schedulingGroup=gang)
         await create_members(client, namespace, ("p1", "p2", "p3"), "A", requests={"cpu": "2"})
-        words = await until_unschedulable(client, namespace, "p1")
+        words = await wait_until_unschedulable(client, namespace, "p1")
         before = {name: target_of(await read_pod(client, namespace, name)) for name in ("p1", "p2", "p3")}
         assert sorted(t.node for t in before.values() if t is not None) == list(nodes), (before, words)
         await ready_node("n-large", zone="a", region="r", capacity={"cpu": "16"})
-        placed = await until_bound(client, namespace, "large", "p1", "p2", "p3")
+        placed = await wait_until_bound(client, namespace, "large", "p1", "p2", "p3")
     assert placed.pop("large") == "n-large"
     # Plans are made again when a node comes, so that equal pods may change places.
     assert sorted(placed.values()) == list(nodes)
@@ -111,7 +111,7 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
     await create_group(client, namespace, {"B": {}}, members=30, name="a2")
     await create_pod_group(client, namespace, "gang", 50)
     members, others = [f"m{i:02}" for i in range(50)], [f"o{i:02}" for i in range(30)]
-    config = SchedulerConfig(gates=PATIENT)
+    config = SchedulerConfig(gates=LONG_WAIT)
     async with scheduling(config):
         await create_members(client, namespace, members, "A", requests={"cpu": "1"})
 
@@ -120,17 +120,17 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
             has_failed = condition is not None and condition.status == "False"
             return has_failed and all(pod.status.scheduling_failed for pod in pods)
 
-        await until(refused)
+        await wait_until(refused)
         left = await pods_of(client, namespace)
         assert [
             (p.metadata.name, p.spec.node_name, target_of(p)) for p in left if p.spec.node_name or target_of(p)
         ] == []
         for name in others:
             await create_pod(client, namespace, name, group="a2", workload="B", requests={"cpu": "1"})
-        placed = await until_bound(client, namespace, *others)
+        placed = await wait_until_bound(client, namespace, *others)
         told = {name: target_of(await read_pod(client, namespace, name)) for name in others}
         assert {name: target.node for name, target in told.items() if target is not None} == placed
         for node in ("n-4", "n-5", "n-6", "n-7", "n-8"):
             await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
-        found = await until_bound(client, namespace, *members)
+        found = await wait_until_bound(client, namespace, *members)
     assert set(found.values()) == {"n-4", "n-5", "n-6", "n-7", "n-8"}

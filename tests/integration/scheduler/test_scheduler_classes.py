@@ -15,7 +15,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
-    PATIENT,
+    LONG_WAIT,
     PROFILE,
     Lead,
     MakeZones,
@@ -24,8 +24,8 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    until,
-    until_bound,
+    wait_until,
+    wait_until_bound,
     workload_body,
 )
 
@@ -69,7 +69,7 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
         "podManagementPolicy": "Parallel",
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
-    config = SchedulerConfig(placement=mode, gates=PATIENT)
+    config = SchedulerConfig(placement=mode, gates=LONG_WAIT)
     async with AsyncExitStack() as stack:
         for number, zone in enumerate("aba"):
             await stack.enter_async_context(volume_in(client, namespace, f"data-p1-{number}", zone))
@@ -78,7 +78,7 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
         await scheduler(extender_url=url)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
         await client.create(STATEFUL_SETS, stateful, Object, namespace=namespace)
-        placed = await until_bound(client, namespace, "p1-0", "p1-1", "p1-2")
+        placed = await wait_until_bound(client, namespace, "p1-0", "p1-1", "p1-2")
     assert placed == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
 
 
@@ -96,11 +96,11 @@ async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
         pods = await client.list(PODS, Pod, namespace=namespace)
         return [pod.spec.node_name for pod in pods if pod.workload == "P1"] == [node] * 3
 
-    async with scheduling(SchedulerConfig(gates=PATIENT), asks=False):
+    async with scheduling(SchedulerConfig(gates=LONG_WAIT), with_extender=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
-        await until(lambda: all_on("n-a"))
+        await wait_until(lambda: all_on("n-a"))
         patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
         path = f"/apis/apps/v1/namespaces/{namespace}/deployments/p1"
         await client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-        await until(lambda: all_on("n-b"))
+        await wait_until(lambda: all_on("n-b"))

@@ -17,15 +17,15 @@ from kubekit.runtime import supervise
 from kubekit.wire import PODS, Object, Resource
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
-    PATIENT,
+    LONG_WAIT,
     MakeZones,
     Scheduling,
     Serve,
     create_group,
     create_pod,
     read_pod,
-    until,
-    until_bound,
+    wait_until,
+    wait_until_bound,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -47,7 +47,7 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
     chain = ("P1", "P2", "P3", "P4")
     await create_group(client, namespace, {a: {b: 10} for a, b in pairwise(chain)} | {"P4": {}})
     names = [workload.lower() for workload in chain]
-    config = SchedulerConfig(gates=PATIENT)
+    config = SchedulerConfig(gates=LONG_WAIT)
     async with scheduling(config):
         for workload in chain:
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "4"})
@@ -55,12 +55,12 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
         async def autoscaler_sees_all() -> bool:
             return all([autoscaler_sees(await read_pod(client, namespace, name)) for name in names])
 
-        await until(autoscaler_sees_all)
+        await wait_until(autoscaler_sees_all)
         asked = [await read_pod(client, namespace, name) for name in names]
         assert [pod.spec.affinity for pod in asked] == [None] * len(names)
         for node in ("n-b", "n-c"):
             await ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
-        placed = await until_bound(client, namespace, *names)
+        placed = await wait_until_bound(client, namespace, *names)
     assert set(placed.values()) == {"n-b", "n-c"}
 
 
@@ -87,7 +87,7 @@ async def test_gates_open_where_no_controller_does(
     opener = GateOpener(client, max_wait_s=1.0)
     running = asyncio.create_task(supervise(opener.tasks()))
     try:
-        await until_bound(client, namespace, "one", "two")
+        await wait_until_bound(client, namespace, "one", "two")
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -112,7 +112,7 @@ async def test_pods_are_evicted_only_where_the_filter_lets_the_pod_in_then(
             made = await create_pod(client, namespace, "p1", group="a1", workload="P1", **spec)
             gates = {"spec": {"schedulingGates": None}, "metadata": {"uid": made.metadata.uid}}
             await client.patch(PODS, "p1", gates, Object, namespace=namespace)
-            assert await until_bound(client, namespace, "p1") == {"p1": "n-a"}
+            assert await wait_until_bound(client, namespace, "p1") == {"p1": "n-a"}
             left = {pod.metadata.name for pod in await client.list(PODS, Pod, namespace=namespace)}
     finally:
         await client.delete(PRIORITIES, urgent)

@@ -22,16 +22,16 @@ from kubekit.wire import NAMESPACES, PODS, Object, Resource
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     DEADLINE_S,
-    PATIENT,
+    LONG_WAIT,
     MakeZones,
     Scheduling,
     create_group,
     create_pod,
     read_pod,
     set_costs,
-    until,
-    until_bound,
-    until_event,
+    wait_for_event,
+    wait_until,
+    wait_until_bound,
 )
 from tests.support.scheduling import running
 
@@ -62,14 +62,14 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
     client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     await zones("a", "b", "c", costs=FAR)
-    async with scheduling(SchedulerConfig(gates=PATIENT)), watched(client, namespace) as bound:
+    async with scheduling(SchedulerConfig(gates=LONG_WAIT)), watched(client, namespace) as bound:
         group: dict[str, Any] = yaml.safe_load(BOUTIQUE.read_text())
         group["spec"]["topologySortingAlgorithm"] = "KahnSort"
         await client.create(APPGROUPS, group, AppGroup, namespace=namespace)
         for workload in group["spec"]["workloads"]:
             selector = workload["workload"]["selector"]
             await create_pod(client, namespace, selector.lower(), group="online-boutique", workload=selector)
-        await until(lambda: len(bound) == len(ORDER.split()))
+        await wait_until(lambda: len(bound) == len(ORDER.split()))
     assert " ".join(name.upper() for name in bound) == ORDER
 
 
@@ -84,7 +84,7 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     async with scheduling(config):
         for workload in "WXYZ":
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "1"})
-        placed = await until_bound(client, namespace, "w", "x", "y", "z")
+        placed = await wait_until_bound(client, namespace, "w", "x", "y", "z")
         assert placed["w"] == placed["x"]
         assert placed["y"] == placed["z"]
         assert {placed["w"], placed["y"]} == {"n-a", "n-c"}
@@ -94,7 +94,7 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert target.node == placed["w"]
         has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
         assert has_affinity == (mode == "affinity")
-        note = await until_event(client, namespace, "w", "NetworkPlacement")
+        note = await wait_for_event(client, namespace, "w", "NetworkPlacement")
         assert f"on {placed['w']} as planned with its group" in note
 
 
@@ -113,10 +113,10 @@ async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as
             {"weight": 3, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
         ],
     }
-    async with scheduling(SchedulerConfig(placement="affinity"), asks=False):
+    async with scheduling(SchedulerConfig(placement="affinity"), with_extender=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b-hdd")
         await create_pod(client, namespace, "p1", group="a1", workload="P1", affinity={"nodeAffinity": own})
-        assert await until_bound(client, namespace, "p1") == {"p1": "n-b-ssd"}
+        assert await wait_until_bound(client, namespace, "p1") == {"p1": "n-b-ssd"}
     pod = await read_pod(client, namespace, "p1")
     assert pod.spec.affinity is not None
     kept = msgspec.to_builtins(pod.spec.affinity.node_affinity)
@@ -138,7 +138,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
     await create_group(client, namespace, {"A": {"B": 5}, "B": {"A": 5}}, name="cycle")
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="absent", algorithm="ReverseKahn")
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="huge", algorithm="ReverseKahn")
-    async with scheduling(config, asks=False):
+    async with scheduling(config, with_extender=False):
         await create_pod(client, namespace, "orphan", group="unknown", workload="A")
         await create_pod(client, namespace, "stranger", group="absent", workload="C")
         await create_pod(client, namespace, "lonely", group="absent", workload="A")
@@ -147,8 +147,8 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
         await create_pod(client, namespace, "huge-b", group="huge", workload="B", requests={"cpu": "64"})
         await create_pod(client, namespace, "huge-a", group="huge", workload="A")
         names = ("orphan", "stranger", "lonely", "cycle-a", "cycle-b", "huge-a")
-        await until_bound(client, namespace, *names)
-        await until_event(client, namespace, "orphan", "GateOpened")
+        await wait_until_bound(client, namespace, *names)
+        await wait_for_event(client, namespace, "orphan", "GateOpened")
     assert not (await read_pod(client, namespace, "huge-b")).is_gated
 
 
@@ -158,11 +158,11 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
     await ready_node("n-a", zone="a", region="r")
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=120, missing_workload_timeout_s=60))
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, algorithm="ReverseKahn")
-    async with scheduling(config, asks=False):
+    async with scheduling(config, with_extender=False):
         await create_pod(client, namespace, "a", group="a1", workload="A")
-        assert "workload B comes first" in await until_event(client, namespace, "a", "WaitingForGroup")
+        assert "workload B comes first" in await wait_for_event(client, namespace, "a", "WaitingForGroup")
         await create_pod(client, namespace, "b", group="a1", workload="B")
-        await until_bound(client, namespace, "a", "b")
+        await wait_until_bound(client, namespace, "a", "b")
 
 
 async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: str, ready_node: MakeNode) -> None:
@@ -191,7 +191,7 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
         await client.delete(PODS, "later", namespace=namespace, grace_period_s=0)
         return later.is_gated
 
-    await until(opted_in)  # admission sees namespaces through a cache
+    await wait_until(opted_in)  # admission sees namespaces through a cache
     out = {"netaware.io/placement": "extender"}
     opted_out = await create_pod(client, namespace, "out", group="g", workload="A", scheduler=stock, labels=out)
     assert not opted_out.is_gated
@@ -234,9 +234,9 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
         with pytest.raises(ApiError, match=r"^422 .*not here"):
             await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), DEADLINE_S)
         await create_group(client, namespace, {"A": {}})
-        async with scheduling(asks=False):
+        async with scheduling(with_extender=False):
             await create_pod(client, namespace, "a", group="a1", workload="A")
-            await until_bound(client, namespace, "a")
+            await wait_until_bound(client, namespace, "a")
     finally:
         for resource in (bindings, policies):
             await client.delete(resource, name)

@@ -20,10 +20,10 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    until,
-    until_bound,
-    until_scheduler_knows_cordoned,
-    until_unschedulable,
+    wait_until,
+    wait_until_bound,
+    wait_until_scheduler_sees_cordon,
+    wait_until_unschedulable,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds"), pytest.mark.timeout(600)]
@@ -56,7 +56,7 @@ async def until_passed(url: str, namespace: str, nodes: set[str]) -> None:
             return set((await answer.json(content_type=None))["nodenames"] or ()) == nodes
 
     async with aiohttp.ClientSession() as session:
-        await until(passed)
+        await wait_until(passed)
 
 
 async def test_the_pod_lands_with_its_dependency_then_near_it_and_else_stays_pending_and_says_why(
@@ -69,18 +69,18 @@ async def test_the_pod_lands_with_its_dependency_then_near_it_and_else_stays_pen
         await pin(client, namespace, "p2-one", "P2", "n1")
         await until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
         await create_pod(client, namespace, "with-it", group="a1", workload="P1")
-        assert await until_bound(client, namespace, "with-it") == {"with-it": "n1"}
+        assert await wait_until_bound(client, namespace, "with-it") == {"with-it": "n1"}
         await pin(client, namespace, "p3-one", "P3", "n4")
         await create_pod(client, namespace, "fill-n1", requests={"cpu": "2"}, nodeName="n1")
         await create_pod(client, namespace, "near-it", group="a1", workload="P1", requests={"cpu": "1"})
-        assert await until_bound(client, namespace, "near-it") == {"near-it": "n2"}
+        assert await wait_until_bound(client, namespace, "near-it") == {"near-it": "n2"}
         for node in ("n1", "n2"):
             await cordon(client, node)
         for node in ("n3", "n4"):
             await create_pod(client, namespace, f"fill-{node}", requests={"cpu": "2"}, nodeName=node)
-        await until_scheduler_knows_cordoned(client, namespace, "n2")
+        await wait_until_scheduler_sees_cordon(client, namespace, "n2")
         await create_pod(client, namespace, "p1", group="a1", workload="P1", requests={"cpu": "1"})
-        message = await until_unschedulable(client, namespace, "p1")
+        message = await wait_until_unschedulable(client, namespace, "p1")
     for node in ("n5", "n6", "n7", "n8"):
         expected = (
             f"Node {node} does not meet several network requirements from Workload dependencies: "
@@ -103,8 +103,8 @@ async def test_allocatable_least_fits_the_large_pods_too(
         await scheduler(extender_url=url)
         for i, cpu in enumerate((5, 5, 100, 100)):
             await create_pod(client, namespace, f"p{i}", requests={"cpu": str(cpu), "memory": f"{cpu}Mi"})
-            await until_bound(client, namespace, f"p{i}")
-    placed = await until_bound(client, namespace)
+            await wait_until_bound(client, namespace, f"p{i}")
+    placed = await wait_until_bound(client, namespace)
     assert placed == {"p0": "small", "p1": "small", "p2": "large", "p3": "large"}
 
 
@@ -119,10 +119,10 @@ async def test_seed_002s_churn_leaves_room_for_the_large_pod(
         for name, cpu, node in (("a", "10", "small"), ("b", "50", "large"), ("c", "40", "large")):
             await create_pod(client, namespace, name, requests={"cpu": cpu}, nodeName=node)
         await create_pod(client, namespace, "ten", requests={"cpu": "10"})
-        assert await until_bound(client, namespace, "ten") == {"ten": "small"}
+        assert await wait_until_bound(client, namespace, "ten") == {"ten": "small"}
         await client.delete(PODS, "c", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "fifty", requests={"cpu": "50"})
-        assert await until_bound(client, namespace, "fifty") == {"fifty": "large"}
+        assert await wait_until_bound(client, namespace, "fifty") == {"fifty": "large"}
 
 
 async def test_a_change_of_costs_brings_a_refused_pod_back(
@@ -136,9 +136,9 @@ async def test_a_change_of_costs_brings_a_refused_pod_back(
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "near")
         await cordon(client, "near")
-        await until_scheduler_knows_cordoned(client, namespace, "near")
+        await wait_until_scheduler_sees_cordon(client, namespace, "near")
         await create_pod(client, namespace, "p1", group="a1", workload="P1")
-        await until_unschedulable(client, namespace, "p1")
+        await wait_until_unschedulable(client, namespace, "p1")
         await asyncio.sleep(3)  # every retry that the refusal itself brings is over
         await set_costs(client, namespace, {}, dict.fromkeys(REGIONS, 10))
-        assert await until_bound(client, namespace, "p1") == {"p1": "far"}
+        assert await wait_until_bound(client, namespace, "p1") == {"p1": "far"}

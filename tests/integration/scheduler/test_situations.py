@@ -25,8 +25,8 @@ from tests.integration.scheduler.conftest import (
     create_group,
     create_pod,
     set_costs,
-    until,
-    until_bound,
+    wait_until,
+    wait_until_bound,
     workload_body,
 )
 from tests.support.bodies import symmetric_costs
@@ -96,7 +96,7 @@ class Stage:
             pods = await self.live()
             return len(pods) == count and all(p.spec.node_name and p.metadata.uid not in but for p in pods)
 
-        await until(placed)
+        await wait_until(placed)
 
     async def uids(self) -> frozenset[str]:
         return frozenset(pod.metadata.uid for pod in await self.live())
@@ -144,7 +144,7 @@ async def cordoned(stage: Stage) -> None:
 async def other_gates(stage: Stage) -> None:
     await stage.restart_leader(SchedulerConfig(placement=stage.config.placement, gates=HASTY))
     await stage.deploy(*CHAIN, schedulingGates=[{"name": FOREIGN_GATE}])
-    await until(lambda: stage.has_live(REPLICAS * len(CHAIN)))
+    await wait_until(lambda: stage.has_live(REPLICAS * len(CHAIN)))
     await asyncio.sleep(HASTY.max_wait_s + 1)
     for pod in await stage.live():
         assert pod.is_gated, "ours waits for theirs"
@@ -163,7 +163,7 @@ async def preempting(stage: Stage) -> None:
             await create_pod(
                 stage.client, stage.namespace, f"low-{node}-{i}", requests={"cpu": "1"}, scheduler="default-scheduler"
             )
-    await until_bound(stage.client, stage.namespace)
+    await wait_until_bound(stage.client, stage.namespace)
     await stage.deploy(*CHAIN, priorityClassName=high)
     await stage.until_placed()
 
@@ -199,7 +199,7 @@ async def devices(stage: Stage) -> None:
 
 async def leader_killed(stage: Stage) -> None:
     await stage.deploy(*CHAIN)
-    await until(lambda: _any_bound(stage))
+    await wait_until(lambda: _any_bound(stage))
     await stage.restart_leader()
     await stage.until_placed()
 

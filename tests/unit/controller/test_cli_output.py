@@ -67,14 +67,14 @@ class EmptyClient(Client):
         yield RawPage()
 
 
-class MadeUpSession(Session):
+class SnapshotSession(Session):
     """A session whose snapshot is made up."""
 
-    made_up: ClusterSnapshot
+    snapshot: ClusterSnapshot
 
     async def read_snapshot(self, *, everything: bool = False, **_: bool) -> ClusterSnapshot:
         unknown = ControlPlaneStatus(can_read_lease=False)
-        return msgspec.structs.replace(self.made_up, control_plane=unknown if everything else None)
+        return msgspec.structs.replace(self.snapshot, control_plane=unknown if everything else None)
 
 
 def make_healthy_snapshot() -> ClusterSnapshot:
@@ -126,8 +126,8 @@ async def print_command(snapshot: ClusterSnapshot, *argv: str, stream: io.String
     command, options = parse_command(*argv)
     out = Terminal() if stream is None else stream
     async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
-        session = MadeUpSession(client, None, options.namespace or None, HOME)
-        session.made_up = snapshot
+        session = SnapshotSession(client, None, options.namespace or None, HOME)
+        session.snapshot = snapshot
         answer = await command.run(session, options)
     Screen(out).print_answer(command, answer, options)
     return out.getvalue()
@@ -255,8 +255,8 @@ async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> N
 
 async def test_a_command_fails_without_its_main_objects_and_notes_other_unreadable_ones() -> None:
     async with EmptyClient(ClusterConfig("http://offline.invalid")) as client:
-        session = MadeUpSession(client, None, None, HOME, read_errors={"appgroups": "not allowed to list them"})
-        session.made_up = make_healthy_snapshot()
+        session = SnapshotSession(client, None, None, HOME, read_errors={"appgroups": "not allowed to list them"})
+        session.snapshot = make_healthy_snapshot()
         for name in ("costs", "graph"):
             command, options = parse_command(name)
             with pytest.raises(NotFoundError, match="appgroups: not allowed") if name == "graph" else nullcontext():
