@@ -17,7 +17,7 @@
 #define MAX_DELTAS 500
 
 static int is_accepted(State *state, double delta, double temperature) {
-  return delta <= 0 || (temperature > 0 && random_unit(state) < exp(-delta / temperature));
+  return delta <= 0 || random_unit(state) < exp(-delta / temperature);
 }
 
 /* Keeps the moves if all were possible and the change is accepted; returns the change of the cost. */

@@ -115,43 +115,29 @@ void calls_init(State *state) {
   }
 }
 
-static double delta_as_caller(const State *state, EdgeEnd end, int32_t from, int32_t to) {
+/* Change of the cost of an edge's calls if a replica at one end moves: of calls from two zones if it is a caller, from all zones with
+ * callers if it is a callee. */
+static double edge_delta(const State *state, EdgeEnd end, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
-  int32_t zones[2] = {zone_at(problem, from), zone_at(problem, to)};
-  int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0, gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
-  double sum = 0;
-  for (int is_target = zones[0] == zones[1]; is_target < 2; is_target++) {
-    int32_t zone = zones[is_target];
-    if (zone < 0) continue;
-    ZoneCalls calls = calls_from_zone(state, end.edge, zone);
-    if (zones[0] != zones[1]) calls.callers += is_target ? 1 : -1;
-    if (zone == zones[0]) calls.same_host_calls += lost;
-    if (zone == zones[1]) calls.same_host_calls += gained;
-    sum += cost_from_zone(problem, end.edge, zone, &calls) - state->zone_cost[end.edge * problem->zones + zone];
-  }
-  return sum;
-}
-
-static double delta_as_callee(const State *state, EdgeEnd end, int32_t from, int32_t to) {
-  const Problem *problem = state->problem;
-  int64_t caller = problem->caller[end.edge], callee = problem->callee[end.edge], zones = problem->zones;
   int64_t zone_from = zone_at(problem, from), zone_to = zone_at(problem, to);
   int64_t lost = from >= 0 ? same_host_delta(state, end, from, -1) : 0, gained = to >= 0 ? same_host_delta(state, end, to, 1) : 0;
-  int64_t before = state->n_unzoned[callee], after = before;
-  if (zone_to >= 0) after += !problem->has_zone_label[zone_to];
-  if (zone_from >= 0) after -= !problem->has_zone_label[zone_from];
+  int64_t before = state->n_unzoned[problem->callee[end.edge]], after = before;
+  if (end.is_callee && zone_to >= 0) after += !problem->has_zone_label[zone_to];
+  if (end.is_callee && zone_from >= 0) after -= !problem->has_zone_label[zone_from];
   int has_zone_hints = problem->routing[end.edge] != ROUTE_ANY && !before && !after;
   double sum = 0;
-  for (int64_t zone = 0; zone < zones; zone++) {
-    if (!state->n_in_zone[caller * zones + zone]) continue;
+  for (int64_t zone = 0; zone < problem->zones; zone++) {
+    int is_moved_zone = zone == zone_from || zone == zone_to;
+    if (!is_moved_zone && (!end.is_callee || zone_from == zone_to)) continue;
     ZoneCalls calls = calls_from_zone(state, end.edge, zone);
-    int has_own_replicas = calls.replicas && problem->has_zone_label[zone] && has_zone_hints;
-    if (zone != zone_from && zone != zone_to && (zone_from == zone_to || has_own_replicas)) continue;
-    if (zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(problem, end.edge, zone, zone_from, zone_to);
-    calls.replicas += (zone == zone_to) - (zone == zone_from);
+    int64_t *replicas = end.is_callee ? &calls.replicas : &calls.callers;
+    if (end.is_callee && !calls.callers) continue;
+    if (!is_moved_zone && calls.replicas && problem->has_zone_label[zone] && has_zone_hints) continue;
+    if (end.is_callee && zone_from != zone_to) calls.cost_to_all += cost_to_all_delta(problem, end.edge, zone, zone_from, zone_to);
+    *replicas += (zone == zone_to) - (zone == zone_from);
     calls.same_host_calls += (zone == zone_from ? lost : 0) + (zone == zone_to ? gained : 0);
     calls.n_unzoned = after;
-    sum += cost_from_zone(problem, end.edge, zone, &calls) - state->zone_cost[end.edge * zones + zone];
+    sum += cost_from_zone(problem, end.edge, zone, &calls) - state->zone_cost[end.edge * problem->zones + zone];
   }
   return sum;
 }
@@ -160,10 +146,8 @@ static double delta_as_callee(const State *state, EdgeEnd end, int32_t from, int
 double calls_delta(const State *state, int64_t workload, int32_t from, int32_t to) {
   const Problem *problem = state->problem;
   double sum = 0;
-  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++) {
-    EdgeEnd end = problem->edge_end[entry];
-    sum += end.is_callee ? delta_as_callee(state, end, from, to) : delta_as_caller(state, end, from, to);
-  }
+  for (int64_t entry = problem->edge_end_start[workload]; entry < problem->edge_end_start[workload + 1]; entry++)
+    sum += edge_delta(state, problem->edge_end[entry], from, to);
   return sum;
 }
 

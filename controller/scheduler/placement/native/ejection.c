@@ -34,9 +34,7 @@ typedef struct {
 } Ejection;
 
 static void set_ejection(Ejection *ejection, int64_t price, int32_t host, const int32_t *ejected, int size) {
-  ejection->price = price;
-  ejection->host = host;
-  ejection->size = size;
+  *ejection = (Ejection){.price = price, .host = host, .size = size};
   memcpy(ejection->ejected, ejected, (size_t)size * sizeof *ejected);
 }
 

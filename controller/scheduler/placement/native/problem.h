@@ -1,6 +1,5 @@
 /* A placement problem in flat arrays. problem.py explains the terms. "Nowhere" is host -1. */
-#ifndef NETAWARE_PROBLEM_H
-#define NETAWARE_PROBLEM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -76,5 +75,3 @@ static inline int fits(const Problem *problem, int32_t class, const int64_t *hos
     if (requests[resource] > 0 && host_free[resource] < requests[resource]) return 0;
   return 1;
 }
-
-#endif

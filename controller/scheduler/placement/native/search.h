@@ -1,6 +1,5 @@
 /* Functions that the parts of the search share: the deadline, the best host of a replica, and moves that can be undone. */
-#ifndef NETAWARE_SEARCH_H
-#define NETAWARE_SEARCH_H
+#pragma once
 
 #include <string.h>
 
@@ -53,5 +52,3 @@ void place_by_ejection(Search *search, int64_t attempts);
 
 /* annealing.c */
 void anneal_if_better(Search *search, int64_t steps, int crosses_limits);
-
-#endif

@@ -2,20 +2,14 @@
 
 #include <string.h>
 
-static void init_counts(State *state) {
+/* Counts a replica of a workload that a host gains (1) or loses (-1). */
+static void count_replica(State *state, int64_t workload, int32_t host, int step) {
   const Problem *problem = state->problem;
-  state->n_on_host = allocate(problem->workloads * problem->hosts, sizeof(int32_t));
-  state->n_in_zone = allocate(problem->workloads * problem->zones, sizeof(int64_t));
-  state->n_unzoned = allocate(problem->workloads, sizeof(int64_t));
-  state->n_all_on_host = allocate(problem->hosts, sizeof(int32_t));
-  for (int64_t workload = 0; workload < problem->workloads; workload++)
-    for (int64_t fixed = problem->fixed_start[workload]; fixed < problem->fixed_start[workload + 1]; fixed++) {
-      int32_t host = problem->fixed_host[fixed], zone = problem->zone_of[host];
-      state->n_on_host[workload * problem->hosts + host]++;
-      state->n_all_on_host[host]++;
-      state->n_in_zone[workload * problem->zones + zone]++;
-      if (!problem->has_zone_label[zone]) state->n_unzoned[workload]++;
-    }
+  int32_t zone = problem->zone_of[host];
+  state->n_on_host[workload * problem->hosts + host] += step;
+  state->n_all_on_host[host] += step;
+  state->n_in_zone[workload * problem->zones + zone] += step;
+  if (!problem->has_zone_label[zone]) state->n_unzoned[workload] += step;
 }
 
 State *state_new(const Problem *problem, uint64_t seed) {
@@ -29,7 +23,13 @@ State *state_new(const Problem *problem, uint64_t seed) {
   state->replicas_on = allocate(problem->hosts, sizeof(ReplicaList));
   state->free = allocate(problem->hosts * problem->resources, sizeof(int64_t));
   memcpy(state->free, problem->free, (size_t)(problem->hosts * problem->resources) * sizeof(int64_t));
-  init_counts(state);
+  state->n_on_host = allocate(problem->workloads * problem->hosts, sizeof(int32_t));
+  state->n_in_zone = allocate(problem->workloads * problem->zones, sizeof(int64_t));
+  state->n_unzoned = allocate(problem->workloads, sizeof(int64_t));
+  state->n_all_on_host = allocate(problem->hosts, sizeof(int32_t));
+  for (int64_t workload = 0; workload < problem->workloads; workload++)
+    for (int64_t fixed = problem->fixed_start[workload]; fixed < problem->fixed_start[workload + 1]; fixed++)
+      count_replica(state, workload, problem->fixed_host[fixed], 1);
   calls_init(state);
   rules_init(state);
   return state;
@@ -112,14 +112,10 @@ static void append(ReplicaList *list, int32_t replica) {
 /* Adds a replica to a host (1), or removes it (-1). */
 static void change_host(State *state, int32_t replica, int32_t host, int step) {
   const Problem *problem = state->problem;
-  int32_t class = problem->class_of[replica], zone = problem->zone_of[host];
-  int64_t workload = problem->workload_of[class];
+  int32_t class = problem->class_of[replica];
   for (int64_t resource = 0; resource < problem->resources; resource++)
     state->free[(int64_t)host * problem->resources + resource] -= step * requests_of(problem, class)[resource];
-  state->n_on_host[workload * problem->hosts + host] += step;
-  state->n_all_on_host[host] += step;
-  state->n_in_zone[workload * problem->zones + zone] += step;
-  if (!problem->has_zone_label[zone]) state->n_unzoned[workload] += step;
+  count_replica(state, problem->workload_of[class], host, step);
   state->n_placed += step;
   if (has_rules(problem, class)) rules_update_counts(state, class, host, step);
   ReplicaList *list = &state->replicas_on[host];

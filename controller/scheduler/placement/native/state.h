@@ -1,6 +1,5 @@
 /* A placement: the host of each replica, its cost, and the change of the cost by a move. */
-#ifndef NETAWARE_STATE_H
-#define NETAWARE_STATE_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -70,5 +69,3 @@ static inline int64_t random_below(State *state, int64_t n) { return (int64_t)((
 static inline double random_unit(State *state) { return (double)(random_bits(state) >> 11) * 0x1.0p-53; }
 
 static inline void *allocate(int64_t n, size_t size) { return calloc((size_t)(n > 0 ? n : 1), size); } /* zeroed */
-
-#endif
