@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent.bandwidth.meters import MeasuredTraffic
-from agent.bandwidth.state import LimitKey, LimitStatus, Verdict
+from agent.bandwidth.state import LimitKey, LimitStatus
 
 _LABELS = ("namespace", "pod", "direction")
 
@@ -32,7 +31,7 @@ class BandwidthMetrics:
         """The metric families of this node."""
         verdict = GaugeMetricFamily(
             "netaware_pod_bandwidth_verdict",
-            f"Always 1: verdict on the pod's bandwidth annotation ({', '.join(get_args(Verdict))}), and the device with the limit.",
+            "Always 1; the labels are the verdict on the pod's limit (docs/bandwidth.md), and the device with the limit.",
             labels=(*_LABELS, "verdict", "device"),
         )
         rate = _limit_gauge(

@@ -30,7 +30,7 @@ class UplinkMetrics:
         node_bandwidth = self._current_bandwidth()
         rate_bps = node_bandwidth.rate_bps if node_bandwidth is not None else None
         known = GaugeMetricFamily(
-            "netaware_node_bandwidth_known", "1 when the capacity is known and published, else 0.", labels=("node",)
+            "netaware_node_bandwidth_known", "1 if the capacity is known and published, else 0.", labels=("node",)
         )
         known.add_metric((self._node,), float(rate_bps is not None))
         capacity = GaugeMetricFamily(

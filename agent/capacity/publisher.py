@@ -104,12 +104,15 @@ class Publisher:
         self._planned_version = ""
         self.node_bandwidth: NodeBandwidth | None = None
         self._writes = Counter(
-            "netaware_node_bandwidth_writes", "Writes to the own node: ok, failed.", ["outcome"], registry=registry
+            "netaware_node_bandwidth_writes",
+            "Writes to the agent's node, by outcome: ok, failed.",
+            ["outcome"],
+            registry=registry,
         )
         self._competing_writer = CompetingWriter()
         self._disputed_gauge = Gauge(
             "netaware_node_bandwidth_disputed",
-            "1 while another writer keeps replacing the published capacity, and the agent backs off.",
+            "1 while another writer keeps replacing the published capacity, else 0.",
             registry=registry,
         )
         node_watch.subscribe(self._wake.set)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -24,8 +23,7 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import ProbeOutcome
 from netperf.plans import Probe
-from netperf.probers.failure import FailureReason
-from netperf.sample import PERCENTILES, QualityFlag, Sample, Test
+from netperf.sample import PERCENTILES, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -100,7 +98,7 @@ class ProbeMetrics:
     def _collect_latency(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
         latency = SummaryMetricFamily(
-            "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
+            "netaware_probe_latency_seconds", "Round trips of the newest sample, by quantile.", labels=PAIR_LABELS
         )
         for pair, sample in self._newest_samples():
             for percentile in PERCENTILES:
@@ -112,7 +110,7 @@ class ProbeMetrics:
                     latency.add_sample(latency.name, labels, value_us / 1e6)
         yield latency
         histogram = HistogramMetricFamily(
-            "netaware_probe_rtt_seconds", "Medians of runs, not single round trips.", labels=PAIR_LABELS
+            "netaware_probe_rtt_seconds", "Medians of samples, not single round trips.", labels=PAIR_LABELS
         )
         for pair, state in self._pairs.items():
             bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
@@ -124,10 +122,10 @@ class ProbeMetrics:
         is_trusted = _pair_gauge("netaware_probe_sample_trusted", "1 if the newest sample has no quality flag, else 0.")
         loss = _pair_gauge(
             "netaware_probe_loss_ratio",
-            "Lost datagrams (UDP_RR) or retransmitted segments (TCP_RR) over transactions of the newest run.",
+            "Retransmitted segments (of TCP_RR) or lost datagrams (of UDP_RR) over transactions, in the newest sample.",
         )
         datagram_loss = _pair_gauge(
-            "netaware_probe_datagram_loss_ratio", "Lost datagrams over those sent since the sample before."
+            "netaware_probe_datagram_loss_ratio", "Lost datagrams over sent datagrams, in the newest sample."
         )
         jitter = _pair_gauge(
             "netaware_probe_jitter_seconds", "Mean difference of consecutive round trips of datagrams."
@@ -148,12 +146,12 @@ class ProbeMetrics:
     def _collect_counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            f"Probe runs, and checks by datagrams alone, by outcome: {', '.join(('ok', 'over-budget', *get_args(FailureReason)))}.",
+            "Probes, by netperf or by datagrams alone, by outcome (docs/measurement.md).",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
             "netaware_probe_quality_flags",
-            f"Flagged runs, by quality flag: {', '.join(get_args(QualityFlag))}.",
+            "Flagged probes, by quality flag (docs/measurement.md).",
             labels=(*PAIR_LABELS, "test", "flag"),
         )
         for pair, state in self._pairs.items():
@@ -168,7 +166,7 @@ class ProbeMetrics:
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", probes)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals",
-            "Refused plans (missing, bad-json, bad-field, wrong-zone, past-epoch) and probes in plans.",
+            "Refused probe plans, and refused probes in plans, by reason.",
             labels=("reason",),
         )
         for reason, count in self._plans.refusal_counts.copy().items():
@@ -176,7 +174,7 @@ class ProbeMetrics:
         yield refusals
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
-            "1 if the probing passphrase cannot be used; the last good one, or none, is used instead.",
+            "1 if the probing passphrase cannot be used, else 0.",
             float(self._is_secret_refused()),
         )
 

@@ -85,7 +85,7 @@ class ResultsWriter:
         self._refusal_by_key: dict[str, _Refusal] = {}
         self._writes = Counter(
             "netaware_probe_results_writes",
-            "Writes of results: ok, too-large, refused, failed.",
+            "Writes of results, by outcome: ok, too-large, refused, failed.",
             ["outcome"],
             registry=registry,
         )

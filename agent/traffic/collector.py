@@ -131,7 +131,7 @@ class TrafficCollector:
             yield _make_byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
-            "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
+            "Always 1; workload of an address of this node that answers calls. Join it with netaware_traffic_bytes_total on `server`.",
             labels=("server", *_SERVER_LABELS),
         )
         for address, workload in self.edges.responding_workloads():
@@ -145,12 +145,12 @@ class TrafficCollector:
         """The metric families of connection tracking itself."""
         yield GaugeMetricFamily(
             "netaware_traffic_counting",
-            "1 when the kernel counts bytes of connections that begin now, else 0.",
+            "1 if the kernel counts bytes of new connections, else 0.",
             value=float(bool(self.state.has_accounting)),
         )
         yield GaugeMetricFamily(
             "netaware_traffic_uncounted_connections",
-            "Live connections of pods without byte counters, because they began before accounting was enabled.",
+            "Live connections of pods that began before the kernel counted bytes.",
             value=self.edges.uncounted_connections,
         )
         untracked = CounterMetricFamily(
@@ -164,7 +164,7 @@ class TrafficCollector:
         yield untracked
         yield CounterMetricFamily(
             "netaware_traffic_lost_messages",
-            "Times that the kernel dropped events of ended connections.",
+            "Number of times that the kernel dropped events of ended connections.",
             value=self.overflows,
         )
         yield GaugeMetricFamily(
@@ -175,8 +175,8 @@ class TrafficCollector:
 def _make_byte_counters(zone: str, read_at_s: float, totals: Iterable[EdgeBytes]) -> Metric:
     family = CounterMetricFamily(
         "netaware_traffic_bytes",
-        "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
-        " every public address, an empty server all edges beyond the 2,000 of a node. With the time at which they were read.",
+        "Bytes, with IP headers, between a workload's pods on this node and an address that they call. The server `outside` is"
+        " every public address, an empty server all edges beyond the 2,000 of a node.",
         labels=(*_CLIENT_LABELS, "server", "port", "direction"),
     )
     for edge, request, response in totals:

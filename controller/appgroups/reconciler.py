@@ -191,11 +191,13 @@ class AppGroupMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Metrics of all groups."""
         pods = GaugeMetricFamily(
-            "netaware_appgroup_pods", "Pods of a group: wanted, running, placed.", labels=["appgroup", "state"]
+            "netaware_appgroup_pods",
+            "Pods of a group, by state: wanted, running, placed.",
+            labels=["appgroup", "state"],
         )
         dependencies = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
-            "Dependencies of a group: met, violated, unknown, idle (one end has no placed pod).",
+            "Dependencies of a group, by verdict: met, violated, unknown, idle (one end has no placed pod).",
             labels=["appgroup", "verdict"],
         )
         faults = GaugeMetricFamily(

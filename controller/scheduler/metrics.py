@@ -24,7 +24,7 @@ class ExtenderMetrics:
         )
         self.decisions = Counter(
             "netaware_extender_decisions",
-            "Answers: planned; by NetworkOverhead passed, refused-some, scored; neutral (all nodes score equally); error.",
+            "Answers, by result: planned; passed, refused-some, scored (by NetworkOverhead); neutral (all nodes score equally); error.",
             ["verb", "result"],
             registry=registry,
         )
@@ -40,7 +40,7 @@ class GateMetrics:
     """Metrics of gates and plans."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.gated_pods = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)
+        self.gated_pods = Gauge("netaware_gated_pods", "Pods that wait at our scheduling gate.", registry=registry)
         self.gate_wait = Histogram(
             "netaware_gate_wait_seconds",
             "Time from a pod's creation to the opening of its gate.",
@@ -49,7 +49,7 @@ class GateMetrics:
         )
         self.releases = Counter(
             "netaware_gate_releases",
-            "Gates opened: turn, no-group, no-workload, waited (maxWaitS is over), unplaced (no place in the plan).",
+            "Opened gates, by cause: turn, no-group, no-workload, waited (maxWaitS is over), unplaced (the plan has no node).",
             ["cause"],
             registry=registry,
         )
@@ -61,7 +61,7 @@ class GateMetrics:
         )
         self.placed_pods = Counter(
             "netaware_placed_pods",
-            "Placed pods of AppGroups: as-planned, planned-zone, elsewhere; without a plan by-rule.",
+            "Placed pods of AppGroups, by result: as-planned, planned-zone, elsewhere, by-rule (without a plan).",
             ["result"],
             registry=registry,
         )

@@ -27,7 +27,8 @@ def test_rules_query_exported_or_recorded_metrics() -> None:
 def test_alerts_have_a_severity_annotations_and_a_runbook_section() -> None:
     _, *sections = re.split(r"^## ", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
     runbook = {
-        section.partition("\n")[0]: re.findall(r"^- \*\*(\w+):\*\* \S", section, re.MULTILINE) for section in sections
+        section.partition("\n")[0]: re.findall(r"^- \*\*(\w+):\*\*(?: |\n  - )\S", section, re.MULTILINE)
+        for section in sections
     }
     assert runbook == {rule["alert"]: ["Means", "Look", "Do"] for rule in ALERTS}
     for rule in ALERTS:
