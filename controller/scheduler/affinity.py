@@ -53,10 +53,7 @@ class ZoneScores(msgspec.Struct, frozen=True):
 def score_zones(score_table: ScoreTable, locations: Sequence[Location], with_nodes: Sequence[int]) -> ZoneScores:
     """Reduce the scores of locations to zones; of a zone in several regions, the best location counts.
 
-    Args:
-        score_table: the pod's scores; a neutral table refuses no zone and prefers no zone.
-        locations: all locations, in the order of `ScoreTable.by_location`.
-        with_nodes: indexes of locations that have nodes.
+    A neutral table refuses no zone and prefers no zone. ``with_nodes`` are the indexes of locations that have nodes.
     """
     if score_table.neutral_reason:
         return ZoneScores()
@@ -78,13 +75,7 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], with_nod
 def narrow_node_affinity(
     pod: Pod, added_requirement: MatchExpression | None, preferred: Sequence[PreferredTerm]
 ) -> NodeAffinity:
-    """The node affinity to give to a gated pod: the user's, with a requirement in each required term, and with preferred terms of ours.
-
-    Args:
-        pod: the current pod.
-        added_requirement: from `zone_requirement`.
-        preferred: from `preferred_terms`.
-    """
+    """The node affinity to give to a gated pod: the user's, with a requirement in each required term, and with preferred terms of ours."""
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
@@ -106,11 +97,8 @@ def _narrow_term(term: NodeSelectorTerm, added_requirement: MatchExpression) -> 
 def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
     """The requirement that excludes the zones that the filter refuses; None if the filter refuses no zone.
 
-    If no location passes, nodes without a zone are not excluded, because one expression cannot exclude these and all zones.
-
-    Args:
-        zones: from `score_zones`.
-        target: target of the plan, whose zone is the only allowed zone; None without a plan.
+    With a plan, the zone of its target is the only allowed zone. If no location passes, nodes without a zone are not excluded, because
+    one expression cannot exclude these and all zones.
     """
     if target is not None and target.zone:
         return MatchExpression(ZONE_LABEL, "In", [target.zone])
@@ -156,14 +144,9 @@ def _has_requirements(term: NodeSelectorTerm) -> bool:
 
 
 def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
-    """Preferred terms for the planned host, its zone, and other zones by score.
+    """Preferred terms for the planned host, its zone, and other zones by score. Without the host's hostname label, only zones are preferred.
 
     The host is named by its label, never by ``matchFields``, because Karpenter makes no node for a pod with ``matchFields``.
-
-    Args:
-        zones: from `score_zones`.
-        target: target of the plan; None without a plan.
-        hostname: hostname label of the target's node; empty if unknown, in which case only the zone is preferred.
     """
     terms: list[PreferredTerm] = []
     if target is not None and hostname:

@@ -11,6 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -36,31 +37,24 @@ class DefaultSchedulerModel:
     """Scores hosts for a pod.
 
     Args:
-        hosts: every node, sorted by name; `add_pod` and `add_requests` add pods.
+        hosts: every node, sorted by name.
+        used: node -> requests of the pods on it; `add_pod` adds pods.
     """
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    def __init__(self, hosts: Sequence[Host], used: Mapping[str, Amounts] = {}) -> None:
         self._hosts = hosts
         self._host_index = {host.name: index for index, host in enumerate(hosts)}
-        self._allocatable = np.array(
-            [[host.allocatable.get(r, 0) for r in DEFAULT_REQUESTS] for host in hosts], np.int64
-        ).reshape(-1, 2)
-        self._requested, self._scored_requests = np.zeros_like(self._allocatable), np.zeros_like(self._allocatable)
+        self._allocatable = np.array([_array_of(host.allocatable) for host in hosts], np.int64).reshape(-1, 2)
+        requested = [_array_of(used.get(host.name, {})) for host in hosts]
+        self._requested = np.array(requested, np.int64).reshape(-1, 2)
+        self._scored_requests = self._requested.copy()
         self._domains: dict[str, Ints] = {}
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
         """Add a pod to a host."""
-        requests = _array_of(pod.requests)
-        self._add(node, requests, _with_defaults(requests))
-
-    def add_requests(self, node: str, amounts: Mapping[str, int]) -> None:
-        """Add pods to a host by their total requests."""
-        self._add(node, _array_of(amounts), _array_of(amounts))
-
-    def _add(self, node: str, requests: Ints, scored_requests: Ints) -> None:
-        host = self._host_index[node]
-        for totals, added in ((self._requested, requests), (self._scored_requests, scored_requests)):
+        host, requests = self._host_index[node], _array_of(pod.requests)
+        for totals, added in ((self._requested, requests), (self._scored_requests, _with_defaults(requests))):
             totals[host] = np.clip(totals[host] + added, -MAX_AMOUNT, MAX_AMOUNT)
 
     def scores(
@@ -214,9 +208,7 @@ def simulate_scheduling(
         volume_selectors: pod key -> node selectors of its volumes.
     """
     all_hosts = [hosts[name] for name in sorted(hosts)]
-    model, free = DefaultSchedulerModel(all_hosts), _FreeResources(all_hosts, used)
-    for host in all_hosts:
-        model.add_requests(host.name, used.get(host.name, {}))
+    model, free = DefaultSchedulerModel(all_hosts, used), _FreeResources(all_hosts, used)
     allowed: dict[tuple[Constraints, str], Bools] = {}
     pods_by_workload: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
@@ -241,10 +233,8 @@ def simulate_scheduling(
 
 def _allowed_hosts(pod: PodInfo, volume_selectors: Sequence[NodeSelector], hosts: Sequence[Host]) -> Bools:
     """[host] whether node constraints and volumes allow a pod there."""
-    constraints = pod.constraints
-    reasons = (
-        constraints.unmet_constraint(h.name, h.labels, h.taints, volume_selectors=volume_selectors) for h in hosts
-    )
+    unmet = partial(pod.constraints.unmet_constraint, volume_selectors=volume_selectors)
+    reasons = (unmet(host.name, host.labels, host.taints) for host in hosts)
     return np.array([not reason for reason in reasons], np.bool_)
 
 
@@ -265,9 +255,8 @@ def _scale_to_100(amounts: Ints, is_feasible: Bools) -> Ints:
 
 
 def _count_untolerated(host: Host, spec: PodSpec) -> int:
-    return sum(
-        first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.prefer_no_schedule_taints
-    )
+    taints = host.prefer_no_schedule_taints
+    return sum(first_untolerated_taint((taint,), spec.tolerations) is not None for taint in taints)
 
 
 def _matching(selector: Selector | None, pods: Iterable[PodInfo]) -> list[PodInfo]:

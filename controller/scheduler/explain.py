@@ -18,16 +18,10 @@ from controller.scheduler.state import State
 from kubekit.text import join_first
 
 MAX_PEERS_SHOWN = 5
-
-
 Direction = Literal["depends-on", "depended-on-by"]
 
 
-class _JsonStruct(msgspec.Struct, frozen=True, rename="camel"):
-    """Base of the output of ``-o json``: names in camelCase."""
-
-
-class Peer(_JsonStruct, frozen=True):
+class Peer(msgspec.Struct, frozen=True, rename="camel"):
     """A workload that the pod depends on, or that depends on the pod.
 
     Attributes:
@@ -43,7 +37,7 @@ class Peer(_JsonStruct, frozen=True):
     pods_by_zone: Mapping[str, int]
 
 
-class PeerCost(_JsonStruct, frozen=True):
+class PeerCost(msgspec.Struct, frozen=True, rename="camel"):
     """A peer seen from a candidate; the attributes are those of `NodeScore`, of this peer alone."""
 
     cost: int
@@ -52,7 +46,7 @@ class PeerCost(_JsonStruct, frozen=True):
     unknown: int
 
 
-class Candidate(_JsonStruct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, rename="camel"):
     """Nodes with equal scores: one node with pods of peers, or all other nodes of a location.
 
     Attributes:
@@ -87,7 +81,7 @@ class Candidate(_JsonStruct, frozen=True):
         return self.passes and sum(self.ineligible.values()) < self.nodes
 
 
-class Explanation(_JsonStruct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """Scores of a pod on every candidate, and the reason for its node.
 
     Attributes:

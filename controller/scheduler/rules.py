@@ -82,14 +82,9 @@ def score_locations(
     location_index: Mapping[str, int],
     costs: CostTable,
 ) -> ScoreTable:
-    """Score every location for one pod.
+    """Score every location for one pod; the filter counts only the dependencies, and there are no dependents in upstream parity.
 
-    Args:
-        dependencies: workloads that the pod depends on; they count in the filter and in the score.
-        dependents: workloads that depend on the pod; they count only in the score. Empty in upstream parity.
-        locations: all locations, `controller.cluster.costs.NO_LOCATION` included if a node may be there.
-        location_index: node name -> index in ``locations``.
-        costs: costs between locations.
+    ``locations`` contains `controller.cluster.costs.NO_LOCATION` if a node may be there; ``location_index`` is node -> its index.
     """
     tables = [_score_by_dependency(peer, locations, location_index, costs.check_limit) for peer in dependencies]
     tables += [_score_by_dependent(peer, locations, location_index, costs) for peer in dependents]
@@ -99,14 +94,8 @@ def score_locations(
     for table in tables:
         for node, score in table.by_node.items():
             index = location_index[node]
-            satisfied, violated, cost, unknown = by_node.get(node) or by_location[index]
-            replaced = table.by_location[index]
-            by_node[node] = NodeScore(
-                satisfied + score.satisfied - replaced.satisfied,
-                violated + score.violated - replaced.violated,
-                cost + score.cost - replaced.cost,
-                unknown + score.unknown - replaced.unknown,
-            )
+            values = zip(by_node.get(node) or by_location[index], score, table.by_location[index], strict=True)
+            by_node[node] = NodeScore(*(total + own - replaced for total, own, replaced in values))
     return ScoreTable("", by_location or [NodeScore()] * len(locations), by_node)
 
 
@@ -172,12 +161,11 @@ def _score_by_dependent(
     peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable
 ) -> ScoreTable:
     """The scores by one dependent: only the costs of calls from its pods."""
-    table = _score_by_dependency(
-        peer._replace(routing=Routing.ANY),
-        locations,
-        location_index,
-        lambda candidate, caller, max_cost: costs.check_limit(caller, candidate, max_cost),
-    )
+
+    def check_limit(candidate: Location, caller: Location, max_cost: int) -> tuple[LimitCheck, int]:
+        return costs.check_limit(caller, candidate, max_cost)
+
+    table = _score_by_dependency(peer._replace(routing=Routing.ANY), locations, location_index, check_limit)
     by_location = [NodeScore(0, 0, score.cost, score.unknown) for score in table.by_location]
     by_node = {node: NodeScore(0, 0, score.cost, score.unknown) for node, score in table.by_node.items()}
     return ScoreTable("", by_location, by_node)
@@ -192,10 +180,8 @@ def normalise_cost(cost: int, low: int, high: int) -> int:
 
 def failed_filter_message(node: str, node_score: NodeScore) -> str:
     """Why the filter refuses a node, in upstream's words."""
-    return (
-        f"Node {node} does not meet several network requirements from Workload dependencies: "
-        f"Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
-    )
+    counts = f"Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
+    return f"Node {node} does not meet several network requirements from Workload dependencies: {counts}"
 
 
 def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
@@ -203,11 +189,8 @@ def raw_allocatable_score(allocatable: Mapping[str, int], args: AllocatableArgs)
 
     The score depends on the size of a node, not on its free resources. An absent resource counts as 0.
     """
-    sign = -1 if args.mode == "Least" else 1
-    total = weights = 0
-    for resource in args.resources:
-        total += sign * allocatable.get(resource.name, 0) * resource.weight
-        weights += resource.weight
+    sign, weights = -1 if args.mode == "Least" else 1, sum(resource.weight for resource in args.resources)
+    total = sum(sign * allocatable.get(resource.name, 0) * resource.weight for resource in args.resources)
     # Division in Go truncates toward zero, in Python it floors.
     return total // weights if total >= 0 else -(-total // weights)
 

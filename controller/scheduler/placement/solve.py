@@ -28,13 +28,10 @@ _DESCENTS_PER_ZONE = 4
 
 
 def solve(problem: Problem, hints: Ints | None = None, *, seed: int = 0, deadline_s: float = 60.0) -> Ints:
-    """The best placement found: [replica] host, -1 for a replica without a place.
+    """The best placement found within ``deadline_s`` seconds: [replica] host, -1 for a replica without a place.
 
-    Args:
-        problem: the problem.
-        hints: [replica] host of the previous plan, or -1; the hints are kept unless a better placement is found.
-        seed: the same problem, hints and seed give the same placement, unless the deadline cuts the search short.
-        deadline_s: time after which the search ends, seconds.
+    Hints are [replica] host of the previous plan, or -1; they are kept unless a better placement is found. The same problem, hints and
+    seed give the same placement, unless the deadline cuts the search short.
     """
     replicas = len(problem.class_of)
     if not replicas or not len(problem.free):
