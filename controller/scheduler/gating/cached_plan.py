@@ -17,7 +17,7 @@ from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
 
 MIN_UNPLACED_S = 5.0
-"""A plan with unplaced pods is made again after this time at the earliest, if resources were freed meanwhile."""
+"""A plan with pods that are unplaced or wait for a rollout is made again after this time at the earliest, if resources were freed."""
 
 
 class CachedPlan(NamedTuple):
@@ -25,10 +25,10 @@ class CachedPlan(NamedTuple):
 
     Attributes:
         plan: the plan.
-        inputs: from `PlanInputs.cache_key`; equal inputs give an equal plan.
+        inputs: its `PlanInputs.cache_key`; the plan is outdated once the key has changed.
         freed_count: `ReservationCache.freed_count` before the plan was made.
         made_at: time at which it was complete, monotonic seconds.
-        took_s: how long its computation took.
+        took_s: time from the start of its computation until then, also while it awaited the planning process.
         preempts_below: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 
@@ -46,8 +46,8 @@ class PlanCheck(msgspec.Struct, frozen=True):
     Attributes:
         uncounted: see `find_uncounted`.
         is_feasible: whether `is_followed`, and the uncounted pods fit on their nodes beside other groups' reservations once a rollout has
-            removed the pods that it replaces.
-        awaiting_rollout: keys of gated pods whose nodes are full until then.
+            removed the pods that it replaces, and the scheduler has preempted what it may.
+        awaiting_rollout: keys of gated pods whose nodes are full until the rollout has removed these pods.
     """
 
     uncounted: Sequence[tuple[Pod, str]]
@@ -89,7 +89,7 @@ def check_plan(
 def _gated_in_excess(
     node: str, pods: Sequence[Pod], group: str, reservations: ReservationCache, preemptible: Amounts
 ) -> Iterator[str]:
-    """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
+    """Keys of gated pods that do not fit on a node now. Released pods have precedence, then older pods."""
     total = {name: -value for name, value in preemptible.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, *age_order(p))):
         requests = reservations.requests_with_ports_of(pod)
@@ -100,7 +100,7 @@ def _gated_in_excess(
 
 
 def age_order(pod: Pod) -> tuple[str, str]:
-    """Sort key: older pods first."""
+    """Sort key: older pods first, then by key."""
     return pod.metadata.creation_timestamp or "", pod.metadata.key
 
 
@@ -117,7 +117,7 @@ def find_uncounted(plan: Plan, pods: Sequence[Pod], reservations: ReservationCac
 
 
 def is_followed(plan: Plan, pods: Sequence[Pod], reservations: ReservationCache) -> bool:
-    """Whether every planned pod may still get its node: no pod is bound to another node, was released for another node, or was refused."""
+    """Whether every planned pod may still get its node: no pod is bound to another node, was released for another node, or was refused its node."""
     refused = reservations.refused_nodes_by_pod(pods)
     for pod in pods:
         key = pod.metadata.key

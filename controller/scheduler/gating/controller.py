@@ -26,7 +26,7 @@ from controller.scheduler.explain import explain
 from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.pod_events import WAITING_REASON, WaitingEvents
+from controller.scheduler.gating.pod_events import WAITING_EVENT_REASON, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, may_delete_pods
 from controller.scheduler.gating.release import ReleaseInputs, decide_releases, seconds_until_complete
 from controller.scheduler.gating.retries import UnschedulablePods
@@ -45,26 +45,26 @@ DEBOUNCE_S = 0.1
 """Costs, nodes and workloads change in bursts: such changes wake groups with waiting pods at most once in this time."""
 WORKERS = 4
 CHECK_RIGHT_INTERVAL_S = 60.0
-"""The component that allows the deletion of pending pods may be added or removed while this replica leads."""
+"""Time between checks whether pending pods may be deleted: the component that allows it may be added or removed at any time."""
 
 
 class GatingController:
     """Opens gates by the groups' plans, and requeues or replaces pods that found no node.
 
     Args:
-        client: fenced by the leadership.
+        client: writes to pods, fenced by the leadership.
         cache: the manager's stores.
         config: the section ``scheduler``.
-        recorder: for events on pods.
-        registry: for metrics.
+        recorder: records events on pods.
+        registry: registers the metrics.
         notify: called with a group's key when its condition Planned changes.
-        prices: of bytes between zones, for groups whose plans weigh money.
+        prices: prices of bytes between zones, for groups whose plans weigh money.
 
     Attributes:
+        metrics: metrics of gates and plans.
         state, node_cache, volumes: indexes of the cluster.
-        inputs, plans: the inputs of plans, and the plans of all groups.
         pods_of: returns the pods of a group by its key.
-        metrics: of gates and plans.
+        inputs, plans: the inputs of plans, and the plans of all groups.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class GatingController:
         return self._declared_replicas.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """The conditions Planned and, if no pod waits, RoutedNear and Balanced, which else stay unchanged."""
+        """The condition Planned, if the group had a plan, and RoutedNear and Balanced, if no pod waits; the others stay unchanged."""
         planned = self.plans.planned_condition(group)
         conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
@@ -190,7 +190,7 @@ class GatingController:
                 self.plans.reservations.record_refusal(new, target.node)
 
     def _report_placement(self, pod: Pod) -> None:
-        """Record an event on a pod that was bound, with the reason for its node."""
+        """Record an event on a pod that was bound, with the reason for its node, and count whether the node is the planned one."""
         target = target_of(pod)
         if not calls_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
             return
@@ -232,6 +232,7 @@ class GatingController:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
+        """Open gates, report waits, and handle unschedulable pods; returns seconds until the next check, None to wait for a change."""
         pods, now = self.pods_of(group), time.time()
         if not any(pod.is_waiting for pod in pods):
             self.plans.drop_plan(group, pods)
@@ -245,9 +246,9 @@ class GatingController:
         await self._updater.open_gates(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._wake(group)
-        due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision.wait_reasons, now)
+        due_events, events_due_in_s = self._waiting_events.pop_due(pods, decision, now)
         for pod, note in due_events:
-            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING_REASON, note)
+            self._recorder.record_normal(reference_to(PODS, pod.metadata), WAITING_EVENT_REASON, note)
         actions, actions_due_in_s = self._unschedulable_pods.choose_actions(pods, plan_state.plan, self.state, now)
         await self._updater.execute_actions(actions)
         if actions:

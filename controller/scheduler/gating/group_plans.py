@@ -15,8 +15,9 @@ import msgspec
 
 from controller.cluster.crds import AppGroup
 from controller.cluster.pods import Pod, Target
+from controller.cluster.resource_requests import Amounts
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S, CachedPlan, check_plan, find_uncounted
+from controller.scheduler.gating.cached_plan import MIN_UNPLACED_S, CachedPlan, PlanCheck, check_plan, find_uncounted
 from controller.scheduler.gating.planner_time import MAX_SEARCH_S, MIN_SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ReleaseInputs
 from controller.scheduler.gating.replacements import ExpectedReplacement, ExpectedReplacements
@@ -39,25 +40,25 @@ PLANNED = "Planned"
 MAX_PODS = 10_000
 """A group with more existing and declared pods is not planned."""
 PAUSE_RATIO = 3.0
-"""Pause after a plan of a group, as a multiple of the plan's time, so that a group that changes all the time leaves time to others."""
+"""Pause of a group after its plan, as a multiple of the plan's time, so that a group that changes all the time leaves time to others."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
-"""Exponential back-off of a group whose planning failed."""
+"""Shortest and longest exponential back-off of a group whose planning failed."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
-"""Estimated time of a plan per replica and per dependency."""
+"""Estimated time of a plan per replica and per dependency, seconds."""
 AGING_RATIO = 0.01
-"""Seconds of planner time that a group gains on others for each second in the queue, so that smaller groups of its namespace delay a
+"""Priority that a group gains for each second in the queue, in seconds of planner time, so that smaller groups of its namespace delay a
 large group for a bounded time."""
 MAX_NAMES_SHOWN = 3
-"""Unplaced pods that the condition names."""
+"""Unplaced pods that the condition Planned names."""
 PODS_PER_STEP = 1000
-"""Pods whose requests are computed without a pause for the event loop."""
+"""Pods whose requests are computed between yields to the event loop."""
 
 
 class PlanState(msgspec.Struct, frozen=True):
     """A group's plan.
 
     Attributes:
-        plan: None if plans are off, the group cannot be planned, or no valid plan is made yet.
+        plan: None if plans are off, the group does not exist or cannot be planned, or no valid plan is made yet.
         is_pending: whether a new plan is being made; until then only the targets of ``plan`` count.
         awaiting_rollout: see `PlanCheck`.
     """
@@ -84,14 +85,14 @@ class GroupPlans:
         inputs: the cluster.
         pods_of: returns a group's pods by its key.
         config: the section ``scheduler.gates``.
-        metrics: of gates and plans.
+        metrics: receives the duration of plans.
         solve: makes a plan in another process; raises `PlanningError`.
-        wake: called with a group's key when it has a new plan, or cannot be planned.
+        wake: called with a group's key when it has a new plan or cannot be planned, or when another plan may use its reservations.
         notify: called with a group's key when its condition Planned changes.
         clock: monotonic seconds.
 
     Attributes:
-        reservations: of all groups.
+        reservations: the reservations of all groups.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class GroupPlans:
         self._cached_plans: dict[str, CachedPlan] = {}
         self._requested_at: dict[str, float] = {}
         self._failures: dict[str, tuple[float, int]] = {}
-        """Group -> time of its last failed plan, and how many failed in a row."""
+        """Group -> time of its last failed plan, and how many failed in a row; such a group has no cached plan."""
         self._planned_conditions: dict[str, Condition] = {}
         self._expected_replacements = ExpectedReplacements()
         self._rollout_waits = RolloutWaits(self.reservations, config, clock)
@@ -135,42 +136,50 @@ class GroupPlans:
         return self._planner_time.used_s(app_group.metadata.namespace) + plan_s - AGING_RATIO * waited_s
 
     def get_or_request(self, group: str, pods: Sequence[Pod]) -> PlanState:
-        """The valid plan of a group; without one, a new plan is requested."""
+        """The current plan of a group. If it has none, requests one, and returns the outdated plan if that is still feasible."""
         if group not in self._state.groups:
             self.drop_plan(group, pods)
             return PlanState()
         cached = self._cached_plans.get(group)
         if cached is None:
-            return self._request_plan(group)
-        now = self._clock()
+            return PlanState(is_pending=self._request_plan(group))
         self._record_progress(group, cached.plan, pods)
-        outgoing = self._inputs.outgoing_requests(pods)
-        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
-        check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
         self._drop_expired_replacements()
-        has_freed = cached.freed_count != self.reservations.freed_count
-        may_improve = has_freed and bool(cached.plan.unplaced or check.awaiting_rollout)
-        is_stale = may_improve and now - cached.made_at > MIN_UNPLACED_S
-        is_current = not is_stale and cached.inputs == self._inputs.cache_key(group, pods)
-        if (
-            is_current
-            and check.is_feasible
-            and self._rollout_waits.end_overlong_wait(group, cached, pods, check.awaiting_rollout, outgoing)
-        ):
-            check = check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
+        outgoing = self._inputs.outgoing_requests(pods)
+        check = self._check_cached(group, cached, pods, outgoing)
+        is_current = check.is_feasible and self._is_current(group, cached, pods, check)
+        if is_current:
+            has_refused = self._rollout_waits.refuse_nodes_after_overlong_wait(
+                group, cached, pods, check.awaiting_rollout, outgoing
+            )
+            if has_refused:
+                check = self._check_cached(group, cached, pods, outgoing)
         if is_current and check.is_feasible:
             self.reservations.reserve(group, check.uncounted, outgoing)
             return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
-        requested = self._request_plan(group)
-        is_usable = check.is_feasible and requested.is_pending
-        return PlanState(cached.plan if is_usable else None, requested.is_pending, check.awaiting_rollout)
+        is_pending = self._request_plan(group)
+        return PlanState(cached.plan if check.is_feasible else None, is_pending, check.awaiting_rollout)
 
-    def _request_plan(self, group: str) -> PlanState:
-        """Queue the group for a new plan, after its pause; a group whose planning failed backs off."""
+    def _check_cached(
+        self, group: str, cached: CachedPlan, pods: Sequence[Pod], outgoing: Mapping[str, Amounts]
+    ) -> PlanCheck:
+        preemptible = self._inputs.preemptible_requests(pods, cached.preempts_below)
+        return check_plan(cached.plan, group, pods, self.reservations, outgoing, preemptible=preemptible)
+
+    def _is_current(self, group: str, cached: CachedPlan, pods: Sequence[Pod], check: PlanCheck) -> bool:
+        """Whether a new plan would be no better: the inputs are the same, and no resources were freed that could serve pods without a node."""
+        has_freed_resources = cached.freed_count != self.reservations.freed_count
+        lacks_nodes = bool(cached.plan.unplaced or check.awaiting_rollout)
+        if has_freed_resources and lacks_nodes and self._clock() - cached.made_at > MIN_UNPLACED_S:
+            return False
+        return cached.inputs == self._inputs.cache_key(group, pods)
+
+    def _request_plan(self, group: str) -> bool:
+        """Queue the group for a new plan, after its pause; returns False while a group whose planning failed backs off."""
         now = self._clock()
         failed_at, failures = self._failures.get(group, (0.0, 0))
         if failures and now < failed_at + backoff_delay_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
-            return PlanState()
+            return False
         cached = self._cached_plans.get(group)
         pause_s = cached.made_at + PAUSE_RATIO * cached.took_s - now if cached is not None else 0.0
         self._requested_at.setdefault(group, now)
@@ -178,10 +187,10 @@ class GroupPlans:
             self._queue.add_after(group, pause_s)
         else:
             self._queue.add(group)
-        return PlanState(is_pending=True)
+        return True
 
     def drop_plan(self, group: str, pods: Sequence[Pod]) -> None:
-        """Drop the plan of a group that is gone or has no waiting pods; bound pods keep reservations until their nodes count them."""
+        """Drop the plan of a group that is gone or has no waiting pods; bound pods keep reservations until the node cache includes them."""
         self._cached_plans.pop(group, None)
         self._failures.pop(group, None)
         self._rollout_waits.forget_group(group)
@@ -199,20 +208,21 @@ class GroupPlans:
         return frozenset((*self._cached_plans, *self.reservations.groups()))
 
     def planned_condition(self, group: str) -> Condition | None:
-        """The condition Planned of the group; None before its first plan."""
+        """The condition Planned of the group; None before its first plan or failure."""
         return self._planned_conditions.get(group)
 
     async def make_plan(self, group: str) -> None:
-        """Make a group's plan now, if the group has waiting pods."""
+        """Make and cache a group's plan, and report it or its failure; does nothing if the group has no waiting pods."""
         self._requested_at.pop(group, None)
-        app_group, pods = self._state.groups.get(group), self._pods_of(group)
+        app_group = self._state.groups.get(group)
+        pods = self._pods_of(group)
         if app_group is None:
             self._planned_conditions.pop(group, None)
         if app_group is None or not any(pod.is_waiting for pod in pods):
             return
         replicas, omitted_replicas = self._inputs.replicas_to_plan(group, pods)
-        namespace = group.partition("/")[0]
-        began, freed_count = self._clock(), self.reservations.freed_count
+        began = self._clock()
+        freed_count = self.reservations.freed_count
         previous = self._cached_plans.get(group)
         self._record_progress(group, previous.plan if previous is not None else None, pods)
         try:
@@ -222,9 +232,9 @@ class GroupPlans:
             snapshot = self._build_snapshot(group, pods)
             with self._metrics.plan_duration.time():
                 plan, preempts_below = await self._plan_with_preemption(group, snapshot)
-                plan = await self._rollout_waits.solve_without_waits(
-                    group, snapshot, plan, self._inputs.outgoing_requests(self._pods_of(group)), self._solve
-                )
+                # Pods may have changed during each await, so they are looked up again.
+                outgoing = self._inputs.outgoing_requests(self._pods_of(group))
+                plan = await self._rollout_waits.solve_without_waits(group, snapshot, plan, outgoing, self._solve)
         except PlanningError as error:
             self._record_failure(group, app_group, error)
         else:
@@ -235,11 +245,11 @@ class GroupPlans:
                 # The plan may use resources that were reserved for these groups.
                 for other in self.reservations.yielding_groups:
                     self._wake(other)
-        self._planner_time.record(namespace, self._clock() - began)
+        self._planner_time.record(app_group.metadata.namespace, self._clock() - began)
         self._wake(group)
 
     async def _cache_plan(self, group: str, cached: CachedPlan) -> None:
-        """Cache a new plan, and reserve its resources."""
+        """Cache a new plan, and reserve its resources for the group's present pods."""
         self._failures.pop(group, None)
         self._cached_plans[group] = cached
         # The requests of thousands of pods would block the event loop, so they are computed and cached in steps.
@@ -292,17 +302,17 @@ class GroupPlans:
         duration_s: float,
         requests: Mapping[str, int] = {},
     ) -> None:
-        """Reserve a node for the replacement of an evicted pod, which the group's next plan places there.
+        """Reserve a node for the replacement of an evicted pod, where the group's next plan places it, if possible.
 
-        The reservation bridges the time until the replacement exists: a StatefulSet creates it after the evicted pod is gone. ``workload``
-        is a selector; none of the pods with ``existing_keys`` is the replacement; ``requests`` are those of the evicted pod.
+        The reservation bridges the time until the replacement exists: a StatefulSet creates it after the evicted pod is gone. It ends after
+        ``duration_s``. ``workload`` and the other arguments are described at `ExpectedReplacement`.
         """
         expires_at = self._clock() + duration_s
         expected = ExpectedReplacement(workload, target, frozenset(existing_keys), expires_at, dict(requests))
         self._expected_replacements.add(group, expected)
 
     def _drop_expired_replacements(self) -> None:
-        self.reservations.ended_count += self._expected_replacements.drop_expired(self._clock())
+        self.reservations.record_ended(self._expected_replacements.drop_expired(self._clock()))
 
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[Pod]) -> None:
         has_started = any(pod.is_bound for pod in pods)
@@ -316,7 +326,8 @@ class GroupPlans:
         self._expected_replacements.add_targets(previous, group, pods)
         reserved = self.reservations.reserved_by_others(group)
         self._expected_replacements.add_requests_of_others(reserved, group, self._pods_of)
-        snapshot, refused = self._inputs.snapshot(group, pods), self.reservations.refused_nodes_by_pod(pods)
+        refused = self.reservations.refused_nodes_by_pod(pods)
+        snapshot = self._inputs.snapshot(group, pods)
         return msgspec.structs.replace(snapshot, previous_targets=previous, reserved=reserved, refused_hosts=refused)
 
     def _record_failure(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
@@ -325,7 +336,7 @@ class GroupPlans:
         self._cached_plans.pop(group, None)
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
-        log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
+        log.log_change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=error)
         message = f"{error}; its pods are placed by NetworkOverhead's rule"
         self._set_condition(app_group, error.reason, message)
 

@@ -26,11 +26,12 @@ from kubekit.wire import PODS, Object, parse_time
 log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
+"""The command line adds this to ``gates.maxWaitS``."""
 CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
-"""Time between checks, and between failed patches of a pod."""
+"""Time between checks, and longest time between failed patches of a pod."""
 UNINSTALL_CHECK_INTERVAL_S = 0.2
-"""Time between checks while every gate is to be opened."""
-PENDING_PODS = "spec.nodeName=,status.phase=Pending"
+"""Time between checks with ``--all``, while there are gates."""
+_PENDING_FIELD_SELECTOR = "spec.nodeName=,status.phase=Pending"
 _CONCURRENT_WRITES = 16
 
 
@@ -62,7 +63,7 @@ class GateOpener:
 
     def __init__(self, client: Client, *, max_wait_s: float | None, clock: Callable[[], float] = time.time) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
-        self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=PENDING_PODS)
+        self.pods: Reflector[Pod] = Reflector(client, PODS, Pod, field_selector=_PENDING_FIELD_SELECTOR)
         self._other_gates_opened_at: dict[str, float] = {}
         self._failures: dict[str, tuple[int, float]] = {}
         """Pod key -> number of failed patches, and the time before which the pod is not patched again."""

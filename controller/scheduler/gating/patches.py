@@ -1,4 +1,4 @@
-"""Builds patches that open a pod's gate, or requeue the pod in the scheduler. Pure.
+"""Builds patches that open a pod's gate, or requeue the pod in the scheduler, by the pod's placement mode. Pure.
 
 Strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
 """
@@ -45,10 +45,11 @@ def build_release_patch(
     may_require_zones: bool = True,
     keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """The patch that opens the gate, and adds the target annotation and in affinity mode the node affinity.
+    """The patch that opens the gate, and adds the target annotation and in affinity mode the node affinity, except to daemon pods.
 
     ``hostname`` is the hostname label of the target's node; for ``may_require_zones`` see `UnschedulablePods.may_require_zones`. With
     ``keep_user_affinity`` no terms are added, because the plan has no node for the pod, and an autoscaler reads its affinity.
+    `NARROWED_ANNOTATION` has the required terms that are added.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
     annotations = _encode_target(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MAX_SEARCH_S = 3.0
-"""Longest search for a namespace that has used no planner time lately."""
+"""Longest search for a namespace that has used no planner time lately, if no other group waits."""
 MAX_CONTENDED_SEARCH_S = 1.0
 """Longest search while other groups wait."""
 MIN_SEARCH_S = 0.5
@@ -13,7 +13,7 @@ MIN_SEARCH_S = 0.5
 HALF_LIFE_S = 60.0
 """Used planner time counts half after this time."""
 FORGET_AFTER_S = 600.0
-"""Used planner time does not count after this time."""
+"""A namespace that has used no planner time for this long is forgotten."""
 
 
 class PlannerTime:
@@ -36,6 +36,6 @@ class PlannerTime:
         self._used[namespace] = (self.used_s(namespace) + seconds, now)
 
     def search_limit_s(self, namespace: str, *, others_wait: bool) -> float:
-        """The longest search for the namespace's next plan."""
+        """The longest search for the namespace's next plan: less planner time if it has used much, or if other groups wait."""
         limit_s = MAX_CONTENDED_SEARCH_S if others_wait else MAX_SEARCH_S
         return max(min(MAX_SEARCH_S - self.used_s(namespace), limit_s), MIN_SEARCH_S)

@@ -1,4 +1,4 @@
-"""Opens the gates of pods, and requeues or replaces pods that found no node."""
+"""Writes to pods: opens their gates, and requeues or replaces pods that found no node."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _ACCESS_REVIEWS = Resource(
 RELEASE_EVENT_NOTES = {
     "no-group": "gate opened without an order: AppGroup {group} was not created in time",
     "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
-    "waited": "gate opened out of order: it was held for {wait:.0f} s, as long as any pod may be",
+    "waited": "gate opened out of order: the pod waited for {max_wait:g} s (scheduler.gates.maxWaitS)",
     "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
 }
-"""Cause of a release -> note of its event. The cause ``turn`` needs no event."""
+"""Cause of a release -> note of its event, a template. The cause ``turn`` needs no event."""
 
 
 class _AccessReview(Wire, frozen=True):
@@ -102,10 +102,10 @@ class PodUpdater:
         self._config, self._metrics, self._recorder = config, metrics, recorder
 
     async def open_gates(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
-        """Open the gates of these pods with the targets of the plan; a failure does not stop the other writes.
+        """Open the gates of these pods, which get the targets of the plan; a failure does not stop the other writes.
 
         Raises:
-            ApiError: the first failure.
+            KubekitError: the first failure.
         """
         await gather_in_batches([self._open_gate(group, release, plan) for release in releases])
 
@@ -138,19 +138,20 @@ class PodUpdater:
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
     def _report_release(self, group: str, release: Release) -> None:
-        pod, waited_s = release.pod, release.pod.age_s(time.time())
+        pod = release.pod
         self._metrics.releases.labels(release.cause).inc()
-        self._metrics.gate_wait.observe(waited_s)
-        note = RELEASE_EVENT_NOTES.get(release.cause)
-        if note is not None:
-            note = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
+        self._metrics.gate_wait.observe(pod.age_s(time.time()))
+        template = RELEASE_EVENT_NOTES.get(release.cause)
+        if template is not None:
+            workload, max_wait_s = pod.workload or "(no label)", self._config.gates.max_wait_s
+            note = template.format(group=group, workload=workload, max_wait=max_wait_s)
             self._recorder.record_warning(reference_to(PODS, pod.metadata), "GateOpened", note)
 
     async def execute_actions(self, actions: Iterable[Action]) -> None:
         """Requeue, replace or report unschedulable pods.
 
         Raises:
-            ApiError: the first failure.
+            KubekitError: the first failure.
         """
         await gather_in_batches([self._execute_action(action) for action in actions])
 
@@ -183,7 +184,8 @@ class PodUpdater:
     async def _delete(self, pod: Pod) -> Literal["deleted", "changed", "forbidden"]:
         """Delete a pending pod, so that its owner creates another pod.
 
-        Returns ``changed`` if the pod has changed (for example was bound), is gone, or the API server is overloaded.
+        Returns ``forbidden`` if we may not delete it; ``changed`` if it has changed (for example was bound) or is gone, or the API server
+        is overloaded.
         """
         metadata, key = pod.metadata, pod.metadata.key
         try:

@@ -27,10 +27,9 @@ CAUSES_WITHOUT_PLAN: frozenset[ReleaseCause] = frozenset({"no-group", "no-worklo
 CREATION_PAUSE_S = 0.5
 """After this time without a new pod, no more pods of a group are expected."""
 MIN_CHECK_INTERVAL_S = 0.05
-"""Checks that are due sooner are made together."""
+"""The next check is made after this time at the earliest, so that several are made together."""
 ROLLOUT_STEP_S = 20.0
 """Time in which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
-PLAN_PENDING_REASON = "the plan of its group is being made"
 
 
 class PodDecision(NamedTuple):
@@ -47,7 +46,7 @@ class ReleaseInputs(msgspec.Struct, frozen=True):
         pods: of the group, also finished pods.
         positions: workload selector -> position in the topological order; None if the AppGroup does not exist.
         declared_replicas: workload selector -> number of declared pods; without workloads for which it is unknown.
-        num_members: of the AppGroup.
+        num_members: spec.numMembers of the AppGroup; 0 if it does not exist.
         first_seen_at, other_gates_opened_at: see `GroupPods`.
         is_plan_pending: whether pods without a node in ``placed`` wait for a new plan.
         placed, unplaced: keys of pods for which the plan has a node, and of pods for which it has none.
@@ -77,18 +76,20 @@ class ReleaseDecision(msgspec.Struct, frozen=True):
     """The pods to release now, and the pods that wait.
 
     Attributes:
-        releases: in the order of their workloads.
-        wait_reasons: by key of the waiting pod.
+        releases: in topological order of their workloads.
+        wait_reasons: key of each waiting pod -> the reason for its wait.
+        awaiting_plan: keys of those that would be released if their group's plan were not pending.
         next_check_s: seconds until the next check; None to wait for a change.
     """
 
     releases: tuple[Release, ...] = ()
     wait_reasons: Mapping[str, str] = {}
+    awaiting_plan: frozenset[str] = frozenset()
     next_check_s: float | None = None
 
 
 def decide_releases(inputs: ReleaseInputs, now: float, config: GatesConfig) -> ReleaseDecision:
-    """Decide which gates of a group to open; ``now`` is the wall clock, seconds since 1970."""
+    """Decide which gates of a group to open; ``now`` is the wall clock, unix seconds."""
     return _ReleaseDecider(inputs, now, config).decide()
 
 
@@ -106,7 +107,7 @@ def seconds_until_complete(inputs: ReleaseInputs, now: float) -> float:
 
 
 class _Blocker(NamedTuple):
-    """The position of the first workload that delays later workloads, and the reason; the default delays none."""
+    """The position of the first workload that delays later workloads, and the reason; by default no workload does."""
 
     position: float = math.inf
     reason: str = ""
@@ -135,7 +136,7 @@ class _ReleaseDecider:
         self._first_without_pods = self._find_blocker(self._no_pods_reason)
 
     def _find_blocker(self, reason_of: Callable[[str], str]) -> _Blocker:
-        """The first workload for which the function returns a reason."""
+        """The first workload for which ``reason_of`` returns a reason."""
         in_order = sorted(self._positions.items(), key=lambda entry: entry[1])
         blockers = (_Blocker(position, reason_of(selector)) for selector, position in in_order)
         return next((blocker for blocker in blockers if blocker.reason), _Blocker())
@@ -159,15 +160,16 @@ class _ReleaseDecider:
         next_check_s = max(min(self._checks_in_s), MIN_CHECK_INTERVAL_S) if wait_reasons and self._checks_in_s else None
         awaiting_plan = self._keys_awaiting_plan(releases)
         released = tuple(release for release in releases if release.pod.metadata.key not in awaiting_plan)
-        return ReleaseDecision(released, wait_reasons | dict.fromkeys(awaiting_plan, PLAN_PENDING_REASON), next_check_s)
+        wait_reasons |= dict.fromkeys(awaiting_plan, "the plan of its group is being made")
+        return ReleaseDecision(released, wait_reasons, awaiting_plan, next_check_s)
 
-    def _keys_awaiting_plan(self, releases: Sequence[Release]) -> set[str]:
+    def _keys_awaiting_plan(self, releases: Sequence[Release]) -> frozenset[str]:
         """Keys of the releases that wait for a pending plan, and of the other pods of their PodGroups."""
         if not self._inputs.is_plan_pending:
-            return set()
+            return frozenset()
         keys = {r.pod.metadata.key for r in releases if r.cause not in CAUSES_WITHOUT_PLAN} - self._inputs.placed
         pod_groups = {r.pod.pod_group for r in releases if r.pod.metadata.key in keys} - {""}
-        return keys | {r.pod.metadata.key for r in releases if r.pod.pod_group in pod_groups}
+        return frozenset(keys | {r.pod.metadata.key for r in releases if r.pod.pod_group in pod_groups})
 
     @staticmethod
     def _causes_by_pod_group(
@@ -175,8 +177,8 @@ class _ReleaseDecider:
     ) -> dict[str, ReleaseCause | None]:
         """PodGroup -> cause of the release of all its pods; None if they wait.
 
-        kube-scheduler binds no pod of a PodGroup before it has all of them. So the first pod that is released releases all, unless a pod
-        of the PodGroup has another gate.
+        kube-scheduler binds no pod of a PodGroup before it has all of them. So the first pod that is released releases all. If a pod of the
+        PodGroup has another gate, only `CAUSES_WITHOUT_PLAN` do so.
         """
         with_other_gates = {pod.pod_group for pod in pods if pod.other_gates}
         causes: dict[str, ReleaseCause | None] = {}
@@ -242,17 +244,17 @@ class _ReleaseDecider:
         return f"workload {selector} comes first, and {missing} of its pods are missing" if missing > 0 else ""
 
     def _no_pods_reason(self, selector: str) -> str:
-        """One pod is expected if the number of replicas is unknown and the workload has no finished pods."""
+        """A workload without pods is waited for if its number of replicas is unknown and it has no finished pods."""
         is_declared = selector in self._inputs.declared_replicas
         if is_declared or selector in self._workloads_with_finished or self._active_by_workload.get(selector):
             return ""
         return f"workload {selector} comes first, and its pods do not exist yet"
 
     def _delays_later_workloads(self, pod: Pod) -> bool:
-        """Whether later workloads wait for an unbound pod.
+        """Whether later workloads wait for an unbound pod; if for a limited time, its end is a time of the next check.
 
         They wait for ``missingWorkloadTimeoutS`` if the scheduler found no node for the pod; not at all if the plan has no node either,
-        or if the pod's affinity may require a later pod.
+        if the pod's affinity may require a later pod, if another gate holds the pod, or if the pod waits for a rollout.
         """
         if pod.other_gates or pod.metadata.key in self._inputs.awaiting_rollout:
             return False

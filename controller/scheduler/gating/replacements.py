@@ -1,4 +1,4 @@
-"""Nodes that are reserved for the replacements of evicted pods until the replacements exist."""
+"""Nodes that are reserved for the replacements of evicted pods, until these exist or the reservation expires."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
     """A pod that is going to replace an evicted one.
 
     Attributes:
-        workload: its selector.
+        workload: selector of its workload.
         target: the node that is reserved for it.
-        existing_keys: of the group's pods at the eviction, none of which is the replacement.
+        existing_keys: keys of the workload's pods at the eviction, none of which is the replacement.
         expires_at: end of the reservation, monotonic seconds.
-        requests: of the evicted pod.
+        requests: requests of the evicted pod.
     """
 
     workload: str
@@ -71,7 +71,7 @@ class ExpectedReplacements:
                     add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
     def add_targets(self, targets: dict[str, Target], group: str, pods: Sequence[Pod]) -> None:
-        """Add to pod key -> target the reserved nodes of the group's replacements that exist."""
+        """Add to pod key -> target the reserved node of each of the group's replacements that exists, waits and has no target yet."""
         for expected in self._by_group.get(group, ()):
             replacements = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
             key = next((key for key in replacements if key not in targets), None)

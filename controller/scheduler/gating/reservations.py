@@ -1,6 +1,6 @@
-"""Resources that plans have reserved on nodes, and nodes that the scheduler refused, for all groups.
+"""Resources that plans have reserved on nodes, and nodes that the scheduler refused or that stayed full, for all groups.
 
-Plans do not use a refused node again for pods of the same owner until the node has changed.
+Plans do not use a refused node again for pods of the same owner until the node has changed or its usage has fallen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """A refused pod's key, and the node at that time with its usage by bound pods and by other pods' reservations."""
+    """A refused pod's key, and the node at that time, None if it was unknown, with its usage by bound pods and by other pods' reservations."""
 
     key: str
     host: Host | None
@@ -35,12 +35,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class ReservationCache:
-    """Reservations by group and node, and refused nodes by owner of pods.
-
-    Attributes:
-        node_cache: the nodes, and their usage by bound pods.
-        ended_count: number of reservations that have ended, also of `ExpectedReplacements`.
-    """
+    """Reservations by group and node, and refused nodes by owner of pods; ``node_cache`` has the nodes, and their usage by bound pods."""
 
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
@@ -55,7 +50,7 @@ class ReservationCache:
         self._yielding_groups: set[str] = set()
         self._refusals_by_owner: dict[str, dict[str, _Refusal]] = {}
         """Owner -> node -> refusal."""
-        self.ended_count = 0
+        self._ended_count = 0
         self._requests_by_pod: dict[str, tuple[str, Amounts]] = {}
         """Pod key -> resourceVersion, and its requests."""
 
@@ -68,12 +63,9 @@ class ReservationCache:
         return cached[1]
 
     def reserve(self, group: str, pods: Iterable[tuple[Pod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
-        """Replace a group's reservations.
+        """Replace a group's reservations by those of ``pods``, which the usage of their nodes does not include yet, each with its node.
 
-        Args:
-            group: key of the AppGroup.
-            pods: the pods that the usage of their nodes does not include yet, each with its node.
-            outgoing: node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
+        ``outgoing`` is node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
         self._outgoing_by_group[group] = outgoing
         old_nodes = self._nodes_by_group.pop(group, {})
@@ -105,10 +97,14 @@ class ReservationCache:
         if node is not None:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], is_gated=False)
 
+    def record_ended(self, count: int) -> None:
+        """Count reservations that have ended elsewhere: those of `ExpectedReplacements`."""
+        self._ended_count += count
+
     def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
         """Record whether any pod of a group is bound, and whether its plan has a node for each of its pods.
 
-        Started groups may use the reservations of groups that have not started and have no complete plan.
+        Started groups may use the reservations of gated pods of groups that have not started and have no complete plan.
         """
         self._started_groups.discard(group)
         self._yielding_groups.discard(group)
@@ -125,10 +121,10 @@ class ReservationCache:
     @property
     def freed_count(self) -> int:
         """How often resources became free: a bound pod is gone, or a reservation has ended."""
-        return self.node_cache.freed_count + self.ended_count
+        return self.node_cache.freed_count + self._ended_count
 
     def _end_reservation(self, key: str, node: str) -> None:
-        self.ended_count += 1
+        self._ended_count += 1
         reservations = self._by_node.get(node, {})
         reservations.pop(key, None)
         if not reservations:
@@ -139,7 +135,10 @@ class ReservationCache:
         return {node: amounts for node in self._by_node if (amounts := self.reserved_by_others_on(group, node))}
 
     def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
-        """Sum of the other groups' reservations on a node, for all of their pods or only for pods whose gates are open."""
+        """Sum of the other groups' reservations on a node that do not yield to this group, for all pods or only for pods with open gates.
+
+        Reservations for all pods are reduced by the requests that a rollout of their group is about to free there.
+        """
         amounts_by_group: dict[str, Amounts] = {}
         for key, reservation in self._by_node.get(node, {}).items():
             if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
@@ -153,7 +152,7 @@ class ReservationCache:
         return total
 
     def fits(self, group: str, node: str, requests: Amounts, *, released_only: bool = False) -> bool:
-        """Whether requests of the group fit on a node beside its pods and `reserved_by_others_on`."""
+        """Whether requests of the group fit on a node beside its pods and `reserved_by_others_on`; False for an unknown node."""
         host = self.node_cache.hosts.get(node)
         if host is None:
             return False
@@ -164,8 +163,9 @@ class ReservationCache:
         return reservation.is_gated and group in self._started_groups and reservation.group in self._yielding_groups
 
     def record_refusal(self, pod: Pod, node: str) -> None:
-        """Record that the scheduler refused a node for a pod: plans avoid it for pods of that owner until it changes or its usage falls."""
-        refusals, key = self._refusals_by_owner.setdefault(owner_key(pod), {}), pod.metadata.key
+        """Record that plans avoid a node for pods of this pod's owner, until the node changes or its usage falls."""
+        key = pod.metadata.key
+        refusals = self._refusals_by_owner.setdefault(owner_key(pod), {})
         refusals.pop(node, None)
         refusals[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
         if len(refusals) > _MAX_REFUSALS:
@@ -174,7 +174,7 @@ class ReservationCache:
             self._refusals_by_owner.pop(next(iter(self._refusals_by_owner)))
 
     def refused_nodes_by_pod(self, pods: Iterable[Pod]) -> dict[str, frozenset[str]]:
-        """Pod key -> nodes that were refused for a pod of its owner and have not changed since."""
+        """Pod key -> nodes that were refused for a pod of its owner, and have neither changed nor freed resources since."""
         if not self._refusals_by_owner:
             return {}
         by_owner: dict[str, frozenset[str]] = {}
@@ -196,7 +196,7 @@ class ReservationCache:
         return usage
 
     def _drop_outdated_refusals(self, owner: str) -> frozenset[str]:
-        """Drop an owner's refusals on nodes that have changed since; returns the other refused nodes."""
+        """Drop an owner's refusals on nodes that have changed or freed resources since; returns the other refused nodes."""
         refusals = self._refusals_by_owner.get(owner, {})
         current = {node: refusal for node, refusal in refusals.items() if not self._has_changed(node, refusal)}
         if current:

@@ -1,4 +1,4 @@
-"""Decides whether pods for which the scheduler found no node are requeued or replaced.
+"""Decides whether pods for which the scheduler found no node are requeued, replaced or reported.
 
 kube-scheduler does not watch AppGroups and NetworkTopologies: a pod that an extender refused waits for an event of nodes or pods,
 or for five minutes. A change of the pod itself requeues the pod at once, so we annotate it. In affinity mode the placement is fixed in
@@ -25,9 +25,10 @@ from kubekit.waiting import backoff_delay_s
 REFUSAL_TEXT = "Workload dependencies"
 """Part of every reason for which the extender refuses a node."""
 MIN_RETRY_S, _MAX_RETRY_S, _RETRIES_WITHOUT_BACKOFF = 1.0, 60.0, 8
-"""Time between retries of a pod; after the first retries it grows exponentially."""
+"""Shortest and longest time between retries of a pod, and number of retries before the time grows exponentially."""
 REPLACE_AFTER_S, _MAX_REPLACE_S = 10.0, 600.0
-"""A pod with fixed affinity is replaced after this time without a node; the time doubles with each replaced pod of its owner."""
+"""A pod with fixed affinity is replaced after this time without a node; between replacements of one owner's pods the time doubles up to the
+second value."""
 _MAX_REPLACED_OWNERS, _MAX_UNMET_OWNERS = 1000, 10_000
 """Owners of replaced pods, and owners of pods with unmet terms, that are remembered."""
 
@@ -48,7 +49,7 @@ class PodReplacement(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A pod with fixed affinity that a person must delete, because we cannot, and the note of its event."""
+    """A pod with fixed affinity that only a person may delete, and the note of its event, which names the reason."""
 
     pod: Pod
     note: str
@@ -69,8 +70,9 @@ class _History(msgspec.Struct):
 
     Attributes:
         found_at: when the pod was first seen without a node, wall clock.
-        answer_hash: of the filter's answer at the last retry or, for a fixed affinity, at the first check.
-        last_retry_at, retries: time of the last retry, and number of retries.
+        answer_hash: hash of the filter's answer at the last retry or, for a fixed affinity, at the first check; None before.
+        last_retry_at: wall clock of the last retry; minus infinity before the first.
+        retries: number of retries.
         is_reported: whether a `Report` was made.
         is_forbidden: whether the API server forbade its deletion.
     """
@@ -87,14 +89,14 @@ class UnschedulablePods:
     """Chooses actions for pods for which the scheduler found no node, by their histories and their owners' histories.
 
     Attributes:
-        may_delete: whether the controller may delete pods.
+        may_delete: whether the controller may delete pods; set by `GatingController`.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._histories: dict[str, _History] = {}
         self._replacements: dict[str, tuple[float, int]] = {}
-        """Owner -> time of the last replacement, and number of replacements."""
+        """Owner -> wall clock of the last replacement, and number of replacements."""
         self._owners_with_unmet_terms: dict[str, None] = {}
         """A set in the order of insertion."""
         self.may_delete = True

@@ -1,12 +1,14 @@
 """Limits the wait of pods whose planned nodes are full until a rollout removes the pods that they replace.
 
-A plan assumes that the rollout is complete; until then the replaced pods occupy their nodes.
+A plan assumes that the rollout is complete; until then the replaced pods occupy their nodes. A node is full for a pod if the pod's
+requests or host ports do not fit beside the node's pods and other groups' released pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,20 +27,28 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan; the second argument limits the search in seconds."""
 MAX_WAIT_SHARE = 0.75
-"""Longest wait for a rollout, as a share of ``maxWaitS``."""
+"""Longest wait of a pod for a rollout, as a share of ``maxWaitS``, after which the gate is opened regardless of the plan."""
+MAX_PLAN_AGE_SHARE = 0.5
+"""Longest age of a plan for which pods wait while the rollout makes progress, as a share of ``maxWaitS``."""
 MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
 
 
+class _FailedAttempt(NamedTuple):
+    """Keys of waiting pods for which no better plan was found, and the nodes that were full at that time, by owner of pods."""
+
+    waiting_keys: list[str]
+    full_nodes_by_owner: dict[str, frozenset[str]]
+
+
 class RolloutWaits:
-    """Remembers since when pods wait for rollouts, by a monotonic clock, and limits their waits."""
+    """Remembers since when pods wait for rollouts, by a monotonic clock, and limits their waits. ``config`` is ``scheduler.gates``."""
 
     def __init__(self, reservations: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._reservations, self._config, self._clock = reservations, config, clock
         self._waiting_since: dict[str, dict[str, float]] = {}
         """Group -> pod key -> start of its wait."""
-        self._failed_attempts: dict[str, tuple[list[str], dict[str, frozenset[str]]]] = {}
-        """Group -> keys of waiting pods for which no better plan was found, and the full nodes at that time by owner."""
+        self._failed_attempts: dict[str, _FailedAttempt] = {}
 
     def forget_group(self, group: str) -> None:
         """Forget the waits of a group that has no waiting pods any more."""
@@ -48,7 +58,7 @@ class RolloutWaits:
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
-        """An about equally good plan in which fewer pods wait; the given plan, which was made from the snapshot, if none is found.
+        """Search a plan, about as good, in which fewer pods wait for a rollout; returns ``plan``, which was made from the snapshot, if none is found.
 
         The first search keeps all waiting pods off full nodes, the second only the oldest. ``outgoing`` is node -> requests of pods that a
         rollout is about to replace there.
@@ -61,19 +71,20 @@ class RolloutWaits:
         if not waiting:
             return plan
         full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
-        attempt = [pod.metadata.key for pod in waiting], full_nodes
+        attempt = _FailedAttempt([pod.metadata.key for pod in waiting], full_nodes)
         if self._failed_attempts.get(group) == attempt:
             return plan
-        oldest = waiting[:1]
-        for moved_pods in [waiting] if waiting == oldest else [waiting, oldest]:
-            refused = dict(snapshot.refused_hosts)
+        searches = [waiting] if len(waiting) == 1 else [waiting, waiting[:1]]
+        for moved_pods in searches:
+            refused_nodes = dict(snapshot.refused_hosts)
             for pod in moved_pods:
-                refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full_nodes[owner_key(pod)]
-            restricted = msgspec.structs.replace(snapshot, refused_hosts=refused, previous_targets=plan.targets)
+                key = pod.metadata.key
+                refused_nodes[key] = refused_nodes.get(key, frozenset()) | full_nodes[owner_key(pod)]
+            restricted = msgspec.structs.replace(snapshot, refused_hosts=refused_nodes, previous_targets=plan.targets)
             try:
                 other_plan = await solve(restricted, MIN_SEARCH_S)
             except PlanningError:
-                return plan
+                return plan  # This is no result of the search, so the next plan tries again.
             is_worse = (len(other_plan.unplaced), other_plan.violations) > (len(plan.unplaced), plan.violations)
             has_same_zones = _locations(other_plan) == _locations(plan)
             if not is_worse and (has_same_zones or other_plan.latency_us <= MAX_SLOWDOWN * plan.latency_us):
@@ -84,7 +95,7 @@ class RolloutWaits:
     async def _full_nodes_by_owner(
         self, group: str, waiting: Iterable[Pod], nodes: Iterable[str]
     ) -> dict[str, frozenset[str]]:
-        """Owner of pods -> the nodes on which a pod of that owner does not fit now."""
+        """Owner of pods -> the nodes that are full for a pod of that owner."""
         full_nodes: dict[str, frozenset[str]] = {}
         for pod in waiting:
             if owner_key(pod) not in full_nodes:
@@ -92,7 +103,7 @@ class RolloutWaits:
                 full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, nodes))
         return full_nodes
 
-    def end_overlong_wait(
+    def refuse_nodes_after_overlong_wait(
         self,
         group: str,
         cached: CachedPlan,
@@ -100,29 +111,31 @@ class RolloutWaits:
         awaiting_rollout: Collection[str],
         outgoing: Iterable[str],
     ) -> bool:
-        """End the wait of the oldest waiting pod if it takes too long; returns whether it was ended, so that a new plan is needed.
+        """Record full nodes as refused for the oldest waiting pod if it waits too long; returns whether it does.
 
-        Full nodes, also its planned node, are recorded as refused; the rollout continues when the pod has started elsewhere. A wait takes
-        too long if the rollout makes no progress, or if the pod's gate is about to open regardless of the plan.
+        Its planned node is among them, so a new plan is needed; the rollout continues when the pod has started elsewhere. The limits are
+        `MAX_WAIT_SHARE` for the pod; for its plan `MAX_PLAN_AGE_SHARE`, or `ROLLOUT_STEP_S` if the rollout makes no progress.
         """
-        now, before = self._clock(), self._waiting_since.get(group, {})
+        now = self._clock()
+        before = self._waiting_since.get(group, {})
         waiting_since = self._waiting_since[group] = {key: before.get(key, now) for key in awaiting_rollout}
         oldest = min((pod for pod in pods if pod.metadata.key in awaiting_rollout), key=age_order, default=None)
         if oldest is None:
             return False
-        key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
+        key = oldest.metadata.key
+        assigned_node = self._reservations.node_cache.assigned_node
         # Pods that start or terminate show that the rollout makes progress.
         is_progressing = any(not p.is_active or not p.is_ready for p in pods if assigned_node(p.metadata.key))
-        max_plan_age_s = self._config.max_wait_s / 2 if is_progressing else ROLLOUT_STEP_S
-        plan_age_s, waited_s = now - cached.made_at, now - waiting_since[key]
-        if plan_age_s < max_plan_age_s and waited_s < MAX_WAIT_SHARE * self._config.max_wait_s:
+        max_plan_age_s = MAX_PLAN_AGE_SHARE * self._config.max_wait_s if is_progressing else ROLLOUT_STEP_S
+        is_wait_over = now - waiting_since[key] >= MAX_WAIT_SHARE * self._config.max_wait_s
+        if now - cached.made_at < max_plan_age_s and not is_wait_over:
             return False
         for node in self._full_nodes(group, oldest, {*outgoing, cached.plan.targets[key].node}):
             self._reservations.record_refusal(oldest, node)
         return True
 
     def _full_nodes(self, group: str, pod: Pod, nodes: Iterable[str]) -> list[str]:
-        """The nodes on which a pod does not fit now."""
+        """The nodes that are full for a pod."""
         requests = self._reservations.requests_with_ports_of(pod)
         return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]
 
