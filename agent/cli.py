@@ -7,7 +7,7 @@ import msgspec
 from agent.capacity.instances import find_firmware_instance_type
 from agent.capacity.link_reader import LinkReader
 from agent.capacity.node_bandwidth import choose_bandwidth
-from agent.capacity.rules import find_capacity, pick_uplinks
+from agent.capacity.rules import find_capacity
 from agent.config import AgentConfig
 from agent.node import OwnNode
 from kubekit.client import Client
@@ -30,9 +30,6 @@ async def show_capacity(config: AgentConfig) -> None:
     node_bandwidth = choose_bandwidth(
         node, config, find_capacity(snapshot), None, find_firmware_instance_type(snapshot.machine)
     )
-    uplinks = pick_uplinks(snapshot)
-    used_indexes = dict.fromkeys(index for indexes in uplinks.used_by_family.values() for index in indexes)
-    name_by_index = {link.index: link.name for link in snapshot.links}
     document = {
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
@@ -42,8 +39,6 @@ async def show_capacity(config: AgentConfig) -> None:
         "source": node_bandwidth.source,
         "explanation": node_bandwidth.explanation,
         "warnings": list(node_bandwidth.warnings),
-        "uplinks": [name_by_index.get(index, str(index)) for index in used_indexes],
-        "standby": [name_by_index.get(index, str(index)) for index in uplinks.standby],
         "devices": list(node_bandwidth.counted_devices),
         "links": [msgspec.to_builtins(link) for link in snapshot.links],
     }

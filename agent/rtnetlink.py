@@ -81,11 +81,11 @@ async def dump(
         message_type: of the request, RTM_GET*.
         parse: parses one message.
     """
-    for _ in range(_MAX_DUMP_ATTEMPTS - 1):
+    results, is_interrupted, attempts = list[T](), True, 0
+    while is_interrupted and attempts < _MAX_DUMP_ATTEMPTS:
+        attempts += 1
         results, is_interrupted = await _dump_once(netlink, request(), message_type, parse)
-        if not is_interrupted:
-            return results
-    return (await _dump_once(netlink, request(), message_type, parse))[0]
+    return results
 
 
 async def _dump_once(

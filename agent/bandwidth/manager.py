@@ -158,7 +158,7 @@ class BandwidthManager:
             if (self._meters.excess_by_key, disputes) != (self._reported_excesses, self._reported_disputes):
                 self._report_statuses()
             else:
-                self._metrics.traffic_by_key = self._meters.traffic_by_key
+                self._metrics.meter_by_key = self._meters.meter_by_key
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class BandwidthManager:
             )
             for status in self._plan.statuses
         )
-        self._metrics.statuses, self._metrics.traffic_by_key = statuses, self._meters.traffic_by_key
+        self._metrics.statuses, self._metrics.meter_by_key = statuses, self._meters.meter_by_key
         for status in statuses:
             self._report_change(status, self._last_statuses.get(status.key))
         # A pod that temporarily cannot be located keeps its reported status.

@@ -45,22 +45,12 @@ class TcCounters(NamedTuple):
     redirected_bytes: Mapping[int, int]
 
 
-class MeasuredTraffic(msgspec.Struct):
+class TrafficMeter(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
     Attributes:
         bytes_per_s: measured rate; None before the second reading.
         excess: description of the latest excess; empty if it is older than `EXCESS_SHOWN_S`.
-    """
-
-    bytes_per_s: float | None = None
-    excess: str = ""
-
-
-class _Meter(msgspec.Struct):
-    """One direction of one pod between readings.
-
-    Attributes:
         wanted_bytes_per_s: the annotation's limit.
         read_at_s: time of the latest reading.
         device_counters: the latest counters of the pod's own device.
@@ -82,19 +72,20 @@ class _Meter(msgspec.Struct):
     mean_start_s: float = 0.0
     mean_start_bytes: int = 0
     exceeded_at_s: float | None = None
+    bytes_per_s: float | None = None
+    excess: str = ""
 
 
 class TrafficMeters:
     """Measured traffic of the limited pods of a node.
 
     Attributes:
-        traffic_by_key: measured traffic.
+        meter_by_key: the limits that were read last.
         excess_by_key: descriptions of current excesses.
     """
 
     def __init__(self) -> None:
-        self._meters: dict[LimitKey, _Meter] = {}
-        self.traffic_by_key: dict[LimitKey, MeasuredTraffic] = {}
+        self.meter_by_key: dict[LimitKey, TrafficMeter] = {}
         self.excess_by_key: dict[LimitKey, str] = {}
 
     def find_busy_devices(
@@ -103,7 +94,7 @@ class TrafficMeters:
         """Find the pods that sent so much that counters of bucket and filter are needed; returns indexes of their host devices."""
         busy_indexes: set[int] = set()
         for status in statuses:
-            meter, source = self._meters.get(status.key), status.counter_source
+            meter, source = self.meter_by_key.get(status.key), status.counter_source
             if meter is None or source is None or source.bucket_device_index is None or status.direction != "egress":
                 continue
             counters = counters_by_pid.get(source.pid)
@@ -125,42 +116,44 @@ class TrafficMeters:
         ``tc_counters``, so that traffic in between does not count as excess.
         """
         reread_by_pid = reread_by_pid or {}
-        meters: dict[LimitKey, _Meter] = {}
-        traffic_by_key: dict[LimitKey, MeasuredTraffic] = {}
+        meter_by_key: dict[LimitKey, TrafficMeter] = {}
         for status in statuses:
             source, wanted_bps, key = status.counter_source, status.wanted_bps, status.key
             counters = counters_by_pid.get(source.pid) if source is not None else None
             if source is None or counters is None or wanted_bps is None:
                 continue
-            meter = self._meters.get(key)
-            traffic = traffic_by_key[key] = self.traffic_by_key.get(key, MeasuredTraffic())
+            meter = self.meter_by_key.get(key)
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (source, wanted_bps / 8):
-                # The limit was repaired, or the annotation changed. An earlier excess is still shown.
-                exceeded_at_s = meter.exceeded_at_s if meter is not None else None
-                meters[key] = _Meter(
-                    wanted_bps / 8, now_s, counters, source, mean_start_s=now_s, exceeded_at_s=exceeded_at_s
-                )
+                # The limit was repaired, or the annotation changed. The rate and an earlier excess are still shown.
+                new = TrafficMeter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
+                if meter is not None:
+                    new.bytes_per_s, new.excess, new.exceeded_at_s = (
+                        meter.bytes_per_s,
+                        meter.excess,
+                        meter.exceeded_at_s,
+                    )
+                meter_by_key[key] = new
                 continue
-            meters[key] = meter
+            meter_by_key[key] = meter
             passed_bytes = _count_passed_bytes(meter, status, counters, tc_counters, now_s)
             if passed_bytes is not None:
-                _update_rate_and_excess(meter, traffic, passed_bytes, status, now_s)
+                _update_rate_and_excess(meter, passed_bytes, status, now_s)
             meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
             meter.tc_bytes = _read_tc_bytes(tc_counters, source)
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > EXCESS_SHOWN_S:
-                traffic.excess, meter.exceeded_at_s = "", None
-        self._meters, self.traffic_by_key = meters, traffic_by_key
-        self.excess_by_key = {key: traffic.excess for key, traffic in traffic_by_key.items() if traffic.excess}
+                meter.excess, meter.exceeded_at_s = "", None
+        self.meter_by_key = meter_by_key
+        self.excess_by_key = {key: meter.excess for key, meter in meter_by_key.items() if meter.excess}
 
 
-def _is_busy(meter: _Meter, counters: DeviceCounters, now_s: float) -> bool:
+def _is_busy(meter: TrafficMeter, counters: DeviceCounters, now_s: float) -> bool:
     """Whether a pod sent so much that it may have exceeded its limit."""
     allowed_bytes = meter.wanted_bytes_per_s * (now_s - meter.read_at_s)
     return counters.sent_bytes - meter.device_counters.sent_bytes > _BUSY_RATIO * allowed_bytes
 
 
 def _count_passed_bytes(
-    meter: _Meter, status: LimitStatus, counters: DeviceCounters, tc_counters: TcCounters | None, now_s: float
+    meter: TrafficMeter, status: LimitStatus, counters: DeviceCounters, tc_counters: TcCounters | None, now_s: float
 ) -> int | None:
     """Count the bytes passed since the previous reading; None if a counter of this or the previous reading is missing."""
     if status.direction == "ingress":
@@ -189,17 +182,15 @@ def _read_tc_bytes(tc_counters: TcCounters | None, source: CounterSource) -> tup
     return None if bucket_bytes is None or redirected_bytes is None else (bucket_bytes, redirected_bytes)
 
 
-def _update_rate_and_excess(
-    meter: _Meter, traffic: MeasuredTraffic, passed_bytes: int, status: LimitStatus, now_s: float
-) -> None:
+def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: LimitStatus, now_s: float) -> None:
     """Add the bytes since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
     elapsed_s, mean_s = now_s - meter.read_at_s, now_s - meter.mean_start_s
     if elapsed_s <= 0:
         return
     wanted_bytes_per_s = meter.wanted_bytes_per_s
     meter.passed_bytes += passed_bytes
-    if mean_s >= MEAN_WINDOW_S or traffic.bytes_per_s is None:
-        traffic.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
+    if mean_s >= MEAN_WINDOW_S or meter.bytes_per_s is None:
+        meter.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
     if mean_s >= MEAN_WINDOW_S:
         meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
     meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * wanted_bytes_per_s * elapsed_s)
@@ -207,4 +198,4 @@ def _update_rate_and_excess(
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted_bytes_per_s, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
-        traffic.excess = f"{8 * passed_bytes / elapsed_s:.0f} bit/s went through for {elapsed_s:.0f} s"
+        meter.excess = f"{8 * passed_bytes / elapsed_s:.0f} bit/s went through for {elapsed_s:.0f} s"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from agent.bandwidth.meters import MeasuredTraffic
+from agent.bandwidth.meters import TrafficMeter
 from agent.bandwidth.state import LimitKey, LimitStatus
 
 _LABELS = ("namespace", "pod", "direction")
@@ -19,12 +19,12 @@ class BandwidthMetrics:
 
     Attributes:
         statuses: the latest statuses; set by the manager.
-        traffic_by_key: the latest measured traffic; set by the manager.
+        meter_by_key: the latest measured traffic; set by the manager.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.statuses: Sequence[LimitStatus] = ()
-        self.traffic_by_key: Mapping[LimitKey, MeasuredTraffic] = {}
+        self.meter_by_key: Mapping[LimitKey, TrafficMeter] = {}
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -45,11 +45,11 @@ class BandwidthMetrics:
         for status in self.statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device_name), 1)
-            traffic = self.traffic_by_key.get(status.key)
+            meter = self.meter_by_key.get(status.key)
             for family, value in (
                 (rate, status.rate_bytes_per_s),
                 (queue, status.queue_s),
-                (used, traffic.bytes_per_s if traffic is not None else None),
+                (used, meter.bytes_per_s if meter is not None else None),
             ):
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)

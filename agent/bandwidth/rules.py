@@ -34,7 +34,7 @@ from agent.bandwidth.state import (
     TcState,
     Verdict,
 )
-from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, describe_filters, is_limit_ifb, is_our_ifb
+from agent.bandwidth.tc_index import PLUGIN_PREFIX, TcIndex, is_limit_ifb, is_our_ifb
 from agent.rtnetlink import TbfParams
 
 _MAX_NAME_LENGTH = 15
@@ -148,7 +148,7 @@ def _assess_located(
 
 def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
     """Drop the repair if there are foreign filters: they may limit, or need the packets that our filter would redirect."""
-    owner = describe_cilium(device, tc) or describe_filters(device, tc.foreign_filters(device, hook))
+    owner = describe_cilium(device, tc) or tc.describe_foreign_filters(device, hook)
     if not owner or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":

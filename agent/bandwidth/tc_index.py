@@ -87,9 +87,14 @@ class TcIndex:
         """Indexes of the devices that filters redirect to."""
         return {f.target_index for filters in self._filters.values() for f in filters}
 
-    def foreign_filters(self, device: Device, hook: Hook) -> list[Filter]:
-        """Filters on a device that are neither ours nor the CNI bandwidth plugin's."""
-        return [f for f in self.filters_at(device.index, hook) if not self._redirects_to_limit(f)]
+    def describe_foreign_filters(self, device: Device, hook: Hook) -> str:
+        """Describe the filters that are neither ours nor the CNI bandwidth plugin's, to be found with ``tc``; empty if there are none."""
+        parts = [
+            f"a {f.kind} filter{f' {f.program_name}' if f.program_name else ''} with preference {f.priority}"
+            for f in self.filters_at(device.index, hook)
+            if not self._redirects_to_limit(f)
+        ]
+        return f"{' and '.join(parts)} at {hook} of {device.name}" if parts else ""
 
     def _redirects_to_limit(self, filter_: Filter) -> bool:
         """Whether a filter redirects to the ifb of a limit, or did before that ifb was deleted."""
@@ -107,12 +112,3 @@ def is_limit_ifb(device: Device) -> bool:
 def is_our_ifb(device: Device) -> bool:
     """Whether a device is an ifb that we created."""
     return device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX)
-
-
-def describe_filters(device: Device, filters: list[Filter]) -> str:
-    """Describe the filters at one hook of a device, so that a user finds them with ``tc``; empty if there are none."""
-    parts = [
-        f"a {f.kind} filter{f' {f.program_name}' if f.program_name else ''} with preference {f.priority}"
-        for f in filters
-    ]
-    return f"{' and '.join(parts)} at {filters[0].hook} of {device.name}" if filters else ""

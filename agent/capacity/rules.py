@@ -16,7 +16,6 @@ from agent.capacity.links import (
     BOND_TLB,
     Link,
     LinkSnapshot,
-    Route,
 )
 from agent.capacity.node_bandwidth import HardwareCapacity
 
@@ -50,7 +49,7 @@ class _UnknownCapacityError(Exception):
     """The capacity is unknown; the text is the reason."""
 
 
-class Uplinks(msgspec.Struct, frozen=True):
+class _Uplinks(msgspec.Struct, frozen=True):
     """Indexes of the devices of default routes: of the routes in use, by IP version, and of all others in order of the table."""
 
     used_by_family: dict[int, list[int]]
@@ -72,7 +71,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     may use either.
     """
     resolver = _Resolver(snapshot)
-    uplinks = pick_uplinks(snapshot)
+    uplinks = _pick_uplinks(snapshot)
     used = uplinks.used_by_family
     if not used:
         return HardwareCapacity(None, "there is no default route")
@@ -91,7 +90,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     return HardwareCapacity(smallest.mbps * 1_000_000, explanation, tuple(sorted(smallest.physical_names)))
 
 
-def pick_uplinks(snapshot: LinkSnapshot) -> Uplinks:
+def _pick_uplinks(snapshot: LinkSnapshot) -> _Uplinks:
     """Pick the devices that the kernel sends through.
 
     Of several default routes of the least metric the kernel uses the first whose device is up, and all hops of a multipath route.
@@ -103,15 +102,12 @@ def pick_uplinks(snapshot: LinkSnapshot) -> Uplinks:
         routes = sorted((route for route in snapshot.routes if route.family == family), key=lambda r: r.metric)
         live = [route for route in routes if route.device_index in up_indexes] or routes
         if live:
-            used_by_family[family] = list(dict.fromkeys(r.device_index for r in live if _is_used(r, live[0])))
+            best = live[0]
+            used = [r for r in live if r is best or (best.is_multipath and r.is_multipath and r.metric == best.metric)]
+            used_by_family[family] = list(dict.fromkeys(route.device_index for route in used))
         all_indexes += [route.device_index for route in routes]
     used_indexes = {index for indexes in used_by_family.values() for index in indexes}
-    return Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
-
-
-def _is_used(route: Route, best: Route) -> bool:
-    """Whether a route is the best one or another hop of it."""
-    return route is best or (best.is_multipath and route.is_multipath and route.metric == best.metric)
+    return _Uplinks(used_by_family, [index for index in dict.fromkeys(all_indexes) if index not in used_indexes])
 
 
 class _Resolver:

@@ -8,6 +8,7 @@ and quality flags are counted by test.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
@@ -39,8 +40,8 @@ class _ZonePairState:
 
     def __init__(self) -> None:
         self.sample: Sample | None = None
-        self.outcome_counts: dict[tuple[Test, str], int] = {}
-        self.flag_counts: dict[tuple[Test, str], int] = {}
+        self.outcome_counts: Counter[tuple[Test, str]] = Counter()
+        self.flag_counts: Counter[tuple[Test, str]] = Counter()
         self.bucket_counts = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0
 
@@ -69,13 +70,11 @@ class ProbeMetrics:
         state = self._pairs.get(_zone_pair_of(outcome.probe))
         if state is None or outcome.result == "waiting" or outcome.probe.pair_index:
             return
-        key = outcome.test, outcome.result
-        state.outcome_counts[key] = state.outcome_counts.get(key, 0) + 1
+        state.outcome_counts[outcome.test, outcome.result] += 1
         sample = outcome.sample
         if sample is None:
             return
-        for flag in outcome.run_flags or sample.quality_flags:
-            state.flag_counts[outcome.test, flag] = state.flag_counts.get((outcome.test, flag), 0) + 1
+        state.flag_counts.update((outcome.test, flag) for flag in outcome.run_flags or sample.quality_flags)
         plan = self._plans.plan
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ class PlanSource:
     def __init__(self, node: str) -> None:
         self.node = node
         self.plan: ZonePlan | None = None
-        self.refusal_counts: dict[str, int] = {}
+        self.refusal_counts: Counter[str] = Counter()
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -83,18 +84,14 @@ class PlanSource:
         try:
             decoded = decode_plan(config_map.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
-            self._count_refusal(error.reason)
+            self.refusal_counts[error.reason] += 1
             log.log_change("plan", error.reason, "plan refused, keeping the previous one", error=error)
             return
         log.log_change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
-        for refusal in decoded.refusals:
-            self._count_refusal(refusal.reason)
+        self.refusal_counts.update(refusal.reason for refusal in decoded.refusals)
         reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
         log.log_change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
         self.set_plan(decoded.plan)
-
-    def _count_refusal(self, reason: str) -> None:
-        self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
 
 
 async def _wait_for_other_zone(node_watch: OwnNodeWatch, zone: str) -> None:

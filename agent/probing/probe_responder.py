@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from agent.node import OwnNode, OwnNodeWatch
 from kubekit import logs
@@ -84,19 +85,15 @@ async def maintain_announcement(
 ) -> None:
     """Keep the node's annotation equal to what ``current_announcement`` returns; remove it after `SILENCE_S` without an announcement."""
     loop = asyncio.get_running_loop()
-    backoff = Backoff()
-    silent_since_s: float | None = None
+    backoff, answered_at_s = Backoff(), loop.time()
     while True:
         node = await node_watch.wait_for_node()
         announcement = current_announcement()
         if announcement:
-            silent_since_s = None
-        elif silent_since_s is None:
-            silent_since_s = loop.time()
+            answered_at_s = loop.time()
         wanted = encode_announcement(announcement) if announcement else None
         current = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
-        is_silent = silent_since_s is not None and loop.time() - silent_since_s >= SILENCE_S
-        if wanted != current and (wanted is not None or is_silent):
+        if wanted != current and (wanted is not None or loop.time() - answered_at_s >= SILENCE_S):
             try:
                 body = {"metadata": {"annotations": {AGENT_ANNOTATION: wanted}}}
                 await client.patch(NODES, node.metadata.name, body, OwnNode, patch_type=MERGE_PATCH)
@@ -107,10 +104,7 @@ async def maintain_announcement(
             backoff.reset()
             log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
             await asyncio.sleep(MIN_PATCH_PAUSE_S)
-        try:
-            async with asyncio.timeout(
-                ANNOUNCED_CHECK_INTERVAL_S if wanted is not None else UNANNOUNCED_CHECK_INTERVAL_S
-            ):
+        interval_s = ANNOUNCED_CHECK_INTERVAL_S if wanted is not None else UNANNOUNCED_CHECK_INTERVAL_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
                 await node_watch.wait_for_change()
-        except TimeoutError:
-            continue

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -98,8 +98,8 @@ class ProbeScheduler:
     ) -> None:
         self._plans, self._max_stream_bps, self._on_outcome = plans, max_stream_bps, on_outcome
         self._background, self._wall_clock = background, wall_clock
-        self._failures_in_a_row: dict[tuple[str, str], int] = {}  # neither run nor datagrams; by node pair
-        self._failed_runs_in_a_row: dict[tuple[str, str], int] = {}  # netperf alone; by node pair
+        self._failures_in_a_row: Counter[tuple[str, str]] = Counter()  # neither run nor datagrams; by node pair
+        self._failed_runs_in_a_row: Counter[tuple[str, str]] = Counter()  # netperf alone; by node pair
         self._streams: tuple[StreamRun, ...] = ()
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
@@ -161,8 +161,7 @@ class ProbeScheduler:
         """Return the time until this node's phase of the round, which is a hash of the node's name."""
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / (1 << 8 * len(digest))
-        rounds = self._wall_clock() / plan.interval_s - phase
-        return (math.floor(rounds) + 1 - rounds) * plan.interval_s
+        return (1 - (self._wall_clock() / plan.interval_s - phase) % 1) * plan.interval_s
 
     def _earliest_start_s(self, plan: ZonePlan) -> float:
         """The earliest start of a run. A run that was missed may still start in the first half of its slot.
@@ -254,7 +253,7 @@ class ProbeScheduler:
         result could also mean "not probed yet".
         """
         if run_error is not None and probe.pair_index == 0 and self._prober is not None:
-            self._failed_runs_in_a_row[probe.nodes] = self._failed_runs_in_a_row.get(probe.nodes, 0) + 1
+            self._failed_runs_in_a_row[probe.nodes] += 1
         result: ProbeResult = "ok" if run_error is None else run_error.reason
         outcome = ProbeOutcome(
             probe=probe, test=test, result=result, detail="" if run_error is None else run_error.detail
@@ -266,7 +265,7 @@ class ProbeScheduler:
                 measurement=substitute,
                 quality_flags=find_quality_flags(substitute),
                 run_failure=None if run_error is None else run_error.reason,
-                failed_runs=self._failed_runs_in_a_row.get(probe.nodes, 0),
+                failed_runs=self._failed_runs_in_a_row[probe.nodes],
                 **self._next_stamp(probe),
             )
         if sample is not None or answers:
@@ -276,9 +275,12 @@ class ProbeScheduler:
         return msgspec.structs.replace(outcome, failure=self._make_failure(probe, run_error))
 
     def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
-        count = self._failures_in_a_row[probe.nodes] = self._failures_in_a_row.get(probe.nodes, 0) + 1
+        self._failures_in_a_row[probe.nodes] += 1
         return Failure(
-            failure=error.reason, failures_in_a_row=count, has_answered=error.has_answered, **self._next_stamp(probe)
+            failure=error.reason,
+            failures_in_a_row=self._failures_in_a_row[probe.nodes],
+            has_answered=error.has_answered,
+            **self._next_stamp(probe),
         )
 
     def _next_stamp(self, probe: Probe) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_a_kept_limit_is_never_exceeded_and_the_mean_rate_is_measured() -> None:
         meters.add_readings([INGRESS], counters_by_pid(received=total), None, float(second))
         assert INGRESS.key not in meters.excess_by_key
         total += 4 * BYTES_PER_S * 1.04
-    assert meters.traffic_by_key["u", "ingress"].bytes_per_s == pytest.approx(BYTES_PER_S * 1.04)
+    assert meters.meter_by_key["u", "ingress"].bytes_per_s == pytest.approx(BYTES_PER_S * 1.04)
 
 
 def test_a_small_excess_is_noticed_within_a_minute_and_a_large_one_at_once() -> None:
@@ -91,7 +91,7 @@ def test_egress_counts_the_bytes_that_leave_the_bucket() -> None:
         counts = tc_counters(let_through=second * BYTES_PER_S, redirected=sent - 14 * packets)
         meters.add_readings([EGRESS], counters_by_pid(sent=sent, packets=packets), counts, float(second))
     assert EGRESS.key not in meters.excess_by_key
-    assert meters.traffic_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)
+    assert meters.meter_by_key["u", "egress"].bytes_per_s == pytest.approx(BYTES_PER_S)
 
 
 def test_egress_also_counts_bytes_that_the_filter_does_not_redirect() -> None:
@@ -120,7 +120,7 @@ def test_without_a_bucket_all_sent_bytes_count_unless_others_may_drop_them() -> 
         meters.add_readings([status], counters_by_pid(), None, 0.0)
         meters.add_readings([status], counters_by_pid(sent=40 * BYTES_PER_S), None, 4.0)
         assert (status.key in meters.excess_by_key) == is_measurable
-        assert meters.traffic_by_key["u", "egress"].bytes_per_s == 10 * BYTES_PER_S
+        assert meters.meter_by_key["u", "egress"].bytes_per_s == 10 * BYTES_PER_S
 
 
 def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forgotten() -> None:
@@ -129,7 +129,7 @@ def test_counters_that_decrease_are_no_excess_and_pods_without_counters_are_forg
     meters.add_readings([INGRESS], counters_by_pid(), None, 4.0)
     assert INGRESS.key not in meters.excess_by_key
     meters.add_readings([INGRESS], {}, None, 8.0)
-    assert meters.traffic_by_key == {}
+    assert meters.meter_by_key == {}
 
 
 def test_an_excess_overrules_the_verdict_on_the_configuration() -> None:
