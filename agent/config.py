@@ -54,9 +54,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         address: None for the node's InternalIP.
         capacity_bps: None for the hardware's capacity.
         capacity_rules, capacity_by_type: capacities of the file, by node label and by instance type.
-        uses_measured_capacity: ``--measured-capacity``.
         cni_network: None for the name in the node's CNI configuration.
-        is_probing: ``--probing=on``.
         max_stream_bps: mean bandwidth that stream probes may take.
         upstream_percentiles: ``--upstream-keys``.
         proc, sys: where the host's proc and sys file systems are mounted.

@@ -71,15 +71,9 @@ async def open_socket(error_prefix: str) -> AsyncIterator[AsyncIPRoute]:
 async def dump(
     netlink: AsyncIPRoute, request: Callable[[], Any], message_type: int, parse: MessageParser[T]
 ) -> list[T]:
-    """Request a dump and parse each message.
+    """Request a dump and parse each message; ``request`` builds the request of ``message_type`` (RTM_GET*) for each attempt.
 
     A dump that a change interrupted is repeated, at most twice. If the last one was interrupted too, an event about the change follows.
-
-    Args:
-        netlink: the socket.
-        request: builds the request, once per attempt.
-        message_type: of the request, RTM_GET*.
-        parse: parses one message.
     """
     results, is_interrupted, attempts = list[T](), True, 0
     while is_interrupted and attempts < _MAX_DUMP_ATTEMPTS:

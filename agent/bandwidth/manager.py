@@ -16,8 +16,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec, read_spec
-from agent.bandwidth.backoff import RepairBackoff, RepairKey
-from agent.bandwidth.cni import Network, ResultCache, read_network
+from agent.bandwidth.backoff import RepairBackoff
+from agent.bandwidth.cni import ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
@@ -71,8 +71,6 @@ class BandwidthManager:
         self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
         self._meters = TrafficMeters()
-        self._reported_excesses: Mapping[LimitKey, str] = {}
-        self._reported_disputes: Mapping[RepairKey, str] = {}
         self._plan, self._pod_specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -124,7 +122,10 @@ class BandwidthManager:
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
-        snapshot = await take_snapshot(self._config.proc, read_cni_network(self._config), pods, self._result_cache)
+        network = read_network()
+        if self._config.cni_network:
+            network = msgspec.structs.replace(network, name=self._config.cni_network)
+        snapshot = await take_snapshot(self._config.proc, network, pods, self._result_cache)
         return plan_limits(snapshot, self._policy)
 
     async def _repair(self, action: Action) -> None:
@@ -154,23 +155,19 @@ class BandwidthManager:
                 log.log_change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.log_change("counters", "", "counters can be read again")
-            disputes = self._backoff.describe_disputes(loop.time())
-            if (self._meters.excess_by_key, disputes) != (self._reported_excesses, self._reported_disputes):
-                self._report_statuses()
-            else:
-                self._metrics.meter_by_key = self._meters.meter_by_key
+            self._report_statuses()
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report_statuses(self) -> None:
         """Report the plan's statuses by metrics, and their changes by events and log lines."""
-        self._reported_excesses = self._meters.excess_by_key
-        self._reported_disputes = self._backoff.describe_disputes(asyncio.get_running_loop().time())
+        excess_by_key = self._meters.excess_by_key
+        dispute_by_repair = self._backoff.describe_disputes(asyncio.get_running_loop().time())
         statuses = tuple(
             with_excess_or_dispute(
                 status,
-                self._reported_excesses.get(status.key, ""),
-                self._reported_disputes.get((_ACTION_BY_DIRECTION[status.direction], status.host_device_name), ""),
+                excess_by_key.get(status.key, ""),
+                dispute_by_repair.get((_ACTION_BY_DIRECTION[status.direction], status.host_device_name), ""),
             )
             for status in self._plan.statuses
         )
@@ -230,12 +227,6 @@ class BandwidthManager:
         send = self._recorder.record_normal if is_normal else self._recorder.record_warning
         regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
         send(regarding, reason, note, action=action)
-
-
-def read_cni_network(config: AgentConfig) -> Network:
-    """Read the node's CNI network; ``--cni-network`` replaces its name."""
-    network = read_network()
-    return msgspec.structs.replace(network, name=config.cni_network) if config.cni_network else network
 
 
 async def remove_limits() -> int:

@@ -108,14 +108,13 @@ class TrafficMeters:
         counters_by_pid: Mapping[int, DeviceCounters],
         tc_counters: TcCounters | None,
         now_s: float,
-        reread_by_pid: Mapping[int, DeviceCounters] | None = None,
+        reread_by_pid: Mapping[int, DeviceCounters] = {},
     ) -> None:
         """Add readings for these limits; other limits are forgotten.
 
         ``counters_by_pid`` are of the pods' own devices, by a process of the pod. ``reread_by_pid`` are the same counters, read after
         ``tc_counters``, so that traffic in between does not count as excess.
         """
-        reread_by_pid = reread_by_pid or {}
         meter_by_key: dict[LimitKey, TrafficMeter] = {}
         for status in statuses:
             source, wanted_bps, key = status.counter_source, status.wanted_bps, status.key

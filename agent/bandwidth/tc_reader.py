@@ -118,7 +118,9 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     is_in_other_chain = bool(rtnl.read_number(data, spans, _TCA_CHAIN))
     sees_every_packet = not (is_in_other_chain or (flags or 0) & _SKIP_SW or _TCA_U32_INDEV in options)
     target_index, has_police_action, drops_if_target_gone, redirected_bytes = None, False, False, 0
-    for action in _parse_actions(data, kind, options):
+    actions = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
+    for span in actions.values():
+        action = rtnl.parse_attributes(data, *span)
         has_police_action = has_police_action or rtnl.read_text(data, action, _TCA_ACT_KIND) == "police"
         redirect = _parse_redirect(data, action)
         if redirect is not None:
@@ -137,12 +139,6 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         drops_if_target_gone=drops_if_target_gone,
         redirected_bytes=redirected_bytes,
     )
-
-
-def _parse_actions(data: bytes, kind: str, options: rtnl.Spans) -> list[rtnl.Spans]:
-    """Parse the attributes of a filter's actions, in order; empty for kinds whose actions are not read."""
-    by_order = rtnl.parse_nested(data, options, _TCA_ACT_BY_KIND[kind]) if kind in _TCA_ACT_BY_KIND else {}
-    return [rtnl.parse_attributes(data, *span) for span in by_order.values()]
 
 
 def _matches_every_packet(data: bytes, begin: int, end: int) -> bool:

@@ -59,14 +59,7 @@ class ProbingManager:
         self._plans = PlanSource(config.node_name)
         self._metrics = ProbeMetrics(self._plans, lambda: bool(self._passphrase_source.problem), registry)
         self._results_queue = ResultsQueue()
-        self._writer = ResultsWriter(
-            client,
-            config.namespace,
-            self._plans,
-            self._results_queue,
-            upstream_percentiles=config.upstream_percentiles,
-            registry=registry,
-        )
+        self._writer = ResultsWriter(client, config, self._plans, self._results_queue, registry)
         self._background = BackgroundProber(self._plans)
         self._scheduler = ProbeScheduler(self._plans, config.max_stream_bps, self._record_outcome, self._background)
         self._responder: ProbeResponder | None = None

@@ -44,14 +44,8 @@ class PlanSource:
         """Replace the current plan."""
         self.plan = plan
         if plan is not None:
-            log.log_change(
-                "plan/use",
-                str(plan.epoch),
-                "the plan changed",
-                level="info",
-                epoch=plan.epoch,
-                probes=len(self.own_probes),
-            )
+            epoch, probes = plan.epoch, len(self.own_probes)
+            log.log_change("plan/use", str(epoch), "the plan changed", level="info", epoch=epoch, probes=probes)
         else:
             log.log_change("plan/use", "", "no plan: this node sends no probes")
         self.on_change()

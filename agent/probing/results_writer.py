@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
+from agent.config import AgentConfig
 from agent.probing.plan_source import PlanSource
 from agent.probing.results_queue import PairResult, ResultsQueue
 from kubekit import logs
@@ -34,7 +35,6 @@ from netperf.results import (
     find_last_sequence,
     list_sample_keys,
 )
-from netperf.sample import Percentile
 
 log = logs.get("agent.probing")
 
@@ -60,8 +60,6 @@ class ResultsWriter:
     """Writes the pending results of a queue to the ConfigMap that the plan names.
 
     Args:
-        namespace: of the ConfigMap.
-        upstream_percentiles: percentiles to write in upstream's format too, of the plan's usual test only.
         rng: source of the jitter.
         wall_clock: seconds since the epoch; bounds the sequences that are continued.
     """
@@ -69,18 +67,16 @@ class ResultsWriter:
     def __init__(
         self,
         client: Client,
-        namespace: str,
+        config: AgentConfig,
         plans: PlanSource,
         queue: ResultsQueue,
+        registry: CollectorRegistry,
         *,
-        upstream_percentiles: Sequence[Percentile] = (),
-        registry: CollectorRegistry | None = None,
         rng: random.Random | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._namespace, self._plans, self._queue = client, namespace, plans, queue
-        self._upstream_percentiles, self._wall_clock = upstream_percentiles, wall_clock
-        self._rng = rng or random.Random()
+        self._client, self._config, self._plans, self._queue = client, config, plans, queue
+        self._rng, self._wall_clock = rng or random.Random(), wall_clock
         self._target = _Target("")
         self._refusal_by_key: dict[str, _Refusal] = {}
         self._writes = Counter(
@@ -198,14 +194,14 @@ class ResultsWriter:
         if not results:
             return
         if target.data is None:
-            config_map = await self._client.get(CONFIGMAPS, target.name, ConfigMap, namespace=self._namespace)
+            config_map = await self._client.get(CONFIGMAPS, target.name, ConfigMap, namespace=self._config.namespace)
             target.data = config_map.data or {}
             target.continue_sequences(results, self._wall_clock())
         data = self._encode(target, results)
         check_growth(target.name, target.data, data)
         patch = build_merge_patch(data)
         config_map = await self._client.patch(
-            CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._namespace
+            CONFIGMAPS, target.name, patch, ConfigMap, patch_type=MERGE_PATCH, namespace=self._config.namespace
         )
         target.data, target.has_our_sequences = config_map.data or {}, True
         self._queue.mark_written(results)
@@ -228,9 +224,8 @@ class ResultsWriter:
                 sample = msgspec.structs.replace(result.sample, sequence=result.sample.sequence + offset)
                 # Upstream's keys do not name a test, so only the usual one is written in that format.
                 is_usual_test = plan is not None and result.test == plan.settings.test
-                data |= encode_samples(
-                    [sample], upstream_percentiles=self._upstream_percentiles if is_usual_test else ()
-                )
+                percentiles = self._config.upstream_percentiles if is_usual_test else ()
+                data |= encode_samples([sample], upstream_percentiles=percentiles)
             if result.failure is not None:
                 failure = msgspec.structs.replace(result.failure, sequence=result.failure.sequence + offset)
                 data |= encode_failure(failure, result.test)

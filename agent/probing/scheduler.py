@@ -272,16 +272,12 @@ class ProbeScheduler:
             return msgspec.structs.replace(outcome, sample=sample, has_peer_answered=True)
         if run_error is None:
             return msgspec.structs.replace(outcome, result="waiting")
-        return msgspec.structs.replace(outcome, failure=self._make_failure(probe, run_error))
-
-    def _make_failure(self, probe: Probe, error: ProbeFailedError) -> Failure:
         self._failures_in_a_row[probe.nodes] += 1
-        return Failure(
-            failure=error.reason,
-            failures_in_a_row=self._failures_in_a_row[probe.nodes],
-            has_answered=error.has_answered,
-            **self._next_stamp(probe),
+        count, stamp = self._failures_in_a_row[probe.nodes], self._next_stamp(probe)
+        failure = Failure(
+            failure=run_error.reason, failures_in_a_row=count, has_answered=run_error.has_answered, **stamp
         )
+        return msgspec.structs.replace(outcome, failure=failure)
 
     def _next_stamp(self, probe: Probe) -> dict[str, Any]:
         """Return the fields that samples and failures share: the pair, a new sequence number, and the time."""

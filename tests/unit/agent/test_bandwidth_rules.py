@@ -157,10 +157,8 @@ LXC, CHAINED = replace(POD_DEVICE, name="lxc12ab34cd"), replace(POD_DEVICE, name
 @pytest.mark.parametrize("device", [LXC, CHAINED, replace(LXC, kind="netkit")])
 def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: tc.Device) -> None:
     plan = plan_for(make_pod(RATE, RATE), device=device, devices=(HOST,))
-    assert [(status.verdict, f"Cilium on {device.name}" in status.detail) for status in plan.statuses] == [
-        ("other-enforcer", True)
-    ] * 2
-    assert plan.actions == ()
+    assert ([status.verdict for status in plan.statuses], plan.actions) == (["other-enforcer"] * 2, ())
+    assert all(f"Cilium on {device.name}" in status.detail for status in plan.statuses)
     limited = only_status(plan_for(make_pod(RATE), device=device, devices=(HOST,), qdiscs=(our_qdisc(VETH),)))
     assert (limited.verdict, limited.is_measurable) == ("enforced", True)
     assert "packets may bypass it" in limited.detail
@@ -170,25 +168,17 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
 
 FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
 FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
+FELIX_BUCKETS = [bucket(index, FELIX_PARAMS) for index in (VETH, IFB_INDEX)]
+HTB_ROOTS = [root("htb", index, tc.PLUGIN_HANDLE) for index in (VETH, IFB_INDEX)]
 
 
 @pytest.mark.parametrize(
     ("qdiscs", "device", "plugins", "evidence"),
     [
         # Felix gives its buckets the plugin's handle, but the CNI configuration does not name the plugin.
-        (
-            [bucket(i, FELIX_PARAMS) for i in (VETH, IFB_INDEX)],
-            FELIX,
-            ("calico", "portmap"),
-            ("tbf 1: on veth12ab", FELIX.name),
-        ),
+        (FELIX_BUCKETS, FELIX, ("calico", "portmap"), ("tbf 1: on veth12ab", FELIX.name)),
         # Versions 1.5 of the plugin set HTB.
-        (
-            [root("htb", i, tc.PLUGIN_HANDLE) for i in (VETH, IFB_INDEX)],
-            IFB_DEVICE,
-            (),
-            ("set htb on veth12ab", "set htb on"),
-        ),
+        (HTB_ROOTS, IFB_DEVICE, (), ("set htb on veth12ab", "set htb on")),
     ],
 )
 def test_limits_of_other_programs_are_never_changed(
@@ -240,8 +230,6 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
 
 OUR_IFB = replace(IFB_DEVICE, alias=f"netaware:{UID}")
 REMOVE_EGRESS = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
-
-
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 
 
@@ -274,10 +262,8 @@ def test_pods_that_cannot_be_limited_get_a_reason(
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     plan = plan_for(make_pod(), **redirecting_to_ifb(our_qdisc(IFB_INDEX), our_qdisc(VETH)))
     assert plan.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_EGRESS)
-    assert (
-        plan_for(make_pod(), **redirecting_to_ifb(bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST)))).actions
-        == ()
-    )
+    theirs = bucket(IFB_INDEX, plugin_params(RATE, CONTAINERD_BURST))
+    assert plan_for(make_pod(), **redirecting_to_ifb(theirs)).actions == ()
 
 
 def test_a_cleanup_removes_our_limits_and_ifbs_of_all_pods_and_nothing_else() -> None:
@@ -301,9 +287,8 @@ def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
 
 
 def test_an_ifb_that_the_next_repair_uses_stays() -> None:
-    assert [type(action) for action in plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions] == [
-        tc.SetEgressLimit
-    ]
+    (action,) = plan_for(make_pod(egress=RATE), devices=(OUR_IFB,)).actions
+    assert isinstance(action, tc.SetEgressLimit)
     # The device of a pod without a known sandbox stays too.
     assert plan_for(make_pod(egress=RATE), devices=(OUR_IFB,), sandbox=None).actions == ()
 

@@ -53,7 +53,7 @@ def owned_by(name: str) -> dict[str, str]:
 ADD = {"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"}
 ADD_MAP = {"op": "add", "path": "/status/capacity", "value": {BANDWIDTH_RESOURCE: "10000000000"}}
 REMOVE = {"op": "remove", "path": f"/status/capacity/{KEY}"}
-ZEROED = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}
+ZEROED, OTHER = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}, {BANDWIDTH_RESOURCE: "1G"}
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,9 @@ ZEROED = {"cpu": "8", BANDWIDTH_RESOURCE: "0"}
         (published_node(capacity={BANDWIDTH_RESOURCE: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
         (make_node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
         # A value of another owner, or without an owner, stays.
-        (
-            make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("network-team")),
-            KNOWN,
-            [],
-            "OwnedByOther",
-        ),
-        (make_node(capacity={BANDWIDTH_RESOURCE: "1G"}), KNOWN, [], "OwnedByOther"),
-        (
-            make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("netaware-agent")),
-            KNOWN,
-            [ADD],
-            "Hardware",
-        ),
+        (make_node(capacity=OTHER, annotations=owned_by("network-team")), KNOWN, [], "OwnedByOther"),
+        (make_node(capacity=OTHER), KNOWN, [], "OwnedByOther"),
+        (make_node(capacity=OTHER, annotations=owned_by("netaware-agent")), KNOWN, [ADD], "Hardware"),
         (make_node(), MISCONFIGURED, [], "Misconfigured"),
     ],
 )
@@ -100,13 +90,9 @@ def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
 
 
 def test_the_first_publication_names_the_owner_and_a_source_that_is_cut_to_the_allowed_length() -> None:
-    for explanation, source in (
-        ("eno1 10G by sysfs", "hardware: eno1 10G by sysfs"),
-        ("bond0: " + "eno1 25G by sysfs; " * 50, None),
-    ):
-        writes = plan_writes(
-            make_node(capacity={"cpu": "8"}), msgspec.structs.replace(KNOWN, explanation=explanation), NOW
-        )
+    long = msgspec.structs.replace(KNOWN, explanation="bond0: " + "eno1 25G by sysfs; " * 50)
+    for bandwidth, source in ((KNOWN, "hardware: eno1 10G by sysfs"), (long, None)):
+        writes = plan_writes(make_node(capacity={"cpu": "8"}), bandwidth, NOW)
         assert writes.status == (ADD,)
         annotations = msgspec.convert(writes.metadata, dict[str, dict[str, dict[str, str]]])["metadata"]["annotations"]
         assert annotations["netaware.io/bandwidth-owner"] == "netaware-agent"
@@ -138,5 +124,4 @@ def test_cleanup_removes_only_our_own_writes() -> None:
     removals = {"netaware.io/bandwidth-owner": None, "netaware.io/bandwidth-source": None}
     assert writes.metadata == {"metadata": {"annotations": removals}}
     assert writes.condition is not None
-    theirs = make_node(capacity={BANDWIDTH_RESOURCE: "1G"}, annotations=owned_by("network-team"))
-    assert plan_withdrawal(theirs).status == ()
+    assert plan_withdrawal(make_node(capacity=OTHER, annotations=owned_by("network-team"))).status == ()

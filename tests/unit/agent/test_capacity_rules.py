@@ -79,14 +79,20 @@ def bond(mode: int, **fields: Any) -> Link:
     return Link(index=2, name="bond0", kind="bond", bond_mode=mode, **fields)
 
 
+def vlan(index: int, parent_index: int, **fields: Any) -> Link:
+    return Link(index=index, name=f"v{index}", kind="vlan", parent_index=parent_index, **fields)
+
+
 GUEST = Machine(vendor="Amazon EC2", product="m5.large", hypervisor_evidence="the processor says so")
 FAST, SLOW = nic(3, "a", 10_000, master_index=2), nic(4, "b", 1_000, master_index=2)
 EQUAL = FAST, nic(4, "b", 10_000, master_index=2)
 UPLINKS = nic(2, "a", 10_000), nic(3, "b", 1_000)
-LACP_PORTS = [
-    nic(3 + i, "abc"[i], 25_000, master_index=2, slave_aggregator=number) for i, number in enumerate((1, 1, 2))
-]
-VLAN_ON_SLAVE = Link(index=5, name="a.7", kind="vlan", parent_index=3)
+LACP_PORTS = [nic(3 + i, "abc"[i], 25_000, master_index=2, slave_aggregator=(1, 1, 2)[i]) for i in range(3)]
+VLAN_ON_SLAVE = vlan(5, 3)
+BRIDGE_OF_PODS = (
+    Link(index=2, name="br0", kind="bridge", sysfs_mbps=10),
+    Link(index=3, name="v", kind="veth", master_index=2),
+)
 
 
 def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
@@ -110,10 +116,7 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         pytest.param(UPLINKS, routes(2, 3), 10 * G, id="the kernel uses the first of two routes with one metric"),
         pytest.param(UPLINKS, routes(2, 3, multipath=True), 11 * G, id="the kernel uses all hops of a multipath route"),
         pytest.param(
-            UPLINKS,
-            (Route(device_index=2), Route(device_index=3, family=6)),
-            G,
-            id="the smaller of two families' uplinks",
+            UPLINKS, (*routes(2), Route(device_index=3, family=6)), G, id="the smaller of two families' uplinks"
         ),
         pytest.param(
             (nic(2, "a", 10_000, root_qdisc="tbf", root_qdisc_mbps=500),), routes(2), G // 2, id="shaped by a tbf"
@@ -121,20 +124,9 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         pytest.param((nic(2, "a", 10_000, root_qdisc="htb"),), routes(2), "htb may limit it", id="shaped by an htb"),
         pytest.param((nic(2, "a", 10_000, root_qdisc="fq"),), routes(2), 10 * G, id="fq does not shape"),
         pytest.param(
-            (Link(index=2, name="x.5", kind="vlan", parent_index=9, is_parent_elsewhere=True),),
-            routes(2),
-            "in another network namespace",
-            id="a VLAN on a device of another namespace",
+            (vlan(2, 9, is_parent_elsewhere=True),), routes(2), "in another network", id="a VLAN on another namespace"
         ),
-        pytest.param(
-            (
-                Link(index=2, name="br0", kind="bridge", sysfs_mbps=10),
-                Link(index=3, name="v", kind="veth", master_index=2),
-            ),
-            routes(2),
-            "none of its 1 ports leads out",
-            id="a bridge of pods only",
-        ),
+        pytest.param(BRIDGE_OF_PODS, routes(2), "none of its 1 ports leads out", id="a bridge of pods only"),
         pytest.param(
             (bond(4), *EQUAL, VLAN_ON_SLAVE), routes(2, 5, multipath=True), 20 * G, id="a VLAN on a counted slave"
         ),
@@ -143,10 +135,7 @@ def routes(*devices: int, multipath: bool = False) -> tuple[Route, ...]:
         ),
         pytest.param((nic(2, "a", 2**32 - 1),), routes(2), "its speed is unknown", id="an absurd speed"),
         pytest.param(
-            (
-                *(Link(index=i, name=f"v{i}", kind="vlan", parent_index=i + 1) for i in range(2, 11)),
-                nic(11, "a", 1_000),
-            ),
+            (*(vlan(index, index + 1) for index in range(2, 11)), nic(11, "a", 1_000)),
             routes(2),
             "v10 is below 8 other devices",
             id="VLANs of nine levels",

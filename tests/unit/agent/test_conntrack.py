@@ -51,27 +51,22 @@ def encode_message(
 
     service = bytes(len(connection.client))
     body = struct.pack("=BBH", family, 0, 0) + encode_tuple(0x8001, connection.client, service, (40_000, 80))
-    body += (
-        encode_tuple(0x8002, connection.server, connection.client, (connection.port, 40_000))
-        + first
-        + attribute(3, bytes(4))
-    )
+    body += encode_tuple(0x8002, connection.server, connection.client, (connection.port, 40_000))
+    body += first + attribute(3, bytes(4))
     body += counter(0x8009, connection.request_bytes) + counter(0x800A, connection.response_bytes)
     return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
 
 
 @pytest.mark.parametrize("kind", [0x100, 0x102], ids=["dump", "end"])
 def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: int) -> None:
-    ipv6 = Connection(
-        socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2
-    )
+    client, server = (socket.inet_pton(socket.AF_INET6, text) for text in ("fd00::1", "fd00::2"))
+    ipv6 = Connection(client, server, 443, 1, 2)
     ipv4 = Connection(CLIENT, SERVER, 8080, 1424, 50_424)
     uncounted = ipv4._replace(request_bytes=None, response_bytes=None)
     # An unknown attribute comes first, because the kernel's order may change.
-    data = encode_message(ipv4, kind, first=struct.pack("=HHI", 8, 12, 7)) + encode_message(
-        ipv6, kind, family=socket.AF_INET6
-    )
-    assert list(parse_connections(data + encode_message(uncounted, kind))) == [ipv4, ipv6, uncounted]
+    data = encode_message(ipv4, kind, first=struct.pack("=HHI", 8, 12, 7))
+    data += encode_message(ipv6, kind, family=socket.AF_INET6) + encode_message(uncounted, kind)
+    assert list(parse_connections(data)) == [ipv4, ipv6, uncounted]
 
 
 def test_messages_that_are_cut_or_have_no_ports_are_skipped_and_errors_are_raised() -> None:
@@ -194,11 +189,7 @@ def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
     status = {"podIP": "10.9.0.2", "podIPs": [{"ip": "10.9.0.2"}, {"ip": "fd00::2"}]}
     pods = [
         {"metadata": meta, "status": status},
-        {
-            "metadata": {"namespace": "x", "name": "agent"},
-            "spec": {"hostNetwork": True},
-            "status": {"podIP": "10.0.0.1"},
-        },
+        {"metadata": {"namespace": "x", "name": "agent"}, "spec": {"hostNetwork": True}, "status": status},
         {"metadata": {"namespace": "x", "name": "new"}},
         {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
     ]
@@ -222,15 +213,9 @@ def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
     assert read_conntrack_state(tmp_path) == (False, True, 26, 3)
 
 
-@pytest.mark.parametrize(
-    ("state", "setting"),
-    [
-        (ConntrackState(has_accounting=False), "nf_conntrack_acct is 0; set it to 1"),
-        (ConntrackState(has_accounting=True, has_events=False), "nf_conntrack_events is 0; set it to 1"),
-    ],
-)
-def test_a_problem_names_the_setting_that_causes_it(state: ConntrackState, setting: str) -> None:
-    assert setting in state.problem
+def test_a_problem_names_the_setting_that_causes_it() -> None:
+    assert "nf_conntrack_acct is 0; set it to 1" in ConntrackState(has_accounting=False).problem
+    assert "nf_conntrack_events is 0; set it to 1" in ConntrackState(has_accounting=True, has_events=False).problem
 
 
 def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.config import AgentConfig
 from agent.probing.plan_source import PlanSource
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.results_writer import ResultsWriter
@@ -108,17 +109,10 @@ async def running_writer(
     plans: PlanSource | None = None,
     upstream_percentiles: tuple[Percentile, ...] = (),
 ) -> AsyncIterator[tuple[ResultsQueue, ResultsWriter, CollectorRegistry]]:
-    registry = CollectorRegistry()
+    config, registry = AgentConfig(node_name="here", upstream_percentiles=upstream_percentiles), CollectorRegistry()
     plans, queue = plans or PlanSource("here"), ResultsQueue()
     writer = ResultsWriter(
-        cast("Client", store),
-        "ns",
-        plans,
-        queue,
-        upstream_percentiles=upstream_percentiles,
-        registry=registry,
-        rng=random.Random(seed),
-        wall_clock=lambda: now_s,
+        cast("Client", store), config, plans, queue, registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
     plans.on_change = writer.apply_plan
     plans.set_plan(make_zone_plan("n1", "n2", "n3"))
@@ -146,12 +140,8 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
                 queue.add_sample(make_sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
-    gaps = [
-        later - earlier
-        for key, times in store.written.items()
-        if key in (store.data)
-        for earlier, later in pairwise(times)
-    ]
+    times_by_key = [times for key, times in store.written.items() if key in store.data]
+    gaps = [later - earlier for times in times_by_key for earlier, later in pairwise(times)]
     assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
     # Waiting values are written along with those that are due, so that a write has all pairs.
     assert len(store.writes) <= 6 + (6000 / MIN_REFRESH_S if round_s < MIN_REFRESH_S else 3 * 6000 / round_s)
