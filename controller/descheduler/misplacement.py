@@ -10,7 +10,7 @@ NetworkMisplacement never moves a replica of such a workload to the zone of all 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -40,11 +40,10 @@ MISPLACEMENT_STRATEGIES: tuple[StrategyName, ...] = ("ZoneSurvival", "NetworkMis
 
 
 class ScoredNodes(NamedTuple):
-    """A score, with the node that has it, or the index of the location whose nodes have it unless they have scores of their own."""
+    """A score, with the nodes that have it and take pods, the least loaded first."""
 
     score: NodeScore
-    node: str = ""
-    location: int = -1
+    nodes: Iterable[Host]
 
 
 class MisplacementStrategies:
@@ -204,21 +203,21 @@ class MisplacementStrategies:
         if table is None:
             return
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        scored = [ScoredNodes(score, node=name) for name, score in table.by_node.items()]
-        scored += [ScoredNodes(score, location=index) for index, score in enumerate(table.by_location)]
-        gains = (entry for entry in scored if self._is_gain(candidate, current, entry.score))
-        for entry in sorted(gains, key=_score_order):
-            for node in self._nodes_of(entry, table):
+        gains = [entry for entry in self._scored_nodes(table) if self._is_gain(candidate, current, entry.score)]
+        for entry in sorted(gains, key=lambda entry: (entry.score.violated, entry.score.cost)):
+            for node in entry.nodes:
                 if node.name != pod.node and not self._misfit_reason(candidate, node, zone):
                     candidate.target, candidate.fit_failure = node.name, ""
                     return
 
-    def _nodes_of(self, scored: ScoredNodes, table: ScoreTable) -> list[Host]:
-        """The nodes that have this score and are schedulable."""
-        if scored.location >= 0:
-            return [n for n in self._nodes_by_location.get(scored.location, ()) if n.name not in table.by_node]
-        node = self._builder.snapshot.nodes.get(scored.node)
-        return [node] if node is not None and node.accepts_pods else []
+    def _scored_nodes(self, table: ScoreTable) -> Iterator[ScoredNodes]:
+        """All scores of a table: first those of single nodes, then those of locations."""
+        for name, score in sorted(table.by_node.items()):
+            node = self._builder.snapshot.nodes.get(name)
+            if node is not None and node.accepts_pods:
+                yield ScoredNodes(score, (node,))
+        for index, score in enumerate(table.by_location):
+            yield ScoredNodes(score, (n for n in self._nodes_by_location.get(index, ()) if n.name not in table.by_node))
 
     def _misfit_reason(self, candidate: Candidate, node: Host, zone: str) -> str:
         """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
@@ -251,12 +250,6 @@ class MisplacementStrategies:
         move = builder.make_move(candidate, reason)
         move = msgspec.structs.replace(move, cost_before=current.cost, cost_after=target.cost)
         builder.add_move(candidate, PendingMove(move, builder.now))
-
-
-def _score_order(scored: ScoredNodes) -> tuple[int, int, bool, str]:
-    """Sort key: the best score first."""
-    is_location = scored.location >= 0
-    return scored.score.violated, scored.score.cost, is_location, str(scored.location) if is_location else scored.node
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:

@@ -33,7 +33,6 @@ class DeschedulerReporter:
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
-        self._reason_by_stuck_node: dict[str, str] = {}
 
     def report_eviction(self, move: Move, result: EvictionResult) -> None:
         """Report the result of an eviction."""
@@ -67,19 +66,16 @@ class DeschedulerReporter:
 
     def report_plan(self, plan: DeschedulePlan) -> None:
         """Report nodes that the round cannot relieve, and those that are no longer above a threshold."""
-        stuck = {state.node: state.why for state in plan.nodes if state.is_stuck}
-        for node, why in stuck.items():
-            if self._reason_by_stuck_node.get(node) != why:
-                log.warning("node not relieved", node=node, why=why)
-                about, note = ObjectReference("v1", "Node", node), f"Node is overutilized, but {why}"
-                self._recorder.record_warning(about, "NotRelieved", note)
-        # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
-        unrelieved = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
-        unrelieved -= {move.node for move in plan.moves}
-        for node in self._reason_by_stuck_node.keys() - stuck.keys() - unrelieved:
-            log.info("node is no longer above a threshold", node=node)
-        kept = {node: why for node, why in self._reason_by_stuck_node.items() if node in unrelieved}
-        self._reason_by_stuck_node = kept | stuck
+        nodes_with_moves = {move.node for move in plan.moves}
+        for state in plan.nodes:
+            topic = f"relief/{state.node}"
+            if state.is_stuck:
+                if log.log_change(topic, state.why, "node not relieved", node=state.node, why=state.why):
+                    note = f"Node is overutilized, but {state.why}"
+                    self._recorder.record_warning(ObjectReference("v1", "Node", state.node), "NotRelieved", note)
+            # A node whose anomaly timed out is still above a threshold: it is not reported as relieved.
+            elif state.node in nodes_with_moves or state.kind not in {"overutilized", "unknown"}:
+                log.log_change(topic, "", "node is no longer above a threshold", node=state.node)
         for text in plan.notes:
             log.debug("note on the round", note=text)
 

@@ -70,10 +70,7 @@ class DeschedulerSnapshot:
 
 
 def take_snapshot(
-    inputs: PlanInputs,
-    pods: Mapping[str, PodInfo],
-    budgets: Iterable[PodDisruptionBudget],
-    netaware_namespace: str,
+    inputs: PlanInputs, pods: Mapping[str, PodInfo], budgets: Iterable[PodDisruptionBudget], netaware_namespace: str
 ) -> DeschedulerSnapshot:
     """Copy the current cluster, without usage; ``inputs`` are the planner's, ``pods`` are all pods by key."""
     return DeschedulerSnapshot(
