@@ -105,6 +105,7 @@ class PoolArgs(Section, frozen=True):
         low_thresholds, high_thresholds = _values_by_resource(low), _values_by_resource(high)
         _check_thresholds(low_thresholds, high_thresholds, field)
         selector, anomaly = self.node_selector, self.anomaly_condition or AnomalyCondition()
+        timeout_s = parse_duration(anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1)
         return Pool(
             name=name,
             selector=selector.compile(join_path(field, "nodeSelector")) if selector else Selector(),
@@ -112,9 +113,7 @@ class PoolArgs(Section, frozen=True):
             low_thresholds=low_thresholds,
             high_thresholds=high_thresholds,
             weights=_values_by_resource(self.resource_weights) or dict.fromkeys({CPU, MEMORY, *high_thresholds}, 1),
-            anomaly_timeout_s=parse_duration(
-                anomaly.timeout, join_path(field, "anomalyCondition.timeout"), minimum_s=1
-            ),
+            anomaly_timeout_s=timeout_s,
             consecutive_abnormalities=anomaly.consecutive_abnormalities,
             consecutive_normalities=anomaly.consecutive_normalities,
         )
@@ -154,17 +153,12 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
             if count > 1:
                 problem = f"{count} pools are named {name!r}"
                 raise ConfigError(join_path(field, "nodePools"), problem, "give each its own name")
-        return LowNodeLoadConfig(
-            args=self,
-            pod_selectors=tuple(
-                item.selector.compile(join_path(field, f"podSelectors[{i}].selector"))
-                for i, item in enumerate(self.pod_selectors)
-            ),
-            detector_cache_timeout_s=parse_duration(
-                self.detector_cache_timeout, join_path(field, "detectorCacheTimeout"), minimum_s=1
-            ),
-            pools=tuple(pools),
+        pod_selectors = tuple(
+            item.selector.compile(join_path(field, f"podSelectors[{i}].selector"))
+            for i, item in enumerate(self.pod_selectors)
         )
+        timeout_s = parse_duration(self.detector_cache_timeout, join_path(field, "detectorCacheTimeout"), minimum_s=1)
+        return LowNodeLoadConfig(self, pod_selectors, timeout_s, tuple(pools))
 
     def _with_inherited(self, pool: NodePool) -> PoolArgs:
         """These arguments with the settings of a pool."""

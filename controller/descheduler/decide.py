@@ -144,8 +144,7 @@ class UnconfirmedDecision:
                 return Target(), f"the planner cannot plan its replacement: {error}"
             if target is None:
                 return Target(), "the planner finds no node for its replacement"
-            why = self._unsuitable_reason(candidate, target.node)
-            if why:
+            if why := self._unsuitable_reason(candidate, target.node):
                 return target, f"the planner would put it on {target.node}: {why}"
         return target or Target(), ""
 
@@ -156,8 +155,7 @@ class UnconfirmedDecision:
             return "the node takes no pods any more"
         if name == candidate.pod.node:
             return "it would come back"
-        misfit = self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod)
-        if misfit:
+        if misfit := self._builder.fit.dynamic_unschedulable_reason(node, candidate.pod):
             return f"the pod does not fit beside other planned pods ({misfit})"
         return self._strategy_of(candidate).unsuitable_reason(candidate, node)
 

@@ -119,13 +119,11 @@ def _back_off_replica(history: History, uid: str, outcome: MoveOutcome, now: flo
 
 def _claim_replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
     """The uid of the claimed replacement; without one, claim the oldest new pod, which has no node. Empty if there is none."""
-    if pending.replacement_uid:
-        return pending.replacement_uid
-    unscheduled = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
-    if unscheduled is None:
-        return ""
-    claimed_uids.add(unscheduled.uid)
-    return unscheduled.uid
+    uid = pending.replacement_uid
+    if not uid and (unscheduled := _new_pods(pending, snapshot, claimed_uids)):
+        uid = min(unscheduled, key=lambda pod: pod.created_s).uid
+        claimed_uids.add(uid)
+    return uid
 
 
 def _claim_bound_replacement(

@@ -34,11 +34,6 @@ class EvictionResult(NamedTuple):
         """Whether further evictions would fail too, because the API server is busy or unreachable."""
         return self.kind in {"throttled", "unknown"}
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether a retry would be refused too, because of a right, a webhook or the request itself."""
-        return self.kind in {"forbidden", "refused"}
-
 
 def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Host]) -> str:
     """Why a move no longer applies; empty if it does. The API server checks disruption budgets and the uid."""

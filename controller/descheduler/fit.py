@@ -65,8 +65,7 @@ class FitChecker:
 
     def dynamic_unschedulable_reason(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
-        insufficient = first_insufficient(pod.requests_with_ports, node.allocatable, self._requests_on(node.name))
-        if insufficient:
+        if insufficient := first_insufficient(pod.requests_with_ports, node.allocatable, self._requests_on(node.name)):
             return insufficient_reason(insufficient)
         if self._pods_with_anti_affinity or pod.constraints.depends_on_other_pods:
             return self._reasons_by_other_pods(pod).get(self._node_index[node.name], "")

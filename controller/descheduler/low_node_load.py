@@ -76,8 +76,6 @@ class LowNodeLoadStrategy:
                     rounds = f"{detector.abnormal_rounds} of {pool.consecutive_abnormalities}"
                     self._why_by_node[load.name] = f"overutilized for {rounds} consecutive rounds"
                     continue
-                if too_few_targets := self._too_few_targets_reason(pool):
-                    self._builder.add_note(too_few_targets)
                 self._relieve(load)
         return detectors
 
@@ -106,16 +104,12 @@ class LowNodeLoadStrategy:
 
     def _no_capacity_reason(self, pool: Pool) -> str:
         """Why no node of the pool can take any pod; empty if one may."""
-        used_up = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
-        shortage = f"underutilized nodes can take no more {', '.join(used_up)}" if used_up else ""
-        return self._too_few_targets_reason(pool) or shortage
-
-    def _too_few_targets_reason(self, pool: Pool) -> str:
         count, minimum = len(self._targets_by_pool[pool.name]), self._config.args.number_of_nodes
-        if count > minimum:
-            return ""
-        nodes = "node is" if count == 1 else "nodes are"
-        return f"pool {pool.name}: {count} {nodes} underutilized, and numberOfNodes asks for more than {minimum}"
+        if count <= minimum:
+            nodes = "node is" if count == 1 else "nodes are"
+            return f"pool {pool.name}: {count} {nodes} underutilized, and numberOfNodes asks for more than {minimum}"
+        used_up = sorted(resource for resource, free in self._free_capacity_by_pool[pool.name].items() if free <= 0)
+        return f"underutilized nodes can take no more {', '.join(used_up)}" if used_up else ""
 
     def _loads_of(self, pool: Pool, kind: LoadClass) -> list[NodeLoad]:
         return [load for load in self.loads_by_node.values() if load.pool is pool and load.kind == kind]

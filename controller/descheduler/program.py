@@ -223,7 +223,8 @@ class Descheduler:
         move, is_live = pending.move, not self._config.dry_run
         if is_live and result.kind not in {"evicted", "unknown"}:
             self._history = remove_move(self._history, pending)
-        if is_live and result.is_refused:
+        # A retry would be refused too.
+        if is_live and result.kind in {"forbidden", "refused"}:
             first_s = self._config.limits.failure_backoff_s
             self._history = extend_backoff(self._history, move.workload, "refused", first_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()

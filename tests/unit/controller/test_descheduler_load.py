@@ -223,7 +223,8 @@ def test_more_nodes_than_number_of_nodes_must_be_underutilized() -> None:
     assert moved_pods(decide_once(view, make_config({"numberOfNodes": 1}))) == ["p"]
     decision = decide_once(view, make_config({"numberOfNodes": 2}))
     assert moved_pods(decision) == []
-    assert decision.plan.notes == ("pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2",)
+    why = "pool default: 2 nodes are underutilized, and numberOfNodes asks for more than 2"
+    assert [state.why for state in decision.plan.nodes if state.node == "hot"] == [why]
 
 
 def test_without_node_fit_capacity_is_still_deducted() -> None:
