@@ -50,7 +50,11 @@ class LowNodeLoadStrategy:
         self._builder, self._config = builder, config
         loads = classify_nodes(config, builder.snapshot.nodes.values(), builder.snapshot.usage.by_node)
         self.loads_by_node = {load.name: load for load in loads}
-        self._why_by_node = {load.name: _unknown_load_reason(load) for load in loads if load.kind == "unknown"}
+        self._why_by_node: dict[str, str] = {}
+        for load in loads:
+            if load.kind == "unknown":
+                missing = [resource for resource in load.high_thresholds if resource not in load.usage_percent]
+                self._why_by_node[load.name] = f"no current usage of {', '.join(missing)}"
         self._stuck_nodes: set[str] = set()
         # Properties of a pod that fits nowhere, except its usage -> its usage, and why it does not fit.
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
@@ -271,8 +275,3 @@ def _describe_failures(failure_counts: Mapping[str, int]) -> str:
     ordered = sorted((-count, name) for name, count in failure_counts.items() if count)
     parts = ", ".join(f"{-negated_count} {name}" for negated_count, name in ordered)
     return f"no further pod can be moved: {parts}" if parts else "no further pod runs on it"
-
-
-def _unknown_load_reason(load: NodeLoad) -> str:
-    missing = [r for r in load.high_thresholds if r not in load.usage_percent]
-    return f"no current usage of {', '.join(missing)}"

@@ -47,11 +47,9 @@ class ScoredNodes(NamedTuple):
 
 
 class MisplacementStrategies:
-    """NetworkMisplacement and ZoneSurvival in one round.
+    """NetworkMisplacement and ZoneSurvival in one round, after LowNodeLoad.
 
-    Args:
-        builder: also has LowNodeLoad's moves.
-        loads_by_node: empty without LowNodeLoad; a node that is or would be overutilized is no target.
+    ``loads_by_node`` is empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
     def __init__(self, builder: PlanBuilder, loads_by_node: Mapping[str, NodeLoad]) -> None:

@@ -45,16 +45,9 @@ NODE_CHANGED_STATUSES = frozenset({404, 409, 422})
 class Descheduler:
     """Runs rounds while this replica leads.
 
-    Args:
-        client: fenced by the leadership.
-        cache: the stores; rounds use those of nodes and pods.
-        config: the checked section ``descheduler``.
-        recorder: for events.
-        registry: for metrics.
-        scheduling: has the planner, which confirms moves of pods that it placed, and its inputs: snapshots are taken from them, and
-            the nodes that plans avoid are set there.
-        usage_reader: reads usage; by default from the configured sources.
-        wall: wall clock, unix seconds.
+    ``client`` is fenced by the leadership. ``scheduling`` has the planner, which confirms moves of pods that it placed, and its inputs:
+    snapshots are taken from them, and the nodes that plans avoid are set there. Usage comes from the configured sources unless there
+    is a ``usage_reader``. ``wall`` returns unix seconds.
     """
 
     def __init__(

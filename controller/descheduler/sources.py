@@ -64,9 +64,10 @@ class UsageReader:
                     self._client.list(NODE_METRICS, _NodeMetrics), self._client.list(POD_METRICS, _PodMetrics)
                 )
         except (KubekitError, TimeoutError) as error:
+            problem = str(error) or "no response in time"
             if isinstance(error, ApiError) and error.is_not_found:
-                return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
-            return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no response in time'}",))
+                problem = "is not served; install metrics-server, or use Prometheus"
+            return UsageBatch(faults=(f"metrics.k8s.io: {problem}",))
         return await asyncio.to_thread(_convert_metrics, nodes, pods)
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:
