@@ -51,11 +51,11 @@ MAX_WATCH_SILENCE_S = 85.0
 """Bookmarks arrive once a minute. A watch that is silent for longer is broken, or no object of its kind changed since the server started
 (1.36.3 then sends no bookmarks). A new watch costs one request."""
 MAX_THROTTLED_ATTEMPTS = 5
-"""Maximum number of attempts for a request that the server throttles (429)."""
+"""Maximum number of attempts for a request that the server throttles."""
 
 
 class Scope(TypedDict, total=False):
-    """Limits a list or watch to some objects of a resource; by default it is of all."""
+    """Limits a list or watch to a namespace and to selected objects; by default it is of all objects of a resource."""
 
     namespace: str | None
     label_selector: str
@@ -65,8 +65,8 @@ class Scope(TypedDict, total=False):
 class Client:
     """Sends requests to one API server. Use as ``async with Client(config) as client``.
 
-    Every method raises UnreachableError if it gets no response in time, ApiError for an error response, and MalformedObjectError if the
-    response does not have the requested type.
+    Every method raises UnreachableError if it gets no response in time, ApiError for an error response, MalformedObjectError if the
+    response does not have the requested type, and NotLeaderError if the fence does not permit a write.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Client:
     async def list_pages(
         self, resource: Resource, *, limit: int = PAGE_SIZE, from_cache: bool = False, **scope: Unpack[Scope]
     ) -> AsyncIterator[RawPage]:
-        """Yield the pages of a list. A watch that follows starts from the last page's resourceVersion.
+        """Yield the pages of a list, of ``limit`` objects each. A watch that follows starts from the last page's resourceVersion.
 
         With ``from_cache`` all objects come from the API server's watch cache, which may be slightly old, in one page.
         """
@@ -127,7 +127,7 @@ class Client:
             params.pop("resourceVersion", None)
 
     async def list(self, resource: Resource, type_: type[T], **scope: Unpack[Scope]) -> list[T]:
-        """Read all objects in the scope. A malformed object makes the call fail; a Reflector tolerates malformed objects."""
+        """Read all objects in the scope. One malformed object makes the call fail, but not a `kubekit.reflector.Reflector`."""
         objects: list[T] = []
         maybe_yield = CooperativeYield()
         async for page in self.list_pages(resource, **scope):
@@ -230,8 +230,8 @@ class Client:
     ) -> bytes:
         """Send one request; returns the body of its successful response.
 
-        A request that the server throttles (429, priority and fairness) is sent again after the time in Retry-After, within the same
-        deadline. An eviction that a PodDisruptionBudget refuses is not sent again.
+        A request that the server throttles (429 with Retry-After, by priority and fairness) is sent again after that time and up to a
+        quarter more, within the same deadline and `MAX_THROTTLED_ATTEMPTS`. An eviction that a PodDisruptionBudget refuses is not.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
@@ -294,7 +294,7 @@ class Client:
 
         Yields an iterator of events, which raises SilentWatchError after ``max_silence_s`` without an event or bookmark. With
         ``send_initial_events`` (WatchList) the first events are all existing objects, and then a bookmark with the annotation
-        ``k8s.io/initial-events-end``; the timeout is that of a list. A server without WatchList responds with 422.
+        ``k8s.io/initial-events-end``; the timeout is that of a list. A server without WatchList responds with 400 or 422.
         """
         lifetime_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
         params = {

@@ -14,15 +14,16 @@ MAX_MESSAGE_BYTES = 8192
 
 
 def make_condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
-    """A condition without a time; its status is Unknown if ``holds`` is None. The message becomes one line of `MAX_MESSAGE_BYTES`."""
-    status, message = "Unknown" if holds is None else str(holds), cut_bytes(make_printable(message), MAX_MESSAGE_BYTES)
+    """A condition without a time. Its status is Unknown if ``holds`` is None; its message is one line of at most `MAX_MESSAGE_BYTES`."""
+    status = "Unknown" if holds is None else str(holds)
+    message = cut_bytes(make_printable(message), MAX_MESSAGE_BYTES)
     return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
 
 
 def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
     """Conditions of ``old``, with those of ``new`` added or in their place; sorted by type.
 
-    A time stays while the status is the same, so the result equals ``old`` if nothing changed. Times of ``new`` are ignored.
+    A time stays while the status is the same, so a result that is merged again does not change. Times of ``new`` are ignored.
     """
     by_type = {c.type: c for c in old or ()}
     for condition in new:

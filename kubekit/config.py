@@ -20,9 +20,9 @@ class ClusterConfig:
     """Address and credentials of an API server.
 
     Attributes:
-        server: ``https://host:port``, without a trailing slash.
+        server: ``https://host:port`` or ``http://host:port``, without a trailing slash.
         token: returns the bearer token; None without token authentication.
-        ssl_context: context of connections; None for plain HTTP.
+        ssl_context: TLS settings of connections; None for plain HTTP.
         namespace: the namespace to use by default.
         kubeconfig_context: name of the kubeconfig context, empty in a cluster.
         credential_provider: provides credentials, which have precedence over ``token`` and ``ssl_context``.
@@ -49,12 +49,12 @@ def load_cluster_config(
     ``tls.crt`` and ``tls.key`` is the client certificate.
 
     Raises:
-        ConfigError: the directory or a file is missing or cannot be used; the message names it.
+        ConfigError: the directory or a file is missing or cannot be used; the message names it, and ``tls.crt`` for the pair.
     """
     directory = Path(directory) if directory else SERVICE_ACCOUNT_DIR
     if not directory.is_dir():
         raise ConfigError(
-            "--credentials", f"{directory} is not a directory", "name a directory with server, ca.crt and token"
+            "--credentials", f"{directory} is not a directory", "set it to a directory with server, ca.crt and token"
         )
     server, token = _server_url(directory, environ), directory / "token"
     return ClusterConfig(

@@ -22,7 +22,11 @@ class TokenFile:
         self._token, self._read_at = "", -MAX_TOKEN_AGE_S
 
     def __call__(self) -> str:
-        """The token, read at most `MAX_TOKEN_AGE_S` ago, unless the file cannot be read any more."""
+        """The token, read at most `MAX_TOKEN_AGE_S` ago, or the last one if the file can no longer be read.
+
+        Raises:
+            ConfigError: the file could never be read.
+        """
         if self._clock() - self._read_at >= MAX_TOKEN_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()

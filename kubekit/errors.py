@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 
 class KubekitError(Exception):
-    """Base of the errors that kubekit defines; other exceptions are defects.
+    """Base of expected errors, also those of other packages; other exceptions are defects.
 
     Attributes:
-        retry_after_s: seconds after which the server allows a retry; None if it does not say.
+        retry_after_s: seconds after which the server allows a retry; None except for an `ApiError` that says so.
     """
 
     retry_after_s: float | None = None
@@ -28,11 +30,11 @@ class ConfigError(KubekitError):
 
 
 class QuantityError(KubekitError, ValueError):
-    """A text is not a Kubernetes quantity."""
+    """A text is not a Kubernetes quantity, or out of range."""
 
 
 class SelectorError(KubekitError, ValueError):
-    """A text is not a Kubernetes label selector."""
+    """A text or a LabelSelector object is not a valid label selector."""
 
 
 class MalformedObjectError(KubekitError):
@@ -40,7 +42,7 @@ class MalformedObjectError(KubekitError):
 
 
 class UnreachableError(KubekitError):
-    """No response from the API server: connection refused or reset, timeout, or TLS failure."""
+    """No complete response from the API server: connection refused or reset, timeout, or TLS failure."""
 
 
 class CredentialError(UnreachableError):
@@ -48,7 +50,7 @@ class CredentialError(UnreachableError):
 
 
 class SilentWatchError(UnreachableError):
-    """A watch received neither an event nor a bookmark for longer than the interval of bookmarks."""
+    """A watch received neither an event nor a bookmark for ``max_silence_s`` of `kubekit.client.Client.watch`."""
 
 
 class NotLeaderError(KubekitError):
@@ -59,10 +61,10 @@ class ApiError(KubekitError):
     """The API server responded with an error.
 
     Attributes:
-        status: the HTTP status.
+        status: the HTTP status; below 500, the code of the Status object if it has one.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
-        message: the text of the Status object.
-        retry_after_s: seconds of the Retry-After header or of the Status details; None if both are missing.
+        message: the text of the Status object, or else the start of the response.
+        retry_after_s: seconds of the Retry-After header, or else of the Status details; None if both are missing or 0.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 
@@ -82,29 +84,29 @@ class ApiError(KubekitError):
     @property
     def is_not_found(self) -> bool:
         """Whether the object or the resource does not exist."""
-        return self.status == 404
+        return self.status == HTTPStatus.NOT_FOUND
 
     @property
     def is_already_exists(self) -> bool:
         """Whether a create failed because the object exists already."""
-        return self.status == 409 and self.reason == "AlreadyExists"
+        return self.status == HTTPStatus.CONFLICT and self.reason == "AlreadyExists"
 
     @property
     def is_conflict(self) -> bool:
-        """Whether another writer changed the object since it was read, or owns an applied field."""
-        return self.status == 409 and self.reason != "AlreadyExists"
+        """Whether another writer changed or deleted the object since it was read, or owns an applied field."""
+        return self.status == HTTPStatus.CONFLICT and self.reason != "AlreadyExists"
 
     @property
     def is_expired(self) -> bool:
         """Whether the resourceVersion is too old, so that a new list is needed."""
-        return self.status == 410
+        return self.status == HTTPStatus.GONE
 
     @property
     def is_forbidden(self) -> bool:
         """Whether RBAC or an admission policy refused the request."""
-        return self.status == 403
+        return self.status == HTTPStatus.FORBIDDEN
 
     @property
     def is_throttled(self) -> bool:
         """Whether the server was too busy to do anything. A refusal by a PodDisruptionBudget has the same status, but is not throttling."""
-        return self.status == 429 and "DisruptionBudget" not in self.causes
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS and "DisruptionBudget" not in self.causes

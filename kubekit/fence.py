@@ -17,7 +17,7 @@ def boot_clock() -> float:
 
 
 class WriteFence:
-    """A permission to write that expires, for `kubekit.client.Client.with_fence`.
+    """A permission to write that expires, for `kubekit.client.Client.with_fence`. None is given before the first `extend`.
 
     Args:
         clock: a monotonic clock, seconds.
@@ -41,7 +41,7 @@ class WriteFence:
         return self._until - self._clock()
 
     def extend(self, until: float) -> None:
-        """Extend the permission until this time of the clock."""
+        """Permit writes until this time of the clock."""
         self._until = until
 
     def revoke(self) -> None:
@@ -61,7 +61,7 @@ class WriteFence:
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Context that counts a write. If it raises, the write has no response, and may still take effect."""
+        """Context that counts a write. If its block raises, the write has no response, and may still take effect."""
         self._writes_in_flight += 1
         self._no_writes.clear()
         try:

@@ -24,7 +24,7 @@ _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 class EventLoopMonitor:
     """Measures the CPU time of the event loop's thread between two checks, `CHECK_INTERVAL_S` apart.
 
-    Each callback between the checks took at most this time. Load of other processes does not increase it.
+    Each callback between the checks took at most this CPU time. Load of other processes does not increase it.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -46,12 +46,12 @@ class EventLoopMonitor:
 
 
 def describe_stale_stores(stores: Iterable[object]) -> str:
-    """Text with the `Reflector.staleness` of each stale store; empty if no store is stale."""
+    """Text with the `Reflector.staleness` of each stale store; empty if no store is stale. Stores without a watch are never stale."""
     return ", ".join(text for store in stores if isinstance(store, Reflector) and (text := store.staleness))
 
 
 class InformerMetrics(Collector):
-    """Exports the numbers of objects and of malformed objects of each store."""
+    """Exports the numbers of objects and of malformed objects of each store, by its name in ``stores``."""
 
     def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
         self._stores = stores

@@ -1,6 +1,6 @@
-"""The HTTP server of a program: /metrics, /healthz, /readyz, and further routes; and a check of host names against DNS rebinding.
+"""The HTTP server of a program: /metrics, /healthz, /readyz, and further routes; its address; and a check against DNS rebinding.
 
-/healthz fails if a restart would help; /readyz fails if the program cannot work. Both name the failed check.
+/healthz fails if a restart would help; /readyz fails if the program cannot work. Both name the failed checks.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_PORT = 65535
 _CLUSTER_SUFFIXES = (".svc", ".cluster.local", ".localhost")
 ALL_ADDRESSES = "::"
+"""Stands for all IPv6 and IPv4 addresses of the host."""
 
 
 class HealthChecks:
@@ -50,7 +51,7 @@ class HealthChecks:
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Parse ``HOST:PORT``. HOST may be in brackets, or empty for all IPv4 and IPv6 addresses; port 0 is any free port.
+    """Parse ``HOST:PORT``. HOST is an IP address, also in brackets, or ``localhost``, or empty for `ALL_ADDRESSES`; port 0 is any free port.
 
     Raises:
         ConfigError: the text is invalid; the message names ``field``.
@@ -58,14 +59,14 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > MAX_PORT:
-        raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
+        raise ConfigError(field, f"{text!r} has no valid port", "write HOST:PORT, such as 0.0.0.0:9850")
     if host and host != "localhost" and parse_address(host) is None:
         raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address")
     return host or ALL_ADDRESSES, int(port)
 
 
 def _open_listener(host: str, port: int) -> socket.socket:
-    """Listen on an address. `ALL_ADDRESSES` are all IPv6 and IPv4 addresses, or all IPv4 addresses without IPv6."""
+    """Listen on an address; on all IPv4 addresses for `ALL_ADDRESSES` if the host has no IPv6."""
     if host != ALL_ADDRESSES:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():
@@ -166,7 +167,7 @@ def _run_checks(checks: dict[str, HealthCheck]) -> str:
 
 
 def allow_hosts(hosts: Collection[str]) -> Middleware:
-    """Middleware against DNS rebinding: it refuses requests whose Host is a public DNS name that is not in ``hosts``.
+    """Middleware against DNS rebinding: it refuses (421) requests whose Host is a public DNS name that is not in ``hosts``.
 
     Addresses, names without a dot, and names inside a cluster are always allowed.
     """
@@ -188,7 +189,7 @@ def allow_hosts(hosts: Collection[str]) -> Middleware:
 
 
 def _host_name(host: str) -> str:
-    """``Host`` without its port, in lower case."""
+    """The name or address in a Host header: without port, brackets and final dot, in lower case."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")

@@ -1,8 +1,8 @@
-"""Limits the connections of an HTTP server, in total and per peer, and the time of requests and responses.
+"""Limits the connections of an HTTP server, in total and per peer, the time of requests and responses, and the size of bodies.
 
 A connection takes ten kilobytes and a file descriptor. A TLS handshake takes more, so the limits for handshakes are lower. At a limit a
-new connection replaces another one, first an idle one of the peer with the most connections. So the kubelet's probes get a response,
-however many connections other peers have.
+new connection replaces an idle one, first of the peer with the most connections. So the kubelet's probes get a response, however many
+connections other peers have.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class ConnectionLimiter:
             connection.abort()
 
     def acquire(self, connection: Connection) -> None:
-        """Count a new connection; at a limit, close another one, or the new one if its peer has the most connections.
+        """Count a new connection; above a limit, close one.
 
         Connections are closed in this order: idle before responding ones; of the peer with the most connections first; without any
-        request yet before others.
+        request yet before others; older before newer ones. If all others are responding, the new one is closed, unless another peer has
+        more connections.
         """
         self._connections[connection] = None
         counts = Counter(c.peer for c in self._connections)
@@ -89,7 +90,7 @@ class _TlsProtocol(SSLProtocol):
 
 
 class Connection(RequestHandler):
-    """A connection that limiters count from its start, with timeouts for its TLS handshake and its first request."""
+    """A connection that limiters count from its start, with timeouts for its TLS handshake and the head of its first request."""
 
     __slots__ = ("_first_request_timer", "_limiter", "_site", "_socket_transport", "peer")
 

@@ -7,7 +7,7 @@ checks the permission when a write is sent, and ends the write's timeout with th
 
 A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission: a late write
 has ``duration_s - renew_deadline_s + retry_s`` to take effect before another process may lead. A lease is released early only if all
-writes have responses.
+writes of the last ``duration_s`` have responses.
 
 The age of a lease is the time since this process saw its last change. The times in the lease are not used, so clocks may differ.
 """
@@ -32,6 +32,7 @@ log = logs.get("kubekit.lease")
 WRITES_TIMEOUT_S = 2.0
 """Time for which a stopping leader waits for responses to its writes before it releases the lease."""
 RELEASE_TIMEOUT_S = 2.0
+"""Longest time that a release takes. After a failed one the next leader waits until the lease expires."""
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -101,9 +102,9 @@ class LeaderElector:
         self._may_release = False
 
     async def run(self, on_started_leading: Callable[[WriteFence], Awaitable[None]]) -> None:
-        """Wait for leadership, run ``on_started_leading``, cancel it when leadership ends, and wait again.
+        """Wait for leadership, run ``on_started_leading``, cancel it when leadership ends, and wait again; until cancelled.
 
-        At the end the lease is released if all writes have responses.
+        At the end a held lease is released, unless a write of the last ``duration_s`` has no response.
 
         Raises:
             RuntimeError: ``on_started_leading`` returned. Its exceptions, and unexpected ones of a renewal, are raised unchanged.
@@ -138,7 +139,8 @@ class LeaderElector:
     async def _end_writing(self) -> bool:
         """Stop new writes, and wait for responses to those in flight, before their tasks are cancelled.
 
-        Returns whether the lease may be released. After a write without a response the next leader must wait.
+        Returns whether the lease may be released: not if it is lost, nor after a write without a response, for which the next leader
+        must wait.
         """
         if not self.fence.is_held:
             return False
@@ -160,7 +162,10 @@ class LeaderElector:
         self.fence.revoke()
 
     async def _try_acquire_or_renew(self, timeout_s: float = float("inf")) -> bool:
-        """Acquire or renew the lease once, within ``timeout_s``; returns whether this process holds it."""
+        """Acquire or renew the lease once, within ``timeout_s`` and twice ``retry_s``; returns whether this process holds it.
+
+        Extends the fence if it does, and revokes the fence if another process does.
+        """
         if timeout_s <= 0:
             return False
         started = self._clock()
@@ -219,7 +224,7 @@ class LeaderElector:
         return True
 
     def _observe(self, holder: str, version: str) -> None:
-        """Remember when this process saw the lease change, which starts the time of its expiry."""
+        """Remember when this process saw holder or version of the lease change, because the lease expires ``duration_s`` later."""
         if (holder, version) != (self._observed_holder, self._observed_version):
             self._observed_holder, self._observed_version, self._observed_at = holder, version, self._clock()
 

@@ -1,4 +1,4 @@
-"""Finds the workload that owns a pod (the Deployment rather than its ReplicaSet), and pods of outdated templates."""
+"""Finds the workload that owns a pod (the Deployment rather than its ReplicaSet), the revision of a pod's template, and outdated pods."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
 
 
 def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
-    """Kind and name of a pod's workload; None if no controller owns it, or if kind or name is invalid.
+    """Kind and name of a pod's workload; None if no controller owns the pod, or if kind or name is invalid.
 
-    The API server does not validate either, and users paste commands with them into a shell.
+    The API server validates neither of them, and users paste commands with them into a shell.
     """
     owner = controller_of(metadata)
     if owner is None or not _OWNER_NAME.fullmatch(owner.name) or not _OWNER_KIND.fullmatch(owner.kind):
@@ -35,9 +35,9 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
 
 def find_outdated_pod_keys(pods: Iterable[ObjectMeta]) -> set[str]:
-    """Keys of the pods with another template than their workload's newest pod, which a rollout will replace.
+    """Keys of the pods with another template than their workload's newest pod, which a rollout replaces.
 
-    Pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
+    Pods without a revision or a valid owner are never outdated. Pods that a StatefulSet keeps at an old revision (``partition``, ``OnDelete``) count as outdated too.
     """
     pods_by_revision_by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet

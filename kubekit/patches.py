@@ -1,4 +1,4 @@
-"""Builds the operations of JSON patches (RFC 6902)."""
+"""Builds JSON pointers and the operations of JSON patches (RFC 6902)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pointer(*parts: str | int) -> str:
 
 
 def add(path: str, value: object) -> Operation:
-    """Add or overwrite a member, whose parent must exist."""
+    """Add or overwrite a member of an object, or insert into a list (``-`` appends). The parent must exist."""
     return Operation(op="add", path=path, value=value)
 
 
@@ -34,5 +34,5 @@ def replace(path: str, value: object) -> Operation:
 
 
 def test(path: str, value: object) -> Operation:
-    """Make the whole patch fail unless the member has this value."""
+    """Make the whole patch fail unless the member exists and has this value."""
     return Operation(op="test", path=path, value=value)

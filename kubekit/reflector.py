@@ -31,13 +31,14 @@ log = logs.get("kubekit.reflector")
 _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
-"""A watch that ends sooner counts as a failure, so that the next watch waits."""
+"""If a watch, with its list, ends sooner, the next one waits as after a failure."""
 STREAMING_UNSUPPORTED_STATUSES = (400, 422)
 """Responses of servers without streamed lists."""
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 UNKNOWN_KEY = "?"
+"""Key, in `Store.malformed`, of objects whose metadata cannot be decoded either."""
 STALE_IF_FAILING_S, STALE_IF_SILENT_S = 45.0, 120.0
-"""A store is stale after this time without a message from the server, if the last request failed and if it did not."""
+"""A store is stale after this time without a message from the server: the first if the last request failed, else the second."""
 
 
 class HasMetadata(Protocol):
@@ -55,11 +56,12 @@ ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 class Reflector(Store[T]):
     """A store of the objects of one resource, optionally of one namespace and selector.
 
-    A ``transform`` converts each object; None leaves the object out. Handlers are then called only if the converted object changed.
+    A ``transform`` converts each object; None leaves the object out. Handlers are called only if the converted object changed, or without
+    ``transform`` the resourceVersion.
 
     Attributes:
         resource: the kind of the objects.
-        failure: HTTP status, as text, or name of the error of the last request; empty if the request succeeded.
+        failure: HTTP status, as text, or name of the error since which no watch started; empty if one did. Expiry is no failure.
         last_contact_at_s: monotonic time of the last message from the server, or of the start.
     """
 
@@ -126,7 +128,7 @@ class Reflector(Store[T]):
 
     @property
     def staleness(self) -> str:
-        """Text with the age of the store and the last failure; empty if the store is not stale."""
+        """Text with the age of the store and `failure`; empty if the store is not stale."""
         age_s = time.monotonic() - self.last_contact_at_s
         if age_s < (STALE_IF_FAILING_S if self.failure else STALE_IF_SILENT_S):
             return ""
@@ -138,7 +140,7 @@ class Reflector(Store[T]):
         return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
     def _record_failure(self, error: KubekitError, backoff: Backoff) -> float:
-        """Set and log `failure`, unless a relist is enough; returns the seconds to wait before the next request.
+        """Set and log `failure`, unless the resourceVersion expired; returns the seconds to wait before the next request.
 
         After a 404 the store is `ready`, because a resource that is not served has no objects.
         """
@@ -298,7 +300,7 @@ class Reflector(Store[T]):
         return ObjectMeta()
 
     def _report_malformed(self, raw: msgspec.Raw, error: Exception, malformed: dict[str, str]) -> str:
-        """Count and log an object that cannot be decoded; returns its key."""
+        """Add to ``malformed``, and log, an object that cannot be decoded; returns its key, or `UNKNOWN_KEY`."""
         key, text = self._metadata_of(raw).key or UNKNOWN_KEY, str(error)
         malformed[key] = text
         log.log_change(f"{self.resource.plural}/{key}", text, "object ignored: malformed", key=key, error=text)
@@ -310,7 +312,7 @@ class Reflector(Store[T]):
 
 
 def _selects_one_name_or_node(field_selector: str) -> bool:
-    """Whether a field selector limits the list to one name or node."""
+    """Whether a field selector only requires values, as those for one name or node do."""
     return "=" in field_selector and "!=" not in field_selector
 
 

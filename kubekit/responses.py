@@ -47,7 +47,12 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """Convert to an exception; ``fallback_code`` is the HTTP status, ``retry_after`` the HTTP header, seconds as text."""
+        """Convert to an exception.
+
+        Args:
+            fallback_code: the HTTP status, for a Status without a code.
+            retry_after: the HTTP header; a date is ignored.
+        """
         details = self.details or _Details()
         wait_s = float(retry_after) if retry_after and retry_after.isdigit() else float(details.retry_after_seconds)
         return ApiError(
@@ -70,7 +75,7 @@ class RawPage(msgspec.Struct, gc=False, frozen=True):
 
 
 async def read_events(response: aiohttp.ClientResponse, max_silence_s: float) -> AsyncIterator[WatchEvent]:
-    """Yield the events of a watch as they arrive.
+    """Yield the events of a watch as they arrive, until the response ends.
 
     Raises:
         SilentWatchError: nothing arrived for ``max_silence_s``.
@@ -116,7 +121,10 @@ def decode_error(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
 
 @contextmanager
 def translate_errors(method: str, path: str) -> Iterator[None]:
-    """Raise errors of aiohttp and asyncio as UnreachableError, and of msgspec as MalformedObjectError, with method and path."""
+    """Raise errors of connections and timeouts as UnreachableError, and of decoding as MalformedObjectError, with method and path.
+
+    A NotLeaderError that aiohttp wrapped is raised unchanged.
+    """
     request = f"{method} {path}"
     try:
         yield

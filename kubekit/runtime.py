@@ -1,6 +1,6 @@
 """Runs a program: one event loop, cancellation by SIGTERM and SIGINT, supervised tasks, exit codes, and memory.
 
-Exit codes: 0 stopped or finished, 1 failed, 2 wrong configuration, 130 interrupted.
+Exit codes: 0 finished, or stopped by a signal; 1 failed; 2 wrong configuration; 130 interrupted before signals are handled.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _leaf_errors(group: BaseExceptionGroup[BaseException]) -> list[BaseException
 
 
 def _report_errors(errors: list[BaseException]) -> int:
-    """Print configuration errors, or log other errors; returns the exit code."""
+    """Print the errors if all are of the configuration, else log them; returns the exit code."""
     if all(isinstance(e, ConfigError) for e in errors):
         for error in errors:
             print(f"error: {error}", file=sys.stderr)
@@ -115,9 +115,9 @@ async def run_best_effort(
 def compact_memory(*, everything: bool = True) -> None:
     """Collect garbage, exclude the remaining objects from later collections, and disable automatic full collections.
 
-    An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without such collections,
-    reference cycles are freed only by the next call of this function. With ``everything`` it also frees cycles of objects that an earlier
-    call excluded.
+    An automatic full collection stops every thread, with 10,000 nodes for several hundred milliseconds. Without such collections, cycles of
+    older objects are freed only by the next call of this function. With ``everything`` it also frees cycles of objects that an earlier call
+    excluded.
     """
     if everything:
         gc.unfreeze()

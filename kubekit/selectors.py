@@ -21,7 +21,7 @@ Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
 def operator_matches(operator: str, values: Container[str | None], value: str | None) -> bool:
-    """Whether a label's value, None without the label, satisfies an operator. False for unknown operators."""
+    """Whether a label's value (None if the label is missing) satisfies an operator. False for unknown operators."""
     match operator:
         case "In":
             return value in values
@@ -99,15 +99,15 @@ def compile_selector(selector: LabelSelector) -> Selector:
 
 
 def compile_or_none(selector: LabelSelector | None) -> Selector | None:
-    """Compile a LabelSelector object; None if it selects nothing, because it is absent or has an unknown operator."""
+    """Compile a LabelSelector object; None, which selects nothing, if it is absent or invalid."""
     try:
         return compile_selector(selector) if selector is not None else None
-    except SelectorError:  # The operator is newer than this code; the API server rejects others.
+    except SelectorError:  # An operator is newer than this code; the API server rejects other invalid selectors.
         return None
 
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector object selects these labels; None selects nothing, an empty one everything."""
+    """Whether a LabelSelector object selects these labels; None and an invalid one select nothing, an empty one everything."""
     compiled = compile_or_none(selector)
     return compiled is not None and compiled.matches(labels)
 

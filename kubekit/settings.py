@@ -81,7 +81,7 @@ class SelectorSpec(Section, frozen=True):
     match_expressions: list[SelectorRequirement] | None = None
 
     def compile(self, field: str) -> Selector:
-        """The compiled selector.
+        """Compile the selector.
 
         Raises:
             ConfigError: the selector is invalid; the message names ``field``.
@@ -112,7 +112,7 @@ def parse_yaml(text: str, flag: str, file_name: str = "") -> Any:
     """Parse a YAML text.
 
     Raises:
-        ConfigError: the text is not YAML; the message names ``flag`` and the file.
+        ConfigError: the text is not YAML; the message names ``flag``, and ``file_name`` if there is one.
     """
     from kubekit import yaml_text
 
@@ -123,7 +123,7 @@ def parse_yaml(text: str, flag: str, file_name: str = "") -> Any:
 
 
 def convert(document: object, type_: type[T], field: str = "") -> T:
-    """Convert parsed YAML to a struct that forbids unknown fields; `Section.validate` then checks ranges.
+    """Convert parsed YAML to a struct that forbids unknown fields. It does not check ranges, see `Section.validate`.
 
     Raises:
         ConfigError: a field is unknown, missing or of the wrong type; the message has its path, which starts with ``field``.
@@ -153,7 +153,7 @@ def to_camel_case(name: str) -> str:
 
 
 def range_of(type_: object) -> Range | None:
-    """The `Range` of an annotated type, also inside a union with None; None if the type has no range."""
+    """The `Range` of an annotated type, also inside a union or a container; None if the type has no range."""
     arguments = typing.get_args(type_)
     if typing.get_origin(type_) is Annotated:
         return next((argument for argument in arguments[1:] if isinstance(argument, Range)), None)

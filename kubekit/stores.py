@@ -13,10 +13,10 @@ Handler = Callable[[str, T | None, T | None], None]
 
 
 class Store(Generic[T_co]):
-    """Objects by key, and the handlers of their changes.
+    """Objects by key, and the handlers of their changes. Subclasses fill it.
 
     Attributes:
-        synced: set after the first complete list.
+        synced: set after the first complete list, and never cleared.
         ready: set when the store is synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
         malformed: the error of each object that cannot be decoded, by key.
     """
@@ -70,7 +70,7 @@ def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
 
 
 class FilteredStore(Store[T]):
-    """A store with some objects of another store, and without a watch of its own. ``malformed`` is empty; the source has these errors.
+    """A store with some objects of another store. It has no watch, and no ``malformed`` objects, which the source has.
 
     Args:
         source: the store to filter.

@@ -1,4 +1,4 @@
-"""Formats text: command lines with foreign names, foreign text for terminals and logs, lists and counts."""
+"""Formats text: command lines with foreign names, foreign text for terminals and logs, text of limited size, lists and counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NAME_PLACEHOLDER = "NAME"
 def format_command(template: str, *values: object, **named: object) -> str:
     """Insert values, which may come from users, into ``template``, so that the command line is safe to paste.
 
-    Values are integers, names of Kubernetes objects (other texts become `NAME_PLACEHOLDER`), sequences of names, and mappings or
-    sequences of mappings, which become one quoted word of JSON.
+    Values are integers, names of Kubernetes objects, sequences of both, and mappings or sequences of mappings, which become one quoted
+    word of JSON. Any other value becomes `NAME_PLACEHOLDER`.
     """
     return template.format(*map(_quote, values), **{key: _quote(value) for key, value in named.items()})
 
@@ -32,27 +32,23 @@ def _quote(value: object) -> str:
 
 
 def make_printable(text: str) -> str:
-    """The text in one line, with blanks or ``?`` for control characters, which a terminal would execute."""
+    """The text in one line: a blank for each unusual blank, ``?`` for other unprintable characters, which a terminal may execute."""
     return _replace_unprintable(text, "", lambda c: " " if c.isspace() else "?")
 
 
 def cut_bytes(text: str, limit: int) -> str:
-    """Cut a text to ``limit`` bytes of UTF-8."""
+    """Cut a text to at most ``limit`` bytes of UTF-8, between characters."""
     return text.encode()[:limit].decode(errors="ignore")
 
 
 def mask_control_characters(text: str) -> str:
-    """The text with U+FFFD for control characters, except line breaks and tabs."""
+    """The text with U+FFFD for unprintable characters, except line breaks and tabs."""
     return _replace_unprintable(text, "\n\t", lambda _: "\ufffd")
 
 
 def escape_control_characters(json_text: str) -> str:
-    """JSON text with all control and format characters escaped, also those that JSON allows."""
-    return _replace_unprintable(json_text, "\n", _escape)
-
-
-def _escape(character: str) -> str:
-    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+    """JSON text with all unprintable characters except line breaks escaped, also those that JSON allows."""
+    return _replace_unprintable(json_text, "\n", lambda c: json.dumps(c)[1:-1])
 
 
 def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) -> str:
@@ -63,7 +59,7 @@ def _replace_unprintable(text: str, keep: str, replace: Callable[[str], str]) ->
 
 
 def join_first(texts: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """The first ``limit`` texts, and the number of the others: ``a, b, and 3 more``."""
+    """The first ``limit`` texts, and the number of others if there are any: ``a, b, and 3 more``."""
     others = f"{separator}and {len(texts) - limit} more" if len(texts) > limit else ""
     return separator.join(texts[:limit]) + others
 

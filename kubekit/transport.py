@@ -30,10 +30,10 @@ acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 mi
 
 
 class FencedBody(BytesPayload):
-    """The body of a write. It checks the permission when body and headers are sent.
+    """The body of a write, which checks the permission when headers and body are sent.
 
-    Between an earlier check and the sending, a connection is opened and other tasks run. A leader that was suspended meanwhile must not
-    send the write.
+    Since the check in `kubekit.client.Client`, a connection may have been opened, and other tasks ran. A leader that was suspended
+    meanwhile must not send the write.
     """
 
     def __init__(self, body: bytes, fence: WriteFence) -> None:

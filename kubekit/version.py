@@ -6,7 +6,7 @@ DISTRIBUTION = "netaware"
 
 
 def installed_version() -> str:
-    """Version of the package; ``unknown`` if the package was never installed."""
+    """Version of the package; ``unknown`` if it is not installed."""
     # Imported lazily: importlib.metadata is slow to import, and few processes need it.
     from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""Wire types: Kubernetes objects with the fields that several packages use.
+"""Wire types: Kubernetes objects with the fields that several packages use; API resources, keys and times.
 
 Frozen msgspec structs decode ten times faster than the official client's models and take a tenth of the memory. Packages that need fewer
 or other fields define structs of their own.
@@ -32,7 +32,7 @@ class OwnerReference(Wire, frozen=True):
 
 
 class ObjectMeta(Wire, frozen=True):
-    """The part of metadata that we use."""
+    """The part of an object's metadata that we use."""
 
     name: str = ""
     namespace: str = ""
@@ -77,7 +77,7 @@ class Condition(Wire, frozen=True):
 
     @property
     def changed_s(self) -> float | None:
-        """Time of the last change of its status, unix seconds; None if unknown."""
+        """Time of the last change of the condition's status, seconds since 1970; None if unknown."""
         return parse_time_or_none(self.last_transition_time)
 
 
@@ -211,7 +211,7 @@ class ListMeta(Wire, frozen=True):
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """An API resource: group, version, plural, kind.
+    """An API resource.
 
     Attributes:
         group: API group, empty for core.
@@ -238,10 +238,7 @@ class Resource(msgspec.Struct, frozen=True):
         return {"apiVersion": self.api_version, "kind": self.kind}
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path of one object or its subresource; without a name, of the collection.
-
-        Without a namespace, the path of a namespaced resource is that of all namespaces.
-        """
+        """URL path of one object or its subresource; without a name, of the collection; without a namespace, in all namespaces."""
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if self.is_namespaced and namespace:
             parts.append(f"namespaces/{namespace}")
@@ -279,7 +276,7 @@ def format_time(unix_s: float, *, with_microseconds: bool = False) -> str:
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time.
+    """Seconds since 1970 of an RFC 3339 time.
 
     Raises:
         ValueError: the text is not a time, or has no offset.
@@ -291,7 +288,7 @@ def parse_time(text: str) -> float:
 
 
 def parse_time_or_none(text: str | None) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None if it is absent or malformed."""
+    """Seconds since 1970 of an RFC 3339 time; None if it is absent or malformed."""
     try:
         return parse_time(text) if text else None
     except ValueError:

@@ -50,7 +50,7 @@ class WorkQueue:
             self._wakeup.set()
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Queue a key after a delay, unless it is queued already or due earlier."""
+        """Queue a key after a delay, unless it is queued or due earlier already."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if key in self._queue or (timer is not None and timer.when() <= loop.time() + delay_s):
@@ -74,7 +74,7 @@ class WorkQueue:
         return key
 
     def done(self, key: str) -> None:
-        """Release a key after reconciling it."""
+        """Release a key after reconciling it, and queue it again if it was added meanwhile."""
         self._processing.discard(key)
         if key in self._dirty:
             self._dirty.discard(key)

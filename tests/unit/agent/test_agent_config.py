@@ -41,7 +41,7 @@ def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
         ("--reserve=120%", "'120%' is not a share"),
         *((f"--reserve={text}", "") for text in ("100%", "-1", "-5%", "much", "1e400%")),
         ("--max-stream-bandwidth=0", "'0' is not above 0"),
-        ("--listen=nonsense", "'nonsense' has no port"),
+        ("--listen=nonsense", "'nonsense' has no valid port"),
         ("--bandwidth=on", "'on' is unknown (write observe, enforce, off)"),
         ("--address=host.example", "'host.example' is no address"),
         ("--upstream-keys=p95", "'p95' is unknown"),
