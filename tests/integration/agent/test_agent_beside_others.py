@@ -1,7 +1,4 @@
-"""Enforcing beside other programs on the same devices: their filters stay unchanged and see their packets.
-
-Filters, programs and devices are the kernel's; the programs are a few instructions each, where other agents' are long.
-"""
+"""The agent keeps qdiscs, filters and BPF programs of other programs on the same devices."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for networ
 REPAIR = RepairPolicy(enforce=True, repair_burst=True)
 
 
-def attached(device: str) -> str:
-    """All that ``tc`` shows on a device."""
+def read_tc(device: str) -> str:
+    """Qdiscs and filters of a device, as ``tc`` prints them."""
     shown = [run(f"tc qdisc show dev {device}")]
     shown += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
     return "".join(shown)
@@ -48,7 +45,7 @@ def attach_bpf_filter(device: str, program: bytes) -> None:
 
 
 def datagram_arrives(pod: NodePod) -> bool:
-    """Whether a UDP datagram from the pod reaches the host."""
+    """Whether a UDP datagram from the pod arrives at the host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind((pod.host_address, 0))
         receiver.settimeout(0.5)
@@ -68,7 +65,7 @@ def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter:
         if has_filter:
             attach_bpf_filter(pod.host_device, program_dropping_udp())
         spec = pod.spec(egress="10M")
-        before = attached(pod.host_device)
+        before = read_tc(pod.host_device)
         ours = plugin_ifb_name(NETWORK, pod.container)
         for _ in range(10):
             verdict = statuses_of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
@@ -77,7 +74,7 @@ def test_qdiscs_and_filters_of_others_stay_unchanged_over_ten_rounds(has_filter:
             else:
                 assert verdict.verdict == "enforced"
                 enforce(pod.spec(), policy=REPAIR)
-            assert attached(pod.host_device) == before
+            assert read_tc(pod.host_device) == before
             assert ours not in run("ip -br link")
         assert datagram_arrives(pod) is not has_filter
 
@@ -94,10 +91,10 @@ def test_a_drop_filter_that_is_added_later_still_drops() -> None:
         assert not datagram_arrives(pod)
 
 
-def test_a_repair_that_fails_leaves_nothing_behind() -> None:
+def test_a_failed_repair_leaves_no_qdisc_and_no_filter() -> None:
     with node_pod(44) as pod:
         ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
-        before = attached(pod.host_device)
+        before = read_tc(pod.host_device)
         bare = SetEgressLimit(index, pod.host_device, ours, 1500, plugin_params(10_000_000, 536_870_911), "netaware:x")
         repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
         for failing in (
@@ -107,11 +104,11 @@ def test_a_repair_that_fails_leaves_nothing_behind() -> None:
         ):
             with pytest.raises(KernelError):
                 execute(failing)
-            assert (attached(pod.host_device), ours in run("ip -br link")) == (before, False)
+            assert (read_tc(pod.host_device), ours in run("ip -br link")) == (before, False)
         # Planned before another program added its qdisc and filter.
         run(f"tc qdisc add dev {pod.host_device} clsact")
         attach_bpf_filter(pod.host_device, program_dropping_udp())
-        before = attached(pod.host_device)
+        before = read_tc(pod.host_device)
         with pytest.raises(KernelError):
             execute(repair)
-        assert (attached(pod.host_device), ours in run("ip -br link")) == (before, False)
+        assert (read_tc(pod.host_device), ours in run("ip -br link")) == (before, False)

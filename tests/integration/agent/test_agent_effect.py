@@ -1,7 +1,4 @@
-"""Limits that packets bypass: the kernel counts the packets, and the limit is exceeded within two readings.
-
-Devices, queues, filters, programs and traffic are the kernel's. The pods are network namespaces without a runtime.
-"""
+"""A limit that packets bypass is reported as exceeded."""
 
 from __future__ import annotations
 
@@ -40,8 +37,8 @@ def set_limit(pod: NodePod, direction: str) -> None:
             execute(action)
 
 
-def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
-    """Readings as the agent takes them, at its own pace."""
+def meter_traffic(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
+    """Take readings as the agent does, in less time."""
     meters = TrafficMeters()
 
     async def take() -> None:
@@ -53,8 +50,8 @@ def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
     return meters
 
 
-def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
+def delete_ifb_of_plugin(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete the ifb: the plugin's filter then passes packets, because its action is OK and not STOLEN."""
     name = plugin_ifb_name(NETWORK, pod.container)
     params = plugin_params(RATE, 100_000)
     execute(SetEgressLimit(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
@@ -93,7 +90,7 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
         execute(SetIngressLimit(if_nametoindex(source.host_device), source.host_device, params))
-        delete_the_plugins_target(deleted, monkeypatch)
+        delete_ifb_of_plugin(deleted, monkeypatch)
 
         limits = [pod.spec(ingress=str(RATE)) for pod in (overflowed, peer, stray, kept)]
         limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
@@ -114,12 +111,12 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         ):
             flood = stack.enter_context(start_traffic(pod, direction, "flood", seconds))
             stack.callback(flood.kill)
-        meters = follow(found.statuses, 3)
+        meters = meter_traffic(found.statuses, 3)
         exceeded = {status.pod.name: meters.excess_by_key.get(status.key, "") for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
 
 
-def test_a_deleted_ifb_behind_our_filter_cuts_the_pod_off_which_is_reported() -> None:
+def test_a_deleted_ifb_behind_our_filter_drops_all_packets_and_is_reported() -> None:
     with node_pod(57) as pod:
         set_limit(pod, "egress")
         run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")

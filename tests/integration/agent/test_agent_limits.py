@@ -1,8 +1,4 @@
-"""Limits on real devices: the agent's limits hold, and the CNI plugin's defaults are reported as too large.
-
-Pods are network namespaces with veth pairs and real processes in cgroups (`pods_on_node`); buckets, filters and traffic
-are the kernel's. No container runtime and no API server take part.
-"""
+"""The agent's limits hold on real devices, and the default burst of the CNI plugin is reported as too large."""
 
 from __future__ import annotations
 
@@ -42,12 +38,12 @@ CRIO_BURST = 4_294_967_294
 
 
 def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
-    """Kinds of the actions on this pod's devices; other tests' devices may be there too."""
+    """Types of the planned actions on the devices of a pod."""
     return [type(action).__name__ for action in found.actions if action.device_name == pod.host_device]
 
 
 def device_of(pod: NodePod, direction: str) -> str:
-    """The device with the limit's bucket."""
+    """The device that has the limit's bucket."""
     return pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
 
 
@@ -71,8 +67,8 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
             pass
 
 
-def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
-    """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
+def set_limits_as_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
+    """Set limits with this burst in both directions, as the CNI bandwidth plugin does."""
     snapshot = take_snapshot(pod.spec())
     device = next(d for d in snapshot.tc_state.devices if d.name == pod.host_device)
     params = plugin_params(rate_bps, burst)
@@ -84,9 +80,9 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
-def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
+def test_the_default_burst_of_a_runtime_exceeds_the_limit_and_is_reported(direction: str) -> None:
     with node_pod(9) as pod, running_generators(pod):
-        as_the_plugin(pod, 50_000_000, CONTAINERD_BURST)
+        set_limits_as_plugin(pod, 50_000_000, CONTAINERD_BURST)
         spec = pod.spec(ingress="50M", egress="50M")
         found = plan(spec)
         status = statuses_of_pod(found, pod)[direction]
@@ -108,7 +104,7 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
         (126_000_000, CRIO_BURST, "burst-too-large"),
     ):
         with node_pod(10) as pod:
-            as_the_plugin(pod, rate_bps, burst)
+            set_limits_as_plugin(pod, rate_bps, burst)
             statuses = statuses_of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
             for direction in ("ingress", "egress"):
                 device = device_of(pod, direction)
@@ -121,7 +117,7 @@ def test_an_overflowed_burst_is_reported_with_the_numbers_of_tc() -> None:
                 assert verdict != "burst-overflow" or str(burst) in status.detail
 
 
-def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> None:
+def test_enforcing_again_changes_nothing_and_qdiscs_are_like_those_of_the_plugin() -> None:
     with node_pod(12) as pod:
         spec = pod.spec(ingress="100G", egress="20M")  # more than 32 bits of bytes per second
         assert actions_on(plan(spec), pod) == ["SetIngressLimit", "SetEgressLimit"]
@@ -182,7 +178,7 @@ def test_a_lost_part_of_a_limit_is_found_and_repaired() -> None:
 
 
 def test_a_default_qdisc_with_the_plugins_handle_is_replaced() -> None:
-    """The kernel does not change the kind of a qdisc under one handle, so our handle differs."""
+    """The kernel cannot change the kind of a qdisc with the same handle, so ours has another handle."""
     with node_pod(31) as pod:
         run(f"tc qdisc add dev {pod.host_device} root handle 1: pfifo")
         statuses = statuses_of_pod(enforce(pod.spec(ingress="10M")), pod)

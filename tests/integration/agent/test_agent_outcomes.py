@@ -1,8 +1,4 @@
-"""Probing by the agent as a program on a real API server: it announces itself, probes by plan, and names each failure.
-
-The agent and its peers share the loopback, each with an address of its own. Peers that hang or reset, and the path that loses
-datagrams, are simulated; netperf, netserver, cgroups and the API server are real.
-"""
+"""The agent announces itself, probes by plan, and counts each failure by name, on a real API server."""
 
 from __future__ import annotations
 
@@ -52,8 +48,8 @@ PATIENCE_S = 180.0
 pytestmark = pytest.mark.timeout(150)
 
 
-class Home:
-    """One agent's node and zone, its plan and its results."""
+class ProbingNode:
+    """The node of an agent, its zone, plan and results."""
 
     def __init__(self, client: Client, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
         self.client, self.namespace = client, namespace
@@ -65,9 +61,9 @@ class Home:
 
     def plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
         """A plan that probes these zones in this order and then rests; zone ``x`` has one node ``x``."""
-        home = Peer(self.node, HOME, self.zone)
+        probing_node = Peer(self.node, HOME, self.zone)
         probes = tuple(
-            Probe(origin=home, destination=Peer(zone, address, zone), slot=slot)
+            Probe(origin=probing_node, destination=Peer(zone, address, zone), slot=slot)
             for slot, (zone, address) in enumerate(addresses.items())
         )
         self.settings = msgspec.structs.replace(self.settings, **settings)
@@ -125,17 +121,17 @@ class Home:
 
 
 @pytest.fixture
-async def home(
+async def probing_node(
     client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
-) -> Home:
-    made = Home(client, control_plane, namespace, tmp_path)
+) -> ProbingNode:
+    made = ProbingNode(client, control_plane, namespace, tmp_path)
     await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
     await make_node(made.node, zone=made.zone, address=HOME)
     return made
 
 
 async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
-    """Series of a family; by destination zone and, if present, test and outcome, flag or reason."""
+    """Values of a family by destination zone and, if present, test and outcome, flag or reason."""
     _, text = await agent.get("/metrics")
     names = ("destination_zone", "test", "outcome", "flag", "reason")
     metrics = (metric for metric in text_string_to_metric_families(text) if metric.name == family)
@@ -151,7 +147,7 @@ def counted(agent: Agent, family: str, *wanted: tuple[str, ...]) -> Callable[[],
 
 
 async def keep_killing(address: str) -> None:
-    """Kill the server at an address in the middle of each run, later than a passphrase would be refused."""
+    """Kill the server of an address in the middle of each run, later than it would refuse a passphrase."""
     while True:
         for process in psutil.Process().children():
             with suppress(psutil.Error):
@@ -161,11 +157,15 @@ async def keep_killing(address: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, netperf_programs: Netperf) -> None:
+async def test_each_failure_is_counted_by_name_and_has_no_latency(
+    probing_node: ProbingNode, netperf_programs: Netperf
+) -> None:
     zones = {
         name: f"127.66.0.{i}" for i, name in enumerate(("gone", "resets", "stranger", "killed", "healthy", "hangs"), 11)
     }
-    plan = home.plan(zones, idle_slots=3)  # a peer that hangs is given up after six seconds, which miss the next turns
+    plan = probing_node.plan(
+        zones, idle_slots=3
+    )  # a peer that hangs is given up after six seconds, which miss the next turns
     port, netserver = plan.settings.port, str(netperf_programs.netserver)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(misbehaving_peer(port, "hangs", zones["hangs"]))
@@ -178,8 +178,8 @@ async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, n
             await stack.enter_async_context(running_server(Netserver(netserver, zones[zone], port, passphrase)))
         killing = asyncio.create_task(keep_killing(zones["killed"]))
         stack.callback(killing.cancel)
-        await home.write(plan)
-        agent = await stack.enter_async_context(home.agent(netperf=netperf_programs))
+        await probing_node.write(plan)
+        agent = await stack.enter_async_context(probing_node.agent(netperf=netperf_programs))
         outcomes = ("refused", "reset", "unauthenticated", "reset", "ok", "timeout")
         wanted = [(zone, "TCP_RR", outcome) for zone, outcome in zip(zones, outcomes, strict=True)]
         await eventually(counted(agent, "netaware_probe_runs", *wanted), PATIENCE_S)
@@ -190,34 +190,34 @@ async def test_each_failure_is_counted_by_name_and_gives_no_number(home: Home, n
         assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} <= able
 
         async def has_samples() -> bool:
-            return bool(await home.samples(list(zones)))
+            return bool(await probing_node.samples(list(zones)))
 
         await eventually(has_samples)
-        assert set(await home.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
+        assert set(await probing_node.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert PASSPHRASE.decode() not in agent.log
         assert "-Z" not in agent.log
 
 
-def announced(home: Home, prober: str, port: int) -> Callable[[], Awaitable[bool]]:
+def announced(probing_node: ProbingNode, prober: str, port: int) -> Callable[[], Awaitable[bool]]:
     async def check() -> bool:
-        text = (await home.client.get(NODES, home.node, Node)).metadata.annotation("netaware.io/agent")
+        text = (await probing_node.client.get(NODES, probing_node.node, Node)).metadata.annotation("netaware.io/agent")
         note = json.loads(text or "{}")
         return (note.get("prober"), note.get("port")) == (prober, port)
 
     return check
 
 
-async def test_an_agent_announces_itself_runs_all_tests_in_turn_and_forgets_pairs_with_the_plan(
-    home: Home, netperf_programs: Netperf
+async def test_an_agent_announces_itself_runs_all_tests_and_drops_pairs_that_leave_the_plan(
+    probing_node: ProbingNode, netperf_programs: Netperf
 ) -> None:
-    plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
-    await home.write(plan)
+    plan = probing_node.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), rounds_per_extra_test=2)
+    await probing_node.write(plan)
     async with (
         running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
         # Any stream spends this for longer than the test lasts, also on a slow machine.
-        home.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
+        probing_node.agent("--max-stream-bandwidth=10k", netperf=netperf_programs) as agent,
     ):
-        await eventually(announced(home, "netperf", plan.settings.port))
+        await eventually(announced(probing_node, "netperf", plan.settings.port))
         wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
         capped = ("healthy", "TCP_STREAM", "over-budget")
         await eventually(counted(agent, "netaware_probe_runs", *wanted, capped), PATIENCE_S)
@@ -226,47 +226,47 @@ async def test_an_agent_announces_itself_runs_all_tests_in_turn_and_forgets_pair
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
 
         async def has_all_samples() -> bool:
-            return set(await home.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
+            return set(await probing_node.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
 
         await eventually(has_all_samples)
-        assert ((await home.samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
+        assert ((await probing_node.samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
         assert (await agent.get("/readyz"))[0] == 200
-        home.epoch += 1
-        await home.write(msgspec.structs.replace(home.plan({}, idle_slots=1), probes=()))
+        probing_node.epoch += 1
+        await probing_node.write(msgspec.structs.replace(probing_node.plan({}, idle_slots=1), probes=()))
 
         async def has_no_series() -> bool:
             return not await series(agent, "netaware_probe_latency_seconds")
 
         await eventually(has_no_series)
         assert await agent.stop() == 0
-    await eventually(announced(home, "netperf", plan.settings.port))
+    await eventually(announced(probing_node, "netperf", plan.settings.port))
 
 
-async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(home: Home) -> None:
+async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(probing_node: ProbingNode) -> None:
     def label(zone: str | None) -> dict[str, Any]:
         return {"metadata": {"labels": {ZONE_LABEL: zone}}}
 
-    await home.client.patch(NODES, home.node, label(None), Node)
-    plan = home.plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
-    await home.write(plan)
+    await probing_node.client.patch(NODES, probing_node.node, label(None), Node)
+    plan = probing_node.plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
+    await probing_node.write(plan)
     port = plan.settings.datagram_port
     async with (
         running_server(DatagramResponder(ADDRESS, port, PASSPHRASE)),
         lossy_relay(port, drops=lambda n: n % 4 == 0),
-        home.agent(netperf=None) as agent,
+        probing_node.agent(netperf=None) as agent,
     ):
-        await eventually(announced(home, "datagrams", 12867))
+        await eventually(announced(probing_node, "datagrams", 12867))
         await asyncio.sleep(2 * SLOT_S)
         assert agent.log.count("no zone label") == 1
         assert await series(agent, "netaware_probe_runs") == {}
-        await home.client.patch(NODES, home.node, label(home.zone), Node)
+        await probing_node.client.patch(NODES, probing_node.node, label(probing_node.zone), Node)
         await eventually(counted(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss")), PATIENCE_S)
         (loss,) = (await series(agent, "netaware_probe_datagram_loss_ratio")).values()
         assert 0.05 < loss < 0.5
         assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
 
         async def is_flagged() -> bool:
-            found = (await home.samples(["lossy"])).get("lossy/TCP_RR")
+            found = (await probing_node.samples(["lossy"])).get("lossy/TCP_RR")
             return found is not None and found.measurement.prober == "datagrams" and "loss" in found.quality_flags
 
         await eventually(is_flagged)
@@ -274,33 +274,33 @@ async def test_without_netperf_datagrams_measure_loss_once_the_node_has_a_zone(h
 
 @pytest.mark.measure
 @pytest.mark.alone
-async def test_samples_of_a_throttled_agent_are_flagged(home: Home, netperf_programs: Netperf) -> None:
-    plan = home.plan({"healthy": "127.66.0.16"})
-    await home.write(plan)
+async def test_samples_of_a_throttled_agent_are_flagged(probing_node: ProbingNode, netperf_programs: Netperf) -> None:
+    plan = probing_node.plan({"healthy": "127.66.0.16"})
+    await probing_node.write(plan)
     with cpu_group(quota_ratio=0.25) as group:
         enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
         async with (
             running_server(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, PASSPHRASE)),
-            home.agent(netperf=netperf_programs, prefix=enter) as agent,
+            probing_node.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             doubt = ("healthy", "TCP_RR", "throttled")
             await eventually(counted(agent, "netaware_probe_quality_flags", doubt), PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
             async def is_flagged_as_throttled() -> bool:
-                found = (await home.samples(["healthy"])).get("healthy/TCP_RR")
+                found = (await probing_node.samples(["healthy"])).get("healthy/TCP_RR")
                 return found is not None and "throttled" in found.quality_flags
 
             # An earlier run may have come off without being throttled, and been written first.
             await eventually(is_flagged_as_throttled)
 
 
-async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(home: Home) -> None:
+async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(probing_node: ProbingNode) -> None:
     zones = {"gone": "127.66.0.11", "also-gone": "127.66.0.12"}
-    past = encode_plan(home.plan(zones))[PLAN_KEY]
-    home.epoch = 5
-    await home.write(home.plan(zones))
-    async with home.agent(netperf=None) as agent:
+    past = encode_plan(probing_node.plan(zones))[PLAN_KEY]
+    probing_node.epoch = 5
+    await probing_node.write(probing_node.plan(zones))
+    async with probing_node.agent(netperf=None) as agent:
 
         async def plan_probes() -> float:
             return sum((await series(agent, "netaware_probe_plan_probes")).values())
@@ -310,13 +310,13 @@ async def test_an_invalid_plan_is_refused_by_name_and_the_current_one_stays(home
 
         await eventually(is_active)
         for bad, reason in ((past, "past-epoch"), (past[:-20], "bad-json")):
-            await home.write(bad)
+            await probing_node.write(bad)
             await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
             assert await plan_probes() == 2
-        home.epoch = 6
-        changed = home.plan({**zones, "named": "peer.example.com"})
-        unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, home.zone))
-        await home.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
+        probing_node.epoch = 6
+        changed = probing_node.plan({**zones, "named": "peer.example.com"})
+        unknown = msgspec.structs.replace(changed.probes[0], origin=Peer("no-such-node", HOME, probing_node.zone))
+        await probing_node.write(msgspec.structs.replace(changed, probes=(unknown, *changed.probes[1:])))
         # The probe to a name is refused; that of an unknown node is no turn of this one.
         await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
         assert await plan_probes() == 1

@@ -1,4 +1,4 @@
-"""The agent as a program on a real API server: start, capacity, pods' limits, outages, stop."""
+"""The agent runs as a program on a real API server: start, capacity, limits of pods, outages and stop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for networ
 PROBING_OFF = "--probing=off"
 
 
-class Note(Wire, frozen=True):
-    """The part of an event that tests read."""
+class EventNote(Wire, frozen=True):
+    """The fields of an event that tests read."""
 
     metadata: ObjectMeta = ObjectMeta()
     reason: str = ""
@@ -139,7 +139,7 @@ async def test_an_invalid_flag_is_named_in_one_line_with_exit_code_2() -> None:
 
 @pytest_asyncio.fixture
 async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[..., Any]]:
-    """Create the object of a pod that exists in the kernel, bound to a node; the uid of its cgroup is the object's."""
+    """Create the object of a pod of the kernel; its uid becomes that of the cgroup."""
     made: list[str] = []
 
     async def make(name: str, node: str, annotations: dict[str, str], *, reserve: str = "") -> Pod:
@@ -151,7 +151,7 @@ async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[...
         await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
 
 
-def verdict_is(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
+def has_verdict(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
     async def check() -> bool:
         series = await agent.metrics("netaware_pod_bandwidth_verdict")
         mine = [text for text in series if f'pod="{kernel_pod.name}"' in text]
@@ -161,7 +161,7 @@ def verdict_is(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], 
 
 
 @needs_root
-async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only_root(
+async def test_a_pod_is_limited_until_its_end_with_net_admin_alone_and_a_read_only_root(
     control_plane: ControlPlane,
     client: Client,
     namespace: str,
@@ -191,7 +191,7 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
             await eventually(is_waiting)
             assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
             await report_pod_address(client, pod, kernel_pod.address)
-            await eventually(verdict_is(agent, kernel_pod, "enforced"))
+            await eventually(has_verdict(agent, kernel_pod, "enforced"))
             assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
             status = Path(f"/proc/{agent.process.pid}/status").read_text()
             effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
@@ -216,11 +216,11 @@ async def test_a_pod_is_limited_all_its_life_with_net_admin_alone_on_a_read_only
             await client.patch(PODS, pod.metadata.name, broken, Pod, namespace=namespace)
 
             async def are_events_sent() -> bool:
-                notes = await client.list(EVENTS, Note, namespace=namespace)
+                notes = await client.list(EVENTS, EventNote, namespace=namespace)
                 found = {note.reason: note for note in notes}
                 return (
-                    "unreasonably small (< 1kbit)" in found.get("BandwidthInvalid", Note()).note
-                    and "scheduled for 1000000 bit/s" in found.get("BandwidthMismatch", Note()).note
+                    "unreasonably small (< 1kbit)" in found.get("BandwidthInvalid", EventNote()).note
+                    and "scheduled for 1000000 bit/s" in found.get("BandwidthMismatch", EventNote()).note
                     and found["BandwidthMismatch"].type == "Warning"
                 )
 
@@ -252,7 +252,7 @@ async def test_observing_reports_the_verdict_and_changes_nothing(
         kernel_pod.join_cgroup(pod.metadata.uid)
         await report_pod_address(client, pod, kernel_pod.address)
         async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
-            await eventually(verdict_is(agent, kernel_pod, "missing"))
+            await eventually(has_verdict(agent, kernel_pod, "missing"))
             assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
 
 

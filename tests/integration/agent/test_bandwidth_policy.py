@@ -1,4 +1,4 @@
-"""The admission policy on the real API server: annotations that it derives from limits of bandwidth."""
+"""The admission policy derives annotations from bandwidth limits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def container(name: str, amount: str | None = None, **fields: Any) -> dict[str, 
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **fields}
 
 
-class Pods:
-    """Creates pods that never run, and returns their annotations after admission."""
+class PodCreator:
+    """Creates pods, and returns their annotations after admission."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace, self.count = client, namespace, 0
@@ -51,13 +51,13 @@ class Pods:
 
 
 @pytest_asyncio.fixture
-async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
+async def pods(client: Client, namespace: str) -> AsyncIterator[PodCreator]:
     documents = list(yaml.safe_load_all(FILE.read_text()))
     for document in documents:
         await client.apply(
             KINDS[document["kind"]], document["metadata"]["name"], document, Object, field_manager="tests"
         )
-    made = Pods(client, namespace)
+    made = PodCreator(client, namespace)
 
     async def is_active() -> bool:
         return bool(await made.annotations(container("c", "1M")))
@@ -70,7 +70,7 @@ async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
             await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
 
 
-async def test_annotations_follow_from_limits(pods: Pods) -> None:
+async def test_annotations_follow_from_limits(pods: PodCreator) -> None:
     sidecar = container("s", "1M", restartPolicy="Always")
     init = container("i", "50M")  # Left out of the sum, because it ends before the others start.
     found = await pods.annotations(

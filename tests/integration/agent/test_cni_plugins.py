@@ -1,4 +1,4 @@
-"""Limits that the CNI bandwidth plugin's own programs set up, of versions that set token buckets."""
+"""The agent reads and repairs limits of real versions of the CNI bandwidth plugin."""
 
 from __future__ import annotations
 

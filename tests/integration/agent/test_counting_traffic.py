@@ -1,8 +1,4 @@
-"""Bytes between pods, counted by the kernel's connection tracking behind a rule like kube-proxy's, on two nodes that both see them.
-
-Nodes are network namespaces with nftables' address translation, pods have namespaces of their own; the kernel's device
-counters in the client's pod say what really passed.
-"""
+"""The agent counts bytes between pods on two nodes by connection tracking, behind address translation like kube-proxy's."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ pytestmark = [
 
 @contextmanager
 def node(*rules: str, accounting: bool = True) -> Iterator[str]:
-    """A node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
+    """Create a node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
     try:
         packages = find_or_unpack_packages("node", ("runc", "nftables"))
     except UnsupportedError as error:
@@ -74,8 +70,8 @@ def node(*rules: str, accounting: bool = True) -> Iterator[str]:
         subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def join(one: str, other: str, routes: Mapping[str, str]) -> None:
-    """A cable between two nodes; ``routes``: node -> where its peer's pods are."""
+def connect_nodes(one: str, other: str, routes: Mapping[str, str]) -> None:
+    """Connect two nodes; ``routes`` has the peer's pod subnet by node."""
     run(f"ip link add wire netns {one} type veth peer name wire netns {other}")
     for number, name in enumerate((one, other), 1):
         run(f"ip -n {name} addr add 10.250.0.{number}/30 dev wire")
@@ -85,8 +81,8 @@ def join(one: str, other: str, routes: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def counting(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """The agent's counting on a node, with its container's one capability; each call is one round. The first begins the counters."""
+def running_collector(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Run the agent's collector on a node with its container's capability; each call of the result is a round, the first starts counting."""
     only = [f"--{which}=-all,+net_admin" for which in ("inh-caps", "bounding-set")]
     argv = ["ip", "netns", "exec", node_name, "setpriv", "--no-new-privs", *only]
     argv += [sys.executable, str(COUNTING), json.dumps(pods)]
@@ -104,8 +100,8 @@ def counting(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], d
         requests.close()
 
 
-def passed(pod: NodePod) -> tuple[int, int]:
-    """Bytes that left the pod and came to it, IP headers included, as its device counted them."""
+def read_device_bytes(pod: NodePod) -> tuple[int, int]:
+    """Bytes that the pod's device sent and received, with IP headers."""
     found = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
     sent, received = found["tx"], found["rx"]
     return (
@@ -120,8 +116,8 @@ def pod_on(stack: ExitStack, number: int, node_name: str) -> NodePod:
     return pod
 
 
-def settled(read: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Read until it is enough: ends are told a moment after they happened."""
+def read_until(read: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Read until a condition holds, because events of ended connections arrive late."""
     ends = time.monotonic() + 30
     while not enough(found := read()):
         assert time.monotonic() < ends, found
@@ -133,22 +129,22 @@ def test_a_call_through_a_service_is_counted_once_with_the_pod_that_answers() ->
     with ExitStack() as stack:
         first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:7000"))
         second = stack.enter_context(node())
-        join(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
+        connect_nodes(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
         web, cart = pod_on(stack, 201, first), pod_on(stack, 202, second)
         stack.enter_context(running_generators(cart))
-        here = stack.enter_context(counting(first, {web.address: "web"}))
-        there = stack.enter_context(counting(second, {cart.address: "cart"}))
+        client_collector = stack.enter_context(running_collector(first, {web.address: "web"}))
+        server_collector = stack.enter_context(running_collector(second, {cart.address: "cart"}))
         with start_traffic(web, "egress", "rr", 6, SERVICE, 80) as open_connection:
-            begun = settled(here, lambda answer: bool(answer["totals"]))
-            more = settled(here, lambda answer: answer["totals"][0][3] > begun["totals"][0][3])
+            earlier = read_until(client_collector, lambda answer: bool(answer["totals"]))
+            more = read_until(client_collector, lambda answer: answer["totals"][0][3] > earlier["totals"][0][3])
             assert open_connection.poll() is None, "a connection counts while it is open"
             finish_traffic(open_connection)
-        found = settled(here, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
+        found = read_until(client_collector, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
         ((client, server, port, up, down),) = found["totals"]
         assert (client, server, port) == ("web", cart.address, PORT)
-        assert (up, down) == pytest.approx(passed(web), rel=0.05)
+        assert (up, down) == pytest.approx(read_device_bytes(web), rel=0.05)
         # The server's node tracks the same connection, and names only the server.
-        other = there()
+        other = server_collector()
         assert (other["totals"], other["servers"]) == ([], [cart.address])
         assert found["problem"] == ""
 
@@ -158,8 +154,8 @@ def test_without_accounting_nothing_is_counted_which_is_reported() -> None:
         only = stack.enter_context(node(accounting=False))
         web, cart = pod_on(stack, 205, only), pod_on(stack, 206, only)
         stack.enter_context(running_generators(cart))
-        read = stack.enter_context(counting(only, {web.address: "web"}))
+        read = stack.enter_context(running_collector(only, {web.address: "web"}))
         with start_traffic(web, "egress", "rr", 4, cart.address) as open_connection:
-            found = settled(read, lambda answer: answer["uncounted"] > 0)
+            found = read_until(read, lambda answer: answer["uncounted"] > 0)
             finish_traffic(open_connection)
         assert (found["totals"], "nf_conntrack_acct is 0" in found["problem"]) == ([], True)

@@ -1,4 +1,4 @@
-"""Changes of links and of traffic control reach the listeners, also after an overrun of the socket."""
+"""Changes of links and of traffic control reach their listeners, also after an overrun of the socket."""
 
 from __future__ import annotations
 

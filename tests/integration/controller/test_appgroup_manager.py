@@ -1,4 +1,4 @@
-"""AppGroups on the real API server: order and status are written, the spec never, and definitions refuse nonsense."""
+"""The manager writes order and status of AppGroups but never their spec, and definitions refuse invalid objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, P
 
 
 def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort", cost: int = 15) -> dict[str, Any]:
-    """An AppGroup; ``needs`` gives each workload's dependencies as words."""
+    """An AppGroup; ``needs`` has the dependencies of each workload, separated by spaces."""
     limits = {"maxNetworkCost": cost, "minBandwidth": "10M"}
     calls = {name: dict.fromkeys(below.split(), limits) for name, below in needs.items()}
     spec = appgroup_spec(calls, members=members, algorithm=algorithm)
@@ -62,7 +62,7 @@ async def create(client: Client, namespace: str, body: dict[str, Any], name: str
     await client.create(APPGROUPS, {**body, "metadata": {"name": name}}, Object, namespace=namespace)
 
 
-async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_nothing_else_is_written(
+async def test_every_algorithm_gives_the_documented_order_and_only_the_status_is_written(
     replica: Replica, client: Client, namespace: str
 ) -> None:
     await create(client, namespace, group(BOUTIQUE_GROUP, members=11))
@@ -87,9 +87,7 @@ async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_n
     assert (await replica.metrics())["netaware_appgroup_writes_total"] == writes
 
 
-async def test_groups_with_faults_are_reported_and_ordered_all_the_same(
-    replica: Replica, client: Client, namespace: str
-) -> None:
+async def test_invalid_groups_are_reported_and_ordered(replica: Replica, client: Client, namespace: str) -> None:
     await create(client, namespace, group({"a": "b", "b": "c", "c": "a", "d": "a"}), "cycle")
     lost = group({"a": "b", "b": ""})
     lost["spec"]["workloads"][1]["dependencies"] = [{"workload": {"kind": "Deployment", "name": "gone"}}]
@@ -108,7 +106,7 @@ async def test_groups_with_faults_are_reported_and_ordered_all_the_same(
     assert sorted(entry.index for entry in order) == [1, 2, 3, 4]
 
 
-async def test_pods_count_and_their_costs_are_judged(
+async def test_the_status_has_the_number_of_pods_and_whether_costs_are_met(
     replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
 ) -> None:
     near, far = f"{namespace}-near", f"{namespace}-far"
@@ -133,7 +131,7 @@ async def test_pods_count_and_their_costs_are_judged(
     await eventually(has(client, namespace, "CostsMet", "True", "1 of 1"))
 
 
-async def test_a_condition_names_the_service_that_would_be_routed_nearer_until_it_is(
+async def test_a_condition_names_a_service_that_needs_traffic_distribution(
     replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
 ) -> None:
     zones = {zone: f"{namespace}-{zone}" for zone in ("z1", "z2")}
@@ -156,9 +154,7 @@ async def test_a_condition_names_the_service_that_would_be_routed_nearer_until_i
     await eventually(has(client, namespace, "RoutedNear", "True"))
 
 
-async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_it(
-    client: Client, namespace: str, crds: list[str]
-) -> None:
+async def test_a_running_pod_of_no_workload_gets_one_event(client: Client, namespace: str, crds: list[str]) -> None:
     await create(client, namespace, group({"web": ""}))
     made = await client.create(PODS, pod("wbe", "nowhere"), Object, namespace=namespace)
     session, recorder = Session(client, None, None, namespace), EventRecorder(client, component="test", instance="test")
@@ -186,7 +182,7 @@ async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_
 
 
 @pytest.mark.slow
-async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wait_for_them(
+async def test_definitions_may_be_created_later_and_probe_plans_do_not_wait_for_them(
     client: Client, namespace: str, make_node: MakeNode, start: StartReplica
 ) -> None:
     await remove_crds(client)
@@ -281,7 +277,7 @@ NO_TOPOLOGY: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_definitions_refuse_what_makes_no_sense(client: Client, namespace: str, crds: list[str]) -> None:
+async def test_definitions_refuse_invalid_objects(client: Client, namespace: str, crds: list[str]) -> None:
     for path, value, told in NO_GROUP:
         with pytest.raises(ApiError, match=told) as caught:
             await create(client, namespace, changed(path, value))
@@ -305,7 +301,7 @@ async def test_converted_spellings_of_the_field_are_accepted_without_an_unknown_
 
 
 async def _create_strictly(client: Client, namespace: str, body: dict[str, Any]) -> None:
-    """As kubectl does: an unknown field is an error; the API group is that of the object's kind."""
+    """Create an object as kubectl does, so that unknown fields are errors."""
     resource = APPGROUPS if body["kind"] == "AppGroup" else NETWORK_TOPOLOGIES
     body["metadata"].pop("namespace", None)
     await client.request("POST", resource.path(namespace), params={"fieldValidation": "Strict"}, body=body)

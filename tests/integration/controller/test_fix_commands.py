@@ -1,8 +1,4 @@
-"""Every command of a finding works when it is pasted into a shell, with kubectl and the plugin on PATH, on the real API server.
-
-The objects that the situations of tests/unit/controller/situations.py name are created first. Commands that change something run
-with ``--dry-run=server`` if kubectl has that; the editor changes nothing. Without a kubelet, logs fail at the connection to it.
-"""
+"""All fix commands of findings run in a shell with kubectl and the plugin, on a real API server with the objects of the situations."""
 
 from __future__ import annotations
 
@@ -78,8 +74,8 @@ async def create_objects(client: Client, namespace: str, make_node: MakeNode) ->
     await create(VOLUMES, f"volume-{namespace}", volume)
 
 
-def adapt(line: str, namespace: str) -> str:
-    """The command in this test's namespace, and as a dry run if it changes something."""
+def adapt_command(line: str, namespace: str) -> str:
+    """The command for this test's namespace, as a dry run if it changes something."""
     line = re.sub(r"-n (?:web|netaware-system)\b", f"-n {namespace}", line)
     line = line.replace(" NODE ", " n1 ").replace("=SPEED", "=10G")
     line = line.replace("namespace other ", f"namespace {namespace} ")
@@ -90,7 +86,7 @@ def adapt(line: str, namespace: str) -> str:
     return f"{line} --dry-run=server" if verb in CHANGING_VERBS else line
 
 
-async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
+async def paste_command(control_plane: ControlPlane, line: str) -> tuple[int, str]:
     environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig), "KUBE_EDITOR": "true", "NO_COLOR": "1"}
     environment["PATH"] = f"{control_plane.kubectl.parent}:{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_shell(
@@ -100,7 +96,7 @@ async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode()
 
 
-async def test_every_command_of_a_finding_can_be_pasted(
+async def test_every_fix_command_runs_in_a_shell(
     client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, make_node: MakeNode
 ) -> None:
     assert crds
@@ -119,9 +115,9 @@ async def test_every_command_of_a_finding_can_be_pasted(
         async with limiter:
             if "dist/overlay" in line:
                 # Applied for real in tests/e2e/test_as_shipped.py; here its namespace is another's.
-                code, output = await paste(control_plane, "kubectl kustomize manifests/overlays/default")
+                code, output = await paste_command(control_plane, "kubectl kustomize manifests/overlays/default")
             else:
-                code, output = await paste(control_plane, adapt(line, namespace))
+                code, output = await paste_command(control_plane, adapt_command(line, namespace))
         needs_kubelet = re.search(r" (?:logs|rollout status|rollout undo) ", line) and (
             NEEDS_KUBELET.search(output) or "| grep" in line
         )

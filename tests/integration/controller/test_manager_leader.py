@@ -1,7 +1,4 @@
-"""Two replicas, and an audit log that tells who wrote what and when.
-
-At no time do two replicas write. Frozen leaders and paused API servers are for tests/chaos.
-"""
+"""Of two replicas only the leader writes, as the audit log shows; frozen leaders and paused API servers are tested in tests/chaos."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ LONG_ELECTION = {"leaseDurationS": 600.0}
 
 
 class Write(NamedTuple):
-    """One successful write of a replica, from the audit log."""
+    """A successful write of a replica, from the audit log."""
 
     at: float
     user: str
@@ -39,8 +36,8 @@ class Write(NamedTuple):
     verb: str
 
 
-class Arena:
-    """A namespace, two managers there under names of their own, and simulated agents that keep them busy."""
+class ReplicaPair:
+    """A namespace with two managers, and simulated agents."""
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, folder: Path, audit_log: Path) -> None:
         self.plane, self.client, self.audit_log = plane, client, audit_log
@@ -89,7 +86,7 @@ class Arena:
 
 
 @pytest_asyncio.fixture
-async def arena(
+async def replica_pair(
     control_plane: ControlPlane,
     namespace: str,
     crds: list[str],
@@ -97,34 +94,36 @@ async def arena(
     kwok: Program,
     tmp_path: Path,
     audit_log: Path,
-) -> AsyncIterator[Arena]:
+) -> AsyncIterator[ReplicaPair]:
     async with Client(control_plane.client_config, timeout_s=3.0) as client:
-        arena = Arena(control_plane, client, namespace, tmp_path, audit_log)
+        replica_pair = ReplicaPair(control_plane, client, namespace, tmp_path, audit_log)
         for zone in ("z1", "z2", "z3"):
             await make_node(f"{namespace}-{zone}", zone=zone, region="r")
             await announce_agent(client, f"{namespace}-{zone}")
         spec = {"configmapName": "netperf-metrics"}
         body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
         await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
-        busy = asyncio.create_task(arena.keep_busy())
+        busy = asyncio.create_task(replica_pair.keep_busy())
         try:
-            yield arena
+            yield replica_pair
         finally:
             busy.cancel()
             await asyncio.gather(busy, return_exceptions=True)
-            for user, replica in arena.replicas.items():
+            for user, replica in replica_pair.replicas.items():
                 print(user, replica.log.read_text()[-3000:])
                 await replica.stop(signal.SIGKILL)
 
 
 @asynccontextmanager
-async def two_replicas(arena: Arena, election: dict[str, float] | None = None) -> AsyncIterator[tuple[str, str]]:
-    """Start two, wait until one leads and writes; yields leader and follower."""
-    arena.start("manager-a", election)
-    arena.start("manager-b", election)
-    await eventually(lambda: _truth(arena.leader()))
-    leader = await arena.leader()
-    await eventually(lambda: _wrote(arena, leader))
+async def two_replicas(
+    replica_pair: ReplicaPair, election: dict[str, float] | None = None
+) -> AsyncIterator[tuple[str, str]]:
+    """Start two replicas, and wait until one leads and writes; yields leader and follower."""
+    replica_pair.start("manager-a", election)
+    replica_pair.start("manager-b", election)
+    await eventually(lambda: _truth(replica_pair.leader()))
+    leader = await replica_pair.leader()
+    await eventually(lambda: _wrote(replica_pair, leader))
     yield leader, ({"manager-a", "manager-b"} - {leader}).pop()
 
 
@@ -132,49 +131,53 @@ async def _truth(answer: Any) -> bool:
     return bool(await answer)
 
 
-async def _wrote(arena: Arena, user: str, since: float = 0.0, least: int = 3) -> bool:
-    return sum(write.user == user and write.at > since for write in arena.writes()) >= least
+async def _wrote(replica_pair: ReplicaPair, user: str, since: float = 0.0, least: int = 3) -> bool:
+    return sum(write.user == user and write.at > since for write in replica_pair.writes()) >= least
 
 
-async def _is_quiet(arena: Arena, for_s: float = 1.0) -> bool:
-    return max((write.at for write in arena.writes()), default=time.time()) < time.time() - for_s
+async def _is_quiet(replica_pair: ReplicaPair, for_s: float = 1.0) -> bool:
+    return max((write.at for write in replica_pair.writes()), default=time.time()) < time.time() - for_s
 
 
-async def test_a_leader_that_is_killed_is_followed_and_the_follower_wrote_nothing_before(arena: Arena) -> None:
-    async with two_replicas(arena) as (leader, follower):
+async def test_the_follower_leads_after_the_leader_is_killed_and_did_not_write_before(
+    replica_pair: ReplicaPair,
+) -> None:
+    async with two_replicas(replica_pair) as (leader, follower):
         await asyncio.sleep(2.0)
-        assert {write.user for write in arena.writes()} == {leader}
-        await arena.replicas[leader].stop(signal.SIGKILL)
-        await eventually(lambda: _wrote(arena, follower))
-        assert [user for user, _ in groupby(write.user for write in arena.writes())] == [leader, follower]
+        assert {write.user for write in replica_pair.writes()} == {leader}
+        await replica_pair.replicas[leader].stop(signal.SIGKILL)
+        await eventually(lambda: _wrote(replica_pair, follower))
+        assert [user for user, _ in groupby(write.user for write in replica_pair.writes())] == [leader, follower]
 
 
-async def test_a_leader_that_is_stopped_hands_over_at_once(arena: Arena) -> None:
+async def test_a_leader_that_is_stopped_hands_over_at_once(replica_pair: ReplicaPair) -> None:
     # A lease so long that within this test it is handed over, or not obtained at all.
-    async with two_replicas(arena, LONG_ELECTION) as (leader, follower):
+    async with two_replicas(replica_pair, LONG_ELECTION) as (leader, follower):
         # In the middle of a write it would leave its lease to run out.
-        await eventually(lambda: _is_quiet(arena))
-        assert await arena.replicas[leader].stop() == 0
-        await eventually(lambda: _wrote(arena, follower))
+        await eventually(lambda: _is_quiet(replica_pair))
+        assert await replica_pair.replicas[leader].stop() == 0
+        await eventually(lambda: _wrote(replica_pair, follower))
 
 
-async def test_both_killed_and_restarted_write_nothing_while_nothing_changed(arena: Arena) -> None:
-    async with two_replicas(arena):
-        await eventually(lambda: _truth(_costs(arena)))
-    arena.quiet = True
-    await eventually(lambda: _is_quiet(arena, for_s=3.0))
-    for replica in arena.replicas.values():
+async def test_restarted_replicas_write_nothing_if_nothing_changed(replica_pair: ReplicaPair) -> None:
+    async with two_replicas(replica_pair):
+        await eventually(lambda: _truth(_costs(replica_pair)))
+    replica_pair.quiet = True
+    await eventually(lambda: _is_quiet(replica_pair, for_s=3.0))
+    for replica in replica_pair.replicas.values():
         await replica.stop(signal.SIGKILL)
-    arena.replicas.clear()
-    written, killed_at = await _costs(arena), time.time()
+    replica_pair.replicas.clear()
+    written, killed_at = await _costs(replica_pair), time.time()
     for user in ("manager-c", "manager-d"):
-        arena.start(user)
-    await eventually(lambda: _truth(arena.leader()))
+        replica_pair.start(user)
+    await eventually(lambda: _truth(replica_pair.leader()))
     await asyncio.sleep(3.0)
-    assert await _costs(arena) == written
-    assert [write for write in arena.writes() if write.at > killed_at] == []
+    assert await _costs(replica_pair) == written
+    assert [write for write in replica_pair.writes() if write.at > killed_at] == []
 
 
-async def _costs(arena: Arena) -> dict[tuple[str, str], int]:
-    found = await arena.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=arena.namespace)
+async def _costs(replica_pair: ReplicaPair) -> dict[tuple[str, str], int]:
+    found = await replica_pair.client.get(
+        NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=replica_pair.namespace
+    )
     return zone_costs_of(found.weight("NetperfCosts"))

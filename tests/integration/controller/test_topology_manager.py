@@ -1,4 +1,4 @@
-"""The manager on the real API server: measurements become costs, quiet stays quiet, and nothing of the user's is touched."""
+"""The manager writes costs from measurements, and nothing else, on a real API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USERS = weight_body(
 )
 
 
-class World:
+class MeasuredTopology:
     """A NetworkTopology of three zones with two nodes each, and simulated agents."""
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -80,31 +80,31 @@ class World:
 
 
 @pytest_asyncio.fixture
-async def world(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> World:
+async def world(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> MeasuredTopology:
     for zone, region in ZONES.items():
         for copy in "ab":
             name = f"{namespace}-{zone}{copy}"
             await make_node(name, zone=zone, region=region)
             await announce_agent(client, name)
-    return World(client, namespace)
+    return MeasuredTopology(client, namespace)
 
 
 async def _is(answer: Awaitable[object], wanted: object) -> bool:
     return await answer == wanted
 
 
-async def _zones_are(world: World, wanted: set[str]) -> bool:
+async def _zones_are(world: MeasuredTopology, wanted: set[str]) -> bool:
     return {plan.zone for plan in await plans(world.client, world.namespace)} == wanted
 
 
-async def _nodes(world: World) -> set[str]:
-    """Nodes that probe or are probed."""
+async def _nodes(world: MeasuredTopology) -> set[str]:
+    """Nodes of planned probes."""
     found = await plans(world.client, world.namespace)
     return {end.node for plan in found for probe in plan.probes for end in (probe.origin, probe.destination)}
 
 
 async def test_measured_costs_are_written_beside_the_users_weights_under_our_field_manager(
-    world: World, start: StartReplica
+    world: MeasuredTopology, start: StartReplica
 ) -> None:
     await world.create()
     before = json.dumps((await world.raw())["spec"]["weights"][0])
@@ -150,10 +150,10 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     await eventually(lambda: _is(world.costs(), {**before_costs, ("z1", "z3"): 41, ("z3", "z1"): 41}))
 
 
-async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_but_are_never_zero(
-    world: World, start: StartReplica
+async def test_costs_without_new_results_become_stale_and_are_then_removed_but_never_zero(
+    world: MeasuredTopology, start: StartReplica
 ) -> None:
-    """By the object's own cost policy."""
+    """The cost policy is that of the object."""
     await world.create(costPolicy={"staleAfterS": 2, "expireAfterS": 8, "unitUs": 100, "percentile": "p50"})
     start()
     await world.measured()
@@ -171,8 +171,8 @@ async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_
     assert notes.count("MeasurementsOld") == 1, "events tell transitions only"
 
 
-async def test_results_that_are_deleted_malformed_half_written_or_filled_are_reported_and_move_no_cost(
-    world: World, start: StartReplica
+async def test_deleted_malformed_partial_or_too_large_results_are_reported_and_change_no_cost(
+    world: MeasuredTopology, start: StartReplica
 ) -> None:
     await world.create()
     replica = start()
@@ -225,7 +225,7 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_rep
     assert await world.costs() == good
 
 
-async def test_pairs_follow_the_nodes_that_are_there_and_their_zones(world: World, start: StartReplica) -> None:
+async def test_planned_pairs_follow_nodes_and_their_zones(world: MeasuredTopology, start: StartReplica) -> None:
     await world.create()
     start()
     await world.measured()
@@ -266,8 +266,8 @@ async def test_pairs_follow_the_nodes_that_are_there_and_their_zones(world: Worl
 
 
 @pytest.mark.slow
-async def test_a_new_leader_that_plans_anew_reports_no_results_of_the_previous_plan_as_unplanned(
-    world: World, start: StartReplica
+async def test_a_new_leader_reports_no_results_of_the_previous_plan_as_unplanned(
+    world: MeasuredTopology, start: StartReplica
 ) -> None:
     await world.create()
     before = start()
@@ -292,8 +292,8 @@ async def test_a_new_leader_that_plans_anew_reports_no_results_of_the_previous_p
 
 
 @pytest.mark.slow
-async def test_spoiled_plans_and_topologies_made_again_do_no_harm_and_others_numbers_count_where_no_agent_is(
-    world: World, start: StartReplica, make_node: MakeNode
+async def test_corrupted_plans_and_recreated_topologies_recover_and_external_results_count_without_agents(
+    world: MeasuredTopology, start: StartReplica, make_node: MakeNode
 ) -> None:
     await world.create()
     replica = start(topology={"namespaces": [world.namespace, "default"]})
@@ -333,8 +333,8 @@ async def test_spoiled_plans_and_topologies_made_again_do_no_harm_and_others_num
         await world.client.delete(NETWORK_TOPOLOGIES, foreign, namespace="default")
 
 
-async def test_bandwidth_of_placed_pods_is_counted_and_given_back(
-    world: World, start: StartReplica, kwok: Program
+async def test_bandwidth_of_placed_pods_is_allocated_and_released(
+    world: MeasuredTopology, start: StartReplica, kwok: Program
 ) -> None:
     await world.create()
     start(appGroup={"namespaces": [world.namespace]})
@@ -361,10 +361,10 @@ async def test_bandwidth_of_placed_pods_is_counted_and_given_back(
     await eventually(lambda: _is(allocated(), {}))
 
 
-async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced_from_what_agents_write(
-    world: World, start: StartReplica, control_plane: ControlPlane
+async def test_topologies_of_other_namespaces_get_costs_under_the_shipped_rights(
+    world: MeasuredTopology, start: StartReplica, control_plane: ControlPlane
 ) -> None:
-    """The role lets the controller read ConfigMaps in netaware's namespace alone; that must not hold anything up."""
+    """The role allows to read ConfigMaps of netaware's namespace only."""
     user, name = f"restricted-{world.namespace}", f"nt-{world.namespace}"
     await grant_shipped_rights(world.client, world.namespace, user)
     kubeconfig = control_plane.write_kubeconfig(user, user)
@@ -387,7 +387,7 @@ async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced
 
 
 async def grant_shipped_rights(client: Client, namespace: str, user: str) -> None:
-    """What manifests/base/controller/rbac.yaml grants, to a user of the test, in the test's namespace."""
+    """Grant a user of the test the rights of manifests/base/controller/rbac.yaml in the test's namespace."""
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
     for body in yaml.safe_load_all((CRDS.parent / "base" / "controller" / "rbac.yaml").read_text()):
         cluster_wide = body["kind"].startswith("Cluster")

@@ -1,4 +1,4 @@
-"""The traffic controller compares AppGroups with traffic: real Prometheus with Istio's series, API server and manager."""
+"""The traffic controller compares AppGroups with Istio's series in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ CALLS = {("web", "cart"): 4000.0, ("cart", "db"): 1000.0, ("web", "ads"): 3000.0
 
 def make_series(namespace: str) -> list[Series]:
     series: list[Series] = []
-    for (client, server), moved in CALLS.items():
+    for (client, server), bytes_per_s in CALLS.items():
         ends = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
         ends |= {"destination_workload_namespace": namespace, "destination_workload": server}
-        series.append(("istio_request_bytes_sum", ends, moved))
+        series.append(("istio_request_bytes_sum", ends, bytes_per_s))
     return series
 
 
 def group(calls: Mapping[str, str]) -> dict[str, Any]:
-    """An AppGroup whose selectors are the workloads' names in capitals."""
+    """An AppGroup whose selectors are the names of its workloads in capitals."""
     limits = {"minBandwidth": "1M"}
     upper = {name.upper(): dict.fromkeys(callees.upper().split(), limits) for name, callees in calls.items()}
     return {**APPGROUPS.type_meta, "metadata": {"name": "shop"}, "spec": appgroup_spec(upper, members=4)}
 
 
-async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> None:
-    """A Deployment of one pod each, bound to its node by its template; the controller manager makes ReplicaSets and pods."""
+async def create_deployments(client: Client, namespace: str, nodes: Mapping[str, str]) -> None:
+    """Create Deployments of one pod each, bound to its node by the template."""
     for name, node in nodes.items():
         pod = {
             "nodeName": node,
@@ -59,7 +59,7 @@ async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> 
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
 
 
-async def test_measured_weights_are_written_once_and_drift_sets_as_described(
+async def test_measured_weights_are_written_once_and_drift_sets_the_condition(
     start: StartReplica,
     client: Client,
     namespace: str,
@@ -72,7 +72,7 @@ async def test_measured_weights_are_written_once_and_drift_sets_as_described(
     first, second = f"{namespace}-a", f"{namespace}-b"
     await make_node(first, zone="z1", region="r1")
     await make_node(second, zone="z2", region="r1")
-    await run_pods(client, namespace, {"web": first, "cart": second, "db": second, "ads": first})
+    await create_deployments(client, namespace, {"web": first, "cart": second, "db": second, "ads": first})
     await client.create(
         APPGROUPS, group({"web": "cart", "cart": "db", "db": "", "ads": "db"}), Object, namespace=namespace
     )
@@ -99,7 +99,7 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
 ) -> None:
     node = f"{namespace}-a"
     await make_node(node, zone="z1", region="r1")
-    await run_pods(client, namespace, dict.fromkeys(("web", "cart", "db", "ads"), node))
+    await create_deployments(client, namespace, dict.fromkeys(("web", "cart", "db", "ads"), node))
 
     async def have_pods() -> bool:
         return len(await client.list(PODS, Object, namespace=namespace)) == 4

@@ -1,4 +1,4 @@
-"""The descheduler on a real control plane with usage from a real Prometheus: nodes that cannot be relieved, budgets, dry runs."""
+"""The descheduler respects fit, budgets and dry runs, on a real control plane with usage from a real Prometheus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.descheduler.harness import (
 
 @pytest_asyncio.fixture(autouse=True)
 async def stock_scheduler(scheduler: StartScheduler) -> None:
-    """kube-scheduler places replacements, without the extender."""
+    """kube-scheduler without the extender, for replacements."""
     await scheduler()
 
 
@@ -39,7 +39,7 @@ def move_of(pod: Pod, uid: str = "") -> Move:
 
 
 async def run_dry_run(harness: DeschedulerHarness) -> Any:
-    """The JSON of `kubectl netaware deschedule --dry-run`, in a process of its own, with the configuration in the cluster."""
+    """The JSON of `kubectl netaware deschedule --dry-run` with the configuration in the cluster."""
     head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     data = {"config.yaml": yaml.safe_dump({**head, "descheduler": harness.make_config()})}
     labels, volume = {"app": CONTROLLER}, {"name": "config", "configMap": {"name": "config"}}

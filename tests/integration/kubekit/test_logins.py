@@ -1,7 +1,4 @@
-"""Kubeconfigs against the real API server: plugins as EKS, GKE and AKS write them, OIDC tokens, certificates, proxies.
-
-The plugins are ours, in the place of the providers' commands; the files around them are as the providers' tools write them.
-"""
+"""Kubeconfigs as EKS, GKE and AKS write them log in to a real API server: plugins, OIDC tokens, certificates and proxies."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def administrator(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The cluster and the user of the lab's own kubeconfig, with files in line."""
+    """Cluster and user of the lab's kubeconfig, with files inlined."""
     document = yaml.safe_load(plane.kubeconfig.read_text())
     found = []
     for values in (document["clusters"][0]["cluster"], document["users"][0]["user"]):
@@ -56,7 +53,7 @@ def administrator(plane: ControlPlane) -> tuple[dict[str, Any], dict[str, Any]]:
     return found[0], found[1]
 
 
-def write(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
+def write_kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -93,7 +90,7 @@ async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
 ) -> None:
     cluster, _ = administrator(control_plane)
     answer(tmp_path, expires_in_s=12, token=await request_token(client, namespace))
-    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path, style)))) as ours:
         assert calls(tmp_path) == 1
         # The package takes a token for expired some minutes before: the next request gets a new one, and keeps it.
         answer(tmp_path, token=await request_token(client, namespace))
@@ -107,14 +104,14 @@ async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plug
 ) -> None:
     cluster, _ = administrator(control_plane)
     answer(tmp_path, token="revoked")
-    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))) as ours:
         with pytest.raises(ApiError, match="401"):
             await who_am_i(ours)
         answer(tmp_path, token=await request_token(client, namespace))
         assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):
-        find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))
+        find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
@@ -123,7 +120,7 @@ async def test_a_plugins_certificate_logs_in_also_for_watches(
     cluster, user = administrator(control_plane)
     certificate, key = (base64.b64decode(user[f"client-{part}-data"]).decode() for part in ("certificate", "key"))
     answer(tmp_path, clientCertificateData=certificate, clientKeyData=key)
-    async with Client(find_cluster_config(write(tmp_path, cluster, plugin(tmp_path)))) as ours:
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, plugin(tmp_path)))) as ours:
         assert await who_am_i(ours) == await who_am_i(client)
         await ours.list(NODES, Node)
         async with ours.watch(CONFIGMAPS, "0", namespace=namespace) as events:
@@ -140,16 +137,18 @@ async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
     account = f"system:serviceaccount:{namespace}:default"
     oidc = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
     for values, name in ((oidc, account), ({"tokenFile": "token"}, account), (user, await who_am_i(client))):
-        async with Client(find_cluster_config(write(tmp_path, cluster, values))) as ours:
+        async with Client(find_cluster_config(write_kubeconfig(tmp_path, cluster, values))) as ours:
             assert await who_am_i(ours) == name
 
 
-async def test_the_servers_other_name_is_the_one_that_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
+async def test_tls_server_name_is_verified(control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster, user = administrator(control_plane)
-    async with Client(find_cluster_config(write(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))) as ours:
+    async with Client(
+        find_cluster_config(write_kubeconfig(tmp_path, {**cluster, "tls-server-name": "localhost"}, user))
+    ) as ours:
         await who_am_i(ours)
     wrong = {**cluster, "tls-server-name": "elsewhere.example"}
-    async with Client(find_cluster_config(write(tmp_path, wrong, user))) as ours:
+    async with Client(find_cluster_config(write_kubeconfig(tmp_path, wrong, user))) as ours:
         with pytest.raises(Exception, match=r"elsewhere\.example"):
             await who_am_i(ours)
 
@@ -169,7 +168,7 @@ def test_unsupported_settings_are_refused_by_name(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        find_cluster_config(write(tmp_path, {"server": "https://api.example", **cluster}, user))
+        find_cluster_config(write_kubeconfig(tmp_path, {"server": "https://api.example", **cluster}, user))
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "contexts: []", "contexts: 5\ncurrent-context: c", "5"])
@@ -180,8 +179,10 @@ def test_files_that_are_not_kubeconfigs_are_refused_by_name(tmp_path: Path, cont
 
 
 def test_the_first_of_several_files_names_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Path(write(tmp_path, {"server": "https://one.example"}, {"token": "x"})).rename(tmp_path / "first")
-    other = Path(write(tmp_path, {"server": "https://two.example"}, {"token": "y"}))
+    first = Path(write_kubeconfig(tmp_path, {"server": "https://one.example"}, {"token": "x"})).rename(
+        tmp_path / "first"
+    )
+    other = Path(write_kubeconfig(tmp_path, {"server": "https://two.example"}, {"token": "y"}))
     other.write_text(other.read_text().replace("current-context: c", "current-context: none"))
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path}/absent:{other}")
     assert (find_cluster_config().server, find_cluster_config().kubeconfig_context) == ("https://one.example", "c")
@@ -195,7 +196,7 @@ FAR = "kubernetes.default.svc"
 
 @asynccontextmanager
 async def proxy_to(port: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """An HTTP proxy that connects every CONNECT to one port of the loopback; yields its address and the requested targets."""
+    """Run an HTTP proxy that connects to this port of the loopback; yields its address and the requested targets."""
     targets: list[str] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -244,8 +245,8 @@ async def test_the_same_proxy_is_used_as_by_kubectl(
     async with proxy_to(port) as (address, targets):
         for name, value in variables.items():
             monkeypatch.setenv(name, value.replace("PROXY", address))
-        told = {name: value.replace("PROXY", address) for name, value in cluster.items()}
-        file = write(tmp_path, {**known, "server": f"https://{host}:{port}", **told}, user)
+        proxied = {name: value.replace("PROXY", address) for name, value in cluster.items()}
+        file = write_kubeconfig(tmp_path, {**known, "server": f"https://{host}:{port}", **proxied}, user)
         async with Client(find_cluster_config(file), timeout_s=10) as ours:
             if by_proxy or host == LOOPBACK:
                 await who_am_i(ours)

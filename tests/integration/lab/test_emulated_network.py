@@ -1,4 +1,4 @@
-"""The emulated network has the delays that it promises; loss and jitter are tested as rules. Plain UDP round trips, no netperf."""
+"""The emulated network has its configured delays, measured by UDP datagrams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.wan
 
 
 class Wan(NamedTuple):
-    """Nodes a1 and a2 in zone a, b1 in zone b, and the control of the links between them."""
+    """Nodes a1 and a2 of zone a, b1 of zone b, and the control of links."""
 
     network: LabNetwork
     control: WanControl
@@ -34,12 +34,12 @@ class Wan(NamedTuple):
         """A UDP socket in the node's namespace, bound to its address."""
         node = next(n for n in self.network.node_networks if n.node.name == name)
         with namespaces.enter(node.netns):
-            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         # Room for a burst that was delayed and arrives at once, above the system's limit for ordinary users.
-        made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
-        made.bind((node.address, 0))
-        made.settimeout(5.0)
-        return made
+        sender.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
+        sender.bind((node.address, 0))
+        sender.settimeout(5.0)
+        return sender
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
 
 
 def round_trips_us(wan: Wan, origin: str, destination: str, count: int = 20) -> list[float]:
-    """Round trips of ``count`` datagrams that the other node sends back, one after the other."""
+    """Round-trip times of datagrams that the other node echoes one after the other."""
     with wan.socket_on(origin) as near, wan.socket_on(destination) as far:
 
         def send_back() -> None:

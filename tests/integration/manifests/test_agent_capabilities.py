@@ -1,4 +1,4 @@
-"""The capabilities that the DaemonSet grants are enough for what the agent does to the kernel, and none is there in vain."""
+"""The capabilities of the DaemonSet suffice for the agent, and each is needed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_with(names: list[str], pod: NodePod) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
-def test_granted_capabilities_suffice_to_read_limit_and_unlimit(pod: NodePod) -> None:
+def test_granted_capabilities_suffice_to_read_set_and_remove_limits(pod: NodePod) -> None:
     done = run_with(capabilities(), pod)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == dict.fromkeys(

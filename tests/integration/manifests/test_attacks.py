@@ -1,7 +1,4 @@
-"""Requests with a stolen token of each program, on the real API server with the shipped rights and policies.
-
-That no program has a right which it does not use is tested in test_rights.py.
-"""
+"""Requests with stolen tokens are refused by the shipped rights and policies; test_rights.py tests that no right is unused."""
 
 from __future__ import annotations
 
@@ -81,10 +78,10 @@ FIELDS: tuple[tuple[str, str, dict[str, str], set[str]], ...] = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "path", "types", "free"), FIELDS)
-async def test_no_field_changes_but_those_that_are_named(
+async def test_only_expected_fields_can_be_changed(
     stolen: dict[str, Client], admin: Client, program: str, path: str, types: dict[str, str], free: set[str]
 ) -> None:
-    """Every field that the API server's types have, so that one of a new version is tried the day it comes."""
+    """Fields are those of the API server's types, so that fields of new versions are tried too."""
     schemas = await Schemas.read(admin, "/api/v1")
     before = await read(admin, path)
     subresources = ("", "/status") if "status" in types else ("",)
@@ -101,7 +98,7 @@ def patch_type(path: str, body: Any) -> str:
     return MERGE_PATCH if path == TOPOLOGY else STRATEGIC_PATCH  # custom resources have no strategic patch
 
 
-async def test_attacks_are_refused_and_each_programs_work_is_allowed(
+async def test_attacks_are_refused_and_the_work_of_programs_is_allowed(
     stolen: dict[str, Client], admin: Client, token_for: TokenFor
 ) -> None:
     wrong = []
@@ -134,7 +131,7 @@ ON_NODES: tuple[Any, ...] = (
 )
 
 
-async def test_the_right_to_taint_nodes_allows_our_soft_taint_alone(stolen: dict[str, Client], admin: Client) -> None:
+async def test_the_right_to_taint_nodes_allows_only_our_soft_taint(stolen: dict[str, Client], admin: Client) -> None:
     foreign = {"spec": {"taints": [{"key": "foreign.example/taint", "effect": "NoSchedule"}]}}
     await admin.request("PATCH", NODE_A, body=foreign, content_type=MERGE_PATCH)
 
@@ -164,7 +161,7 @@ STALE: tuple[tuple[list[Json], bool, str, bool], ...] = (
 )
 
 
-async def test_the_right_to_delete_pods_reaches_only_stale_ones_with_an_owner(
+async def test_the_right_to_delete_pods_allows_only_unschedulable_pods_with_an_owner(
     stolen: dict[str, Client], admin: Client, kubectl: Kubectl
 ) -> None:
     paths = []
@@ -197,7 +194,7 @@ def sample(origin: str, destination: str, sequence: int = 0) -> Sample:
     return Sample(origin=ends[0], destination=ends[1], measurement=measurement, sequence=sequence)
 
 
-async def written(client: Client, patch: Any) -> dict[str, str]:
+async def write_result(client: Client, patch: Any) -> dict[str, str]:
     answer = await client.request("PATCH", RESULTS, body=patch, content_type=MERGE_PATCH)
     data: dict[str, str] = msgspec.json.decode(answer).get("data", {})
     data.pop("a", "")
@@ -209,31 +206,29 @@ async def test_an_agent_writes_replaces_and_removes_the_results_of_its_own_probe
 ) -> None:
     agent = stolen["agent"]
     first = encode_samples([sample("node-a", "node-b")], ["p50", "p90", "p99"])
-    await written(agent, build_merge_patch(first))
+    await write_result(agent, build_merge_patch(first))
     second = encode_samples([sample("node-a", "node-b", sequence=1), sample("node-a", "node-c")])
-    assert set(first) | set(second) == set(await written(agent, build_merge_patch(second)))
-    assert set(await written(agent, build_merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
-    await written(agent, build_merge_patch(dict.fromkeys(second)))
+    assert set(first) | set(second) == set(await write_result(agent, build_merge_patch(second)))
+    assert set(await write_result(agent, build_merge_patch(dict.fromkeys(first)))) == set(second) - set(first)
+    await write_result(agent, build_merge_patch(dict.fromkeys(second)))
     mine = encode_samples([sample("node-a", "node-b")], ["p90"])
     for squatted in ("{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""):
-        await written(admin, build_merge_patch(dict.fromkeys(mine, squatted)))
-        assert await written(agent, build_merge_patch(mine)) == mine
-        await written(agent, build_merge_patch(dict.fromkeys(mine)))
+        await write_result(admin, build_merge_patch(dict.fromkeys(mine, squatted)))
+        assert await write_result(agent, build_merge_patch(mine)) == mine
+        await write_result(agent, build_merge_patch(dict.fromkeys(mine)))
     # 990 pairs in both formats, the most a shard holds: the policy stays within the API server's cost limit.
     full: dict[str, str | None] = {}
     for index in range(990):
         full |= encode_samples([sample("node-b", f"node-{index}")], ["p50", "p90", "p99"])
-    await written(admin, build_merge_patch(full))
-    assert len(await written(agent, build_merge_patch(mine))) == len(full) + 2
-    await written(admin, build_merge_patch(dict.fromkeys([*full, *mine])))
+    await write_result(admin, build_merge_patch(full))
+    assert len(await write_result(agent, build_merge_patch(mine))) == len(full) + 2
+    await write_result(admin, build_merge_patch(dict.fromkeys([*full, *mine])))
 
 
-async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_values_say(
-    stolen: dict[str, Client], admin: Client
-) -> None:
+async def test_an_agent_cannot_write_results_of_other_nodes(stolen: dict[str, Client], admin: Client) -> None:
     agent = stolen["agent"]
     others = encode_samples([sample("node-b", "node-a")], ["p90"])
-    await written(admin, build_merge_patch(others))
+    await write_result(admin, build_merge_patch(others))
     patches: list[Any] = [build_merge_patch(encode_samples([sample("node-b", "node-c")], ["p90"]))]
     for key in others:
         patches += [build_merge_patch(dict.fromkeys([key])), build_merge_patch({key: "7"})]
@@ -249,11 +244,11 @@ async def test_an_agent_is_refused_for_results_of_other_nodes_whatever_their_val
     refusals = [(await dry_run(agent, "PATCH", RESULTS, patch))[0] for patch in patches]
     assert [text for text in refusals if not re.search("^403 .*an agent on node-a", text)] == []
     own = build_merge_patch(encode_samples([sample("node-a", "node-b")]))
-    assert set(others) < set(await written(agent, own)), "its own key beside the other's is fine"
+    assert set(others) < set(await write_result(agent, own)), "its own key beside the other's is fine"
 
 
-def managed(fields: Json, version: str = "v1") -> Json:
-    """Managed fields in the name of another writer."""
+def foreign_managed_fields(fields: Json, version: str = "v1") -> Json:
+    """managedFields of another writer."""
     entry = {"apiVersion": version, "fieldsType": "FieldsV1", "fieldsV1": fields, "manager": "x", "operation": "Update"}
     return {"metadata": {"managedFields": [entry]}}
 
@@ -264,22 +259,22 @@ FILLERS = {
     "upstream": {"data": {f"netperf.p90.latency.milliseconds.origin.node-a.destination.{name}": "1" for name in LONG}},
     # Four bytes each, and one character to a policy that does not count bytes.
     "wide": {"data": {f"netaware.v1.node-a_{i}": "\U0001f600" * 2000 for i in range(120)}},
-    "managed": managed({"f:data": {f"f:{name}": {} for name in LONG}}),
-    "managed-deep": managed({"f:data": {"f:x": {f"f:{name}": {} for name in LONG}}}),
-    "managed-other": managed({f"f:{name}": {} for name in LONG}),
-    "managed-version": managed({"f:data": {"f:x": {}}}, version="x" * 600_000),
+    "managed": foreign_managed_fields({"f:data": {f"f:{name}": {} for name in LONG}}),
+    "managed-deep": foreign_managed_fields({"f:data": {"f:x": {f"f:{name}": {} for name in LONG}}}),
+    "managed-other": foreign_managed_fields({f"f:{name}": {} for name in LONG}),
+    "managed-version": foreign_managed_fields({"f:data": {"f:x": {}}}, version="x" * 600_000),
 }
 
 
-async def test_agent_cannot_fill_the_results(stolen: dict[str, Client], admin: Client) -> None:
+async def test_an_agent_cannot_fill_the_results_configmap(stolen: dict[str, Client], admin: Client) -> None:
     for name, patch in FILLERS.items():
         with suppress(ApiError):
-            await written(stolen["agent"], patch)
+            await write_result(stolen["agent"], patch)
         assert len(await admin.request("GET", RESULTS)) < 500_000, name
 
 
 async def test_policies_have_no_type_errors(kubectl: Kubectl) -> None:
-    """The controller manager checks the expressions against the schema and reports what cannot work."""
+    """The controller manager type-checks the expressions."""
     policies = ("get", "validatingadmissionpolicies", "-o")
 
     async def are_checked() -> bool:

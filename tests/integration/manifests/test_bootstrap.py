@@ -1,4 +1,4 @@
-"""The leader creates missing objects on a fresh installation and leaves existing ones alone, on the real API server."""
+"""The leader creates missing objects of a new installation, and keeps existing ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[
 
 
 @asynccontextmanager
-async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
-    """Bootstrap as it runs on the leader."""
+async def running_bootstrap(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
+    """Run the leader's bootstrap."""
     store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
     following = asyncio.create_task(store.run())
     await store.synced.wait()
@@ -59,12 +59,12 @@ async def passphrase(admin: Client) -> str:
 
 @pytest.mark.usefixtures("definitions_and_namespace")
 async def test_leader_creates_missing_objects_if_configured(admin: Client) -> None:
-    async with leading(admin, BootstrapConfig()) as store:
+    async with running_bootstrap(admin, BootstrapConfig()) as store:
         await asyncio.sleep(0.5)
         assert not store.items
         assert await passphrase(admin) == ""
     config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, config) as store:
+    async with running_bootstrap(admin, config) as store:
 
         async def is_created() -> bool:
             return list(store.items) == [f"{SPACE}/nt-default"] and len(bytes.fromhex(await passphrase(admin))) == 32
@@ -78,12 +78,12 @@ async def test_leader_creates_missing_objects_if_configured(admin: Client) -> No
     theirs = {**head, "spec": {"configmapName": "somewhere"}}
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
     await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=SPACE)
-    async with leading(admin, config) as store:
+    async with running_bootstrap(admin, config) as store:
         await asyncio.sleep(0.5)
         assert list(store.items) == ["default/theirs"]
         assert await passphrase(admin) == "chosen by a person"
 
 
-def test_name_that_no_object_can_have_is_refused_at_start() -> None:
+def test_an_invalid_object_name_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match=r"bootstrap.networkTopology"):
         BootstrapConfig(network_topology="x" * 254).validate("bootstrap")

@@ -1,4 +1,4 @@
-"""The Helm chart: it renders the objects of the kustomizations, and Helm installs, upgrades and uninstalls it."""
+"""The Helm chart renders the objects of the kustomizations, and can be installed, upgraded and uninstalled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Chart:
         sets = [word for value in values for word in ("--set", value)]
         options = ("-n", namespace, f"--kube-version={version}", *sets)
         text = await self.helm("template", "netaware", str(self.folder), *options)
-        return by_key([document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document])
+        return objects_by_key([document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document])
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def chart(helm_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Chart
     return Chart(helm_program, folder)
 
 
-def by_key(documents: Documents) -> dict[str, Any]:
-    """The objects by kind, namespace and name, without namespaces."""
+def objects_by_key(documents: Documents) -> dict[str, Any]:
+    """Objects by kind, namespace and name, without namespaces."""
     objects = {}
     for document in documents:
         if document["kind"] == "Namespace":
@@ -81,7 +81,7 @@ def by_key(documents: Documents) -> dict[str, Any]:
 
 def with_chart_version(documents: Documents) -> dict[str, Any]:
     """An overlay's objects with the chart's version of the images."""
-    return by_key(
+    return objects_by_key(
         json.loads(re.sub(r"(netaware-(?:agent|controller)):0\.0\.0", rf"\1:{VERSION}", json.dumps(documents)))
     )
 
@@ -154,12 +154,12 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
     config = yaml.safe_load(configs["controller"]["config.yaml"])
     assert (config["topology"]["probing"]["intervalS"], config["bootstrap"]["probeSecret"]) == (30, True)
     assert [n for n, d in documents.items() if d["kind"] != "ConfigMap" and NAMESPACE in json.dumps(d)] == []
-    kinds = {document["kind"] for document in documents.values()}
-    assert not kinds & {"ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+    rendered_kinds = {document["kind"] for document in documents.values()}
+    assert not rendered_kinds & {"ServiceAccount", "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
     assert len([d for d in documents.values() if d["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]) == 5
 
 
-async def test_helm_names_a_mistaken_value(chart: Chart) -> None:
+async def test_an_invalid_value_is_refused_by_name(chart: Chart) -> None:
     mistakes = {"controler.replicas=3": "controler", "controller.replicas=x": "replicas", "placement=both": "placement"}
     for value, named in mistakes.items():
         with pytest.raises(BootError, match=named):
@@ -171,7 +171,7 @@ Run = Callable[..., Awaitable[str]]
 
 @pytest_asyncio.fixture
 async def run(chart: Chart, plane: ControlPlane, kubectl: Kubectl) -> AsyncIterator[Run]:
-    """Helm in the namespace ``by-helm``, which is empty afterwards."""
+    """Run Helm in the namespace ``by-helm``, which is deleted afterwards."""
 
     async def helm(*arguments: str) -> str:
         return await chart.helm(*arguments, "-n", "by-helm", kubeconfig=plane.kubeconfig)
@@ -207,7 +207,7 @@ async def test_helm_installs_upgrades_and_uninstalls(run: Run, chart: Chart, kub
 async def test_the_cleanup_job_has_the_rights_for_its_commands_and_no_others(
     run: Run, chart: Chart, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
-    """kubectl runs the job's commands with the job's token; without a kubelet, rollouts only begin."""
+    """kubectl runs the job's commands with the job's token. Without kubelets, rollouts do not end."""
     await run("install", "netaware", str(chart.folder), "--create-namespace")
     documents = await chart.render("cleanupBeforeUninstall.enabled=true", namespace="by-helm")
     hooks = [d for d in documents.values() if "helm.sh/hook" in d["metadata"].get("annotations", {})]
@@ -230,7 +230,7 @@ async def test_the_cleanup_job_has_the_rights_for_its_commands_and_no_others(
     await kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(rights))
 
 
-def test_documents_name_the_chart_where_a_release_pushes_it() -> None:
+def test_documents_name_the_registry_of_the_release() -> None:
     (pushed,) = re.findall(r'push \S+ "oci://\$\(REGISTRY\)(\S*)"', (MANIFESTS.parent / "release.mk").read_text())
     named = re.findall(r"oci://REGISTRY(\S+)", (MANIFESTS.parent / "docs" / "upgrade.md").read_text())
     assert named == [f"{pushed}/netaware"]

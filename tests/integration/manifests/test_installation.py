@@ -1,4 +1,4 @@
-"""One command installs, on the real API server, and a second changes nothing; overlays and examples apply on top."""
+"""One command installs, repeating it changes nothing, and overlays and examples can be applied on top."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ pytestmark = pytest.mark.usefixtures("default_overlay")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def default_overlay(plane: ControlPlane) -> AsyncIterator[None]:
-    """The default overlay, applied with one command, for all tests of this file."""
+    """The default overlay, installed for all tests of this file."""
     async with installed_overlay(plane, "default"):
         yield
 
 
 async def test_overlays_apply_on_top_and_applying_again_changes_nothing(kubectl: Kubectl) -> None:
     for overlay in OVERLAYS:
-        said = await kubectl("apply", "--server-side", "--dry-run=server", "-k", str(MANIFESTS / "overlays" / overlay))
-        assert "daemonset.apps/netaware-agent serverside-applied" in said, overlay
+        output = await kubectl(
+            "apply", "--server-side", "--dry-run=server", "-k", str(MANIFESTS / "overlays" / overlay)
+        )
+        assert "daemonset.apps/netaware-agent serverside-applied" in output, overlay
     before = await _versions(kubectl)
     await kubectl("apply", "--server-side", "-k", str(DEFAULT))
     assert await _versions(kubectl) == before
@@ -53,15 +55,15 @@ async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
     applied += [("-f", str(folder / name)) for name in ("networktopology.yaml", "bandwidth-pod.yaml")]
     assert len(applied) == 6
     for words in applied:
-        said = await kubectl("apply", "--server-side", "--dry-run=server", *words)
-        assert "serverside-applied (server dry run)" in said, words
+        output = await kubectl("apply", "--server-side", "--dry-run=server", *words)
+        assert "serverside-applied (server dry run)" in output, words
 
 
 HOSTILE = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')
 
 
 async def test_definitions_refuse_names_that_could_be_commands(admin: Client) -> None:
-    """Every name that a tenant may write ends in commands that people paste."""
+    """Names that tenants write are part of commands that people run."""
     web = {"kind": "Deployment", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": "shop"}
     database = {**web, "name": "db", "selector": "db"}
     wrong = []
@@ -72,9 +74,9 @@ async def test_definitions_refuse_names_that_could_be_commands(admin: Client) ->
         group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "x"}, "spec": spec}
         try:
             await admin.request("POST", f"{APPGROUPS.path('default')}?dryRun=All", body=group)
-            said = "accepted"
+            output = "accepted"
         except ApiError as error:
-            said = error.message
-        if f"{field}: Invalid value" not in said:
-            wrong.append((place, field, text, said))
+            output = error.message
+        if f"{field}: Invalid value" not in output:
+            wrong.append((place, field, text, output))
     assert wrong == []

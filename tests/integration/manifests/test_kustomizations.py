@@ -1,4 +1,4 @@
-"""Every kustomization builds and keeps what the manifests promise; the API server validates them in test_installation.py."""
+"""Kustomizations build, and have the documented properties; test_installation.py applies them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_im
         )
 
 
-async def test_selectors_find_the_pods_they_mean(kustomize: Kubectl) -> None:
+async def test_selectors_match_the_intended_pods(kustomize: Kubectl) -> None:
     for documents in (await overlays(kustomize)).values():
         templates = pod_templates(documents).values()
         labels = {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
@@ -77,8 +77,8 @@ async def test_selectors_find_the_pods_they_mean(kustomize: Kubectl) -> None:
                 assert {port.get("targetPort") for port in spec.get("ports", ())} <= ports
 
 
-async def test_pods_keep_to_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
-    """The API server's own Pod Security admission judges: the controller and the scheduler are "restricted"."""
+async def test_pods_meet_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
+    """The API server's Pod Security admission decides; the controller and the scheduler are "restricted"."""
     templates = dict(pod_templates(await kustomize.build(MANIFESTS / "overlays" / "descheduler")))
     assert len(templates) == 4
     agent = templates.pop("DaemonSet/netaware-agent")
@@ -91,7 +91,7 @@ async def test_pods_keep_to_their_level_of_pod_security(kustomize: Kubectl, admi
 
 
 async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
-    """Dry-run the pod in a namespace of that level; the empty text, or why it is refused."""
+    """Dry-run a pod in a namespace of this level; returns the refusal, or an empty text."""
     namespace = f"level-{level}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
@@ -113,7 +113,7 @@ async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
     pytest.fail("the namespace got no service account")
 
 
-async def test_privileges_are_those_that_are_explained(kustomize: Kubectl) -> None:
+async def test_each_privilege_has_an_explanation(kustomize: Kubectl) -> None:
     for name, template in pod_templates(await kustomize.build(MANIFESTS / "overlays" / "default")).items():
         spec, is_agent = template["spec"], name == "DaemonSet/netaware-agent"
         for container in spec["containers"]:
@@ -131,14 +131,14 @@ async def test_privileges_are_those_that_are_explained(kustomize: Kubectl) -> No
             assert ports == {(9850, "TCP"), (12865, "TCP"), (12866, "TCP"), (12867, "UDP")}
 
 
-async def test_network_policies_open_metrics_to_prometheus_alone(kustomize: Kubectl) -> None:
+async def test_network_policies_allow_only_prometheus_to_read_metrics(kustomize: Kubectl) -> None:
     for documents in (await overlays(kustomize)).values():
         for policy in (d["spec"] for d in documents if d["kind"] == "NetworkPolicy"):
             senders = [rule["from"] for rule in policy["ingress"]]
             assert senders == [[{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]]
 
 
-async def test_roles_grant_no_wildcards_and_what_an_overlay_does_not_do_its_tokens_cannot(kustomize: Kubectl) -> None:
+async def test_roles_grant_no_wildcards_and_no_rights_for_disabled_features(kustomize: Kubectl) -> None:
     placing = {"patch pods"}
     expected = dict.fromkeys(OVERLAYS, placing) | {
         "any-scheduler": placing | {"delete pods"},
@@ -163,7 +163,7 @@ async def test_roles_grant_no_wildcards_and_what_an_overlay_does_not_do_its_toke
     assert given == expected
 
 
-async def test_overlays_differ_from_the_default_by_their_purpose_only(kustomize: Kubectl, tmp_path: Path) -> None:
+async def test_overlays_differ_from_the_default_only_by_their_purpose(kustomize: Kubectl, tmp_path: Path) -> None:
     built = await overlays(kustomize)
     names = {overlay: {f"{d['kind']}/{d['metadata']['name']}" for d in built[overlay]} for overlay in OVERLAYS}
     agent = {overlay: arguments(built[overlay], "DaemonSet/netaware-agent") for overlay in OVERLAYS}
@@ -194,8 +194,8 @@ async def test_overlays_differ_from_the_default_by_their_purpose_only(kustomize:
     assert role["rules"] == [wanted]
 
 
-async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, tmp_path: Path) -> None:
-    """``namespace:`` moves every object and every subject; policies tell our accounts by name and know their namespace."""
+async def test_one_line_of_a_kustomization_sets_the_namespace(kustomize: Kubectl, tmp_path: Path) -> None:
+    """``namespace:`` moves all objects and subjects; policies read the namespace of our accounts."""
     for overlay in OVERLAYS:
         documents = await kustomize.build(write_kustomization(overlay, folder=tmp_path, namespace="elsewhere"))
         assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
@@ -206,7 +206,7 @@ async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, 
         assert left == [], overlay
 
 
-def test_no_manifest_is_forgotten() -> None:
+def test_every_manifest_is_part_of_a_kustomization() -> None:
     for folder in ("crds", "policies"):
         there = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
         listed = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["resources"]

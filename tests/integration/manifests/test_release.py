@@ -1,4 +1,4 @@
-"""Parts of a release: workflows name targets and tools that exist, and the bill of materials is complete."""
+"""Release workflows name existing targets and tools, and the bill of materials is complete."""
 
 from __future__ import annotations
 

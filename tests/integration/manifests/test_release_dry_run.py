@@ -1,4 +1,4 @@
-"""A whole release on this machine but for signatures: packages, plugin, bills of materials, and the chart in a real OCI registry."""
+"""A release is built on this machine without signatures: wheels, plugin, bills of materials, and the chart in an OCI registry."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def make(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels, the plugin's archive and the bills of materials."""
+    """Wheels, the plugin's archive, and bills of materials."""
     folder = tmp_path_factory.mktemp("dist")
     compilers = " ".join(["cc", *([CROSS] if shutil.which(CROSS) else [])])
     make("release-wheels", "release-krew", "sbom", f"DIST={folder}", "REPOSITORY=o/n", f"COMPILERS={compilers}")
     return folder
 
 
-def installed_overlay(wheel: Path, home: Path) -> Path:
-    """The command of a wheel in a fresh environment, installed where no compiler is found."""
+def installed_wheel(wheel: Path, home: Path) -> Path:
+    """The command of a wheel, installed into a new environment without a compiler."""
     venv.create(home, with_pip=False)
     found = subprocess.run(["sh", str(ROOT / ".ci" / "uv")], check=True, capture_output=True, text=True, timeout=110)
     uv = found.stdout.strip()
@@ -94,7 +94,7 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(CLUSTER)
     (native,) = [path for path in compiled if path.stem.endswith(os.uname().machine)]
-    command = installed_overlay(native, tmp_path / "native")
+    command = installed_wheel(native, tmp_path / "native")
     for extra in ("rich", "numpy", "kubernetes"):
         assert run(command.with_name("python"), "-c", f"import {extra}").returncode == 0
     planned = run(command, "simulate", "--offline", cluster)
@@ -104,13 +104,13 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     assert "Traceback" not in status.stderr
     assert "netaware" in status.stdout + status.stderr
     # The wheel for any platform does all that needs no plan, and says what it lacks for one.
-    pure = installed_overlay(wheels["any"], tmp_path / "pure")
+    pure = installed_wheel(wheels["any"], tmp_path / "pure")
     assert run(pure, "status", "--kubeconfig", kubectl.kubeconfig).stdout == status.stdout
     refused = run(pure, "simulate", "--offline", cluster)
     assert (refused.returncode, "install gcc" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
 
 
-def test_plugin_is_what_its_manifest_says(dist: Path, tmp_path: Path) -> None:
+def test_the_plugins_archive_matches_its_manifest(dist: Path, tmp_path: Path) -> None:
     manifest = yaml.safe_load((dist / "netaware.yaml").read_text())
     archive = dist / "kubectl-netaware.tar.gz"
     (platform,) = manifest["spec"]["platforms"]
@@ -136,7 +136,7 @@ def test_plugin_is_what_its_manifest_says(dist: Path, tmp_path: Path) -> None:
 
 @pytest_asyncio.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[str]:
-    """HOST:PORT of an OCI registry of its own."""
+    """HOST:PORT of a new OCI registry."""
     found = shutil.which("docker-registry") or debian.find_or_unpack_packages(
         "registry", ["docker-registry"]
     ).find_program("docker-registry")

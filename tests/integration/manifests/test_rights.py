@@ -1,8 +1,4 @@
-"""Everything runs under the shipped rights: the real programs, with tokens of their service accounts, and an audit log.
-
-Two agents (their nodes' kubelets are kwok's), the controller and the extender are started as the manifests start them. The audit
-log then tells whether anything was refused, and which rights were never used.
-"""
+"""All programs run with the tokens of their service accounts; the audit log shows that no request is refused and no right is unused."""
 
 from __future__ import annotations
 
@@ -57,8 +53,8 @@ RARE = {
 
 
 @dataclass(frozen=True, order=True)
-class Use:
-    """One kind of request: who, what, how."""
+class RequestKind:
+    """A kind of request: account, verb, resource."""
 
     account: str
     group: str
@@ -67,8 +63,8 @@ class Use:
 
 
 @dataclass
-class Running:
-    """The installation, as it runs; ``before`` is how many events the audit log had."""
+class RunningInstallation:
+    """The running installation; ``before`` is the number of earlier audit events."""
 
     plane: ControlPlane
     kubectl: Kubectl
@@ -76,16 +72,16 @@ class Running:
     log: Path
     before: int
 
-    def uses(self) -> dict[Use, str]:
+    def uses(self) -> dict[RequestKind, str]:
         """Requests of our accounts since the start, each with its last refusal if there was one."""
-        found: dict[Use, str] = {}
+        found: dict[RequestKind, str] = {}
         for entry in read_audit_events(self.log)[self.before :]:
             if "objectRef" not in entry:
                 continue  # discovery, which everybody may read
             about = entry["objectRef"]
             resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
             account = entry["user"]["username"].rpartition(":")[2]
-            use = Use(account, about.get("apiGroup", ""), resource, entry["verb"])
+            use = RequestKind(account, about.get("apiGroup", ""), resource, entry["verb"])
             status = entry.get("responseStatus", {})
             refusal = f"{entry['requestURI']}: {status.get('message', '')}" if status.get("code") in {401, 403} else ""
             found[use] = refusal or found.get(use, "")
@@ -95,7 +91,7 @@ class Running:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(
     plane: ControlPlane, kwok: Program, audit_log: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningInstallation]:
     before = len(read_audit_events(audit_log))
     others = {program.name for program in plane.programs}
     await plane.start_scheduler()
@@ -104,7 +100,7 @@ async def running(
             node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
             node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
             await admin.create(NODES, node, Node)
-        found = Running(plane, kubectl, admin, audit_log, before)
+        found = RunningInstallation(plane, kubectl, admin, audit_log, before)
         await _start(found, tmp_path_factory.mktemp("rights"))
         yield found
         for program in [program for program in plane.programs if program.name not in others]:
@@ -114,7 +110,7 @@ async def running(
     await kubectl("delete", "node", *NODE_PLACES)
 
 
-async def _start(running: Running, folder: Path) -> None:
+async def _start(running: RunningInstallation, folder: Path) -> None:
     config = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
     config["descheduler"]["intervalS"] = 1
     # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
@@ -137,7 +133,7 @@ async def _start(running: Running, folder: Path) -> None:
         plane.programs.start(f"agent-{node}", [*argv, f"--passphrase-file={passphrase}"])
 
 
-async def _agent(running: Running, node: str) -> list[str]:
+async def _agent(running: RunningInstallation, node: str) -> list[str]:
     """The command of a node's agent."""
     kubeconfig = await write_bound_kubeconfig(
         running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
@@ -146,8 +142,8 @@ async def _agent(running: Running, node: str) -> list[str]:
     return [*run, f"--node-name={node}", f"--credentials={credentials_of(kubeconfig)}"]
 
 
-def _start_scheduler(running: Running, folder: Path, extender_port: int, port: int) -> None:
-    """The shipped configuration; only the extender's port differs, and where the credentials are."""
+def _start_scheduler(running: RunningInstallation, folder: Path, extender_port: int, port: int) -> None:
+    """Start kube-scheduler with the shipped configuration, and another URL of the extender."""
     kubeconfig = running.plane.kubeconfig_of("netaware-scheduler")
     config = yaml.safe_load((MANIFESTS / "scheduler" / "kube-scheduler.yaml").read_text())
     config["clientConnection"] = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
@@ -160,8 +156,8 @@ def _start_scheduler(running: Running, folder: Path, extender_port: int, port: i
     running.plane.programs.start("netaware-scheduler", argv)
 
 
-def rights(documents: Documents) -> Iterator[Use]:
-    """Every right that a Role or ClusterRole of ours gives to an account."""
+def rights(documents: Documents) -> Iterator[RequestKind]:
+    """All rights that our Roles and ClusterRoles grant to accounts."""
     roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in {"Role", "ClusterRole"}}
     for binding in documents:
         if binding["kind"] not in {"RoleBinding", "ClusterRoleBinding"}:
@@ -169,10 +165,10 @@ def rights(documents: Documents) -> Iterator[Use]:
         role = roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
         for rule in role["rules"] if role else ():
             for key in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
-                yield Use(binding["subjects"][0]["name"], *key)
+                yield RequestKind(binding["subjects"][0]["name"], *key)
 
 
-async def test_installation_does_its_work_under_the_shipped_rights(running: Running) -> None:
+async def test_installation_does_its_work_under_the_shipped_rights(running: RunningInstallation) -> None:
     admin = running.admin
 
     async def priced() -> bool:
@@ -194,7 +190,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
         assert node.metadata.annotation("netaware.io/agent")
 
 
-async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) -> None:
+async def test_appgroups_are_ordered_under_the_shipped_rights(running: RunningInstallation) -> None:
     group = yaml.safe_load((MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text())
     await running.admin.create(APPGROUPS, {**group, "metadata": {"name": "shop"}}, Object, namespace="default")
 
@@ -205,7 +201,7 @@ async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) 
     await poll_until(ordered, "the order of the Online Boutique", DEADLINE_S)
 
 
-async def test_all_pods_of_the_demo_are_placed(running: Running) -> None:
+async def test_all_pods_of_the_demo_are_placed(running: RunningInstallation) -> None:
     await running.kubectl("create", "namespace", "boutique")
     await running.kubectl("apply", "-n", "boutique", "-k", str(MANIFESTS / "examples" / "online-boutique"))
 
@@ -216,13 +212,13 @@ async def test_all_pods_of_the_demo_are_placed(running: Running) -> None:
     await poll_until(placed, "eleven pods to be bound", DEADLINE_S)
 
 
-async def test_nothing_was_refused(running: Running) -> None:
+async def test_no_request_was_refused(running: RunningInstallation) -> None:
     uses = running.uses()
     assert uses
     assert {use: refusal for use, refusal in uses.items() if refusal} == {}
 
 
-async def test_every_right_that_is_given_is_used(running: Running) -> None:
+async def test_every_granted_right_is_used(running: RunningInstallation) -> None:
     documents = await running.kubectl.build(MANIFESTS / "overlays" / "descheduler")
     given = set(rights(documents))
     assert len(given) > 20
@@ -231,25 +227,31 @@ async def test_every_right_that_is_given_is_used(running: Running) -> None:
     # Each program comes to its work in its own time: the agent that measures last is the one that patches the results.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):
-            while _idle(running, given):
+            while _unused_rights(running, given):
                 await asyncio.sleep(0.5)
-    assert _idle(running, given) == []
-    assert sorted(key for key in RARE if Use(*key) not in given) == [], "listed as rare, but not given at all"
+    assert _unused_rights(running, given) == []
+    assert sorted(key for key in RARE if RequestKind(*key) not in given) == [], "listed as rare, but not given at all"
 
 
-def _idle(running: Running, given: set[Use]) -> list[Use]:
-    """Rights that are given, not rare, and not used so far."""
+def _unused_rights(running: RunningInstallation, given: set[RequestKind]) -> list[RequestKind]:
+    """Rights that are granted, not rarely needed, and not used yet."""
     used = running.uses().keys()
     # A list and a watch of one object are authorised as such; server-side apply of a new object needs create and patch.
     idle = {use for use in given - used if (use.account, use.group, use.resource, use.verb) not in RARE}
     # What is mirrored is listed by a watch, but for API servers that do not stream lists yet.
-    idle -= {use for use in idle if use.verb == "list" and Use(use.account, use.group, use.resource, "watch") in used}
-    idle -= {use for use in idle if use.verb == "create" and Use(use.account, use.group, use.resource, "patch") in used}
+    idle -= {
+        use for use in idle if use.verb == "list" and RequestKind(use.account, use.group, use.resource, "watch") in used
+    }
+    idle -= {
+        use
+        for use in idle
+        if use.verb == "create" and RequestKind(use.account, use.group, use.resource, "patch") in used
+    }
     return sorted(idle)
 
 
-async def test_agents_clean_up_what_they_wrote(running: Running) -> None:
-    """The last test of this file; that one command deletes the rest is in test_upgrade.py."""
+async def test_cleanup_removes_all_that_agents_wrote(running: RunningInstallation) -> None:
+    """This is the last test of the file, because it stops the agents."""
     for program in list(running.plane.programs):
         if program.name.startswith("agent-") or program.name in CENTRAL_PROGRAMS:
             await running.plane.programs.stop(program)

@@ -1,4 +1,4 @@
-"""Upgrade in place and uninstall, on the real API server: no object is lost by the one, none is left by the other."""
+"""An upgrade loses no object, and an uninstallation leaves none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.documents import shell_blocks
 
 
 async def names(kubectl: Kubectl) -> set[str]:
-    """Every object of the cluster that is labelled as ours or lives in our namespace, but for what expires by itself."""
+    """All objects with our label or in our namespace, without those that expire."""
     found: set[str] = set()
     for scope in ("true", "false"):
         kinds = (await kubectl("api-resources", "--verbs=list", f"--namespaced={scope}", "-o", "name")).split()
@@ -31,7 +31,7 @@ async def names(kubectl: Kubectl) -> set[str]:
 
 
 async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
-    """From definitions without a status subresource, as upstream's are, to ours."""
+    """The old definitions have no status subresource, as upstream's."""
     for definition in crd_bodies().values():
         for version in definition["spec"]["versions"]:
             version.pop("subresources", None)
@@ -58,8 +58,8 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
     await remove_crds(admin)
 
 
-def documented(page: str, heading: str) -> list[str]:
-    """The commands of a page's blocks for a shell, continuation lines joined."""
+def read_commands(page: str, heading: str) -> list[str]:
+    """The commands in the shell blocks of a page."""
     return "".join(shell_blocks(page, heading)).replace("\\\n", " ").splitlines()
 
 
@@ -72,14 +72,14 @@ async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: K
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
     assert "daemonset.apps/netaware-agent" in await names(kubectl)
     # What programs do to nodes and pods before is tested on real nodes.
-    for line in (line for line in documented("install", "Uninstall") if line.startswith("kubectl delete")):
+    for line in (line for line in read_commands("install", "Uninstall") if line.startswith("kubectl delete")):
         await kubectl(*shlex.split(line)[1:], "--timeout=60s")
     assert await names(kubectl) <= before
 
 
-async def test_changing_the_overlay_as_documented_takes_back_rights(kubectl: Kubectl, admin: Client) -> None:
+async def test_changing_the_overlay_as_documented_revokes_rights(kubectl: Kubectl, admin: Client) -> None:
     pruning = Kubectl(kubectl.binary, kubectl.kubeconfig, {"KUBECTL_APPLYSET": "true"})
-    namespace, line = documented("upgrade", "With kubectl")
+    namespace, line = read_commands("upgrade", "With kubectl")
     controller = f"--as=system:serviceaccount:{NAMESPACE}:netaware-controller"
 
     async def apply(overlay: str) -> str:

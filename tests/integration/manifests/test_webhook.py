@@ -1,4 +1,4 @@
-"""The webhook as it is installed before Kubernetes 1.36: called by a real API server, with the certificate of its own command."""
+"""The webhook for Kubernetes before 1.36 gates pods when a real API server calls it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACED_HERE = {"netaware.io/placement": "affinity"}
 
 @pytest_asyncio.fixture
 async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path: Path) -> AsyncIterator[None]:
-    """The program beside the API server, which calls it by address where it would call a Service."""
+    """The webhook as a program that the API server calls by URL."""
     program, configuration = start_webhook(plane.programs, tmp_path)
     for name, labels in (("netaware-system", {}), ("gated", PLACED_HERE), ("plain", {})):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
@@ -48,10 +48,10 @@ def test_cert_manager_keeps_the_same_configuration() -> None:
     assert kept == configuration
 
 
-async def created(
+async def gates_after_admission(
     admin: Client, namespace: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **spec: Any
 ) -> list[dict[str, str]]:
-    """Gates of a pod as it would be created."""
+    """Gates of a pod that a dry run creates."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -74,21 +74,21 @@ async def created(
     return list(answer["spec"].get("schedulingGates", []))
 
 
-async def test_pods_are_gated_as_by_the_policies_and_created_without_an_answer(
+async def test_pods_are_gated_as_by_the_policies_and_created_if_the_webhook_is_down(
     webhook: None, admin: Client, plane: ControlPlane
 ) -> None:
     ours: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
 
     async def gates() -> bool:
-        return await created(admin, "plain", GROUP, **ours) == [GATE]
+        return await gates_after_admission(admin, "plain", GROUP, **ours) == [GATE]
 
     await eventually(gates)
-    assert await created(admin, "plain", {**GROUP, **PLACED_HERE}) == [GATE]
-    assert await created(admin, "gated", GROUP) == [GATE]
-    assert await created(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
-    assert await created(admin, "plain", GROUP) == []
-    assert await created(admin, "plain", {"app": "x"}, **ours) == []
-    assert await created(admin, "gated", {**GROUP, "netaware.io/placement": "extender"}) == []
+    assert await gates_after_admission(admin, "plain", {**GROUP, **PLACED_HERE}) == [GATE]
+    assert await gates_after_admission(admin, "gated", GROUP) == [GATE]
+    assert await gates_after_admission(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
+    assert await gates_after_admission(admin, "plain", GROUP) == []
+    assert await gates_after_admission(admin, "plain", {"app": "x"}, **ours) == []
+    assert await gates_after_admission(admin, "gated", {**GROUP, "netaware.io/placement": "extender"}) == []
     program = next(p for p in plane.programs if p.name == "webhook")
     await plane.programs.stop(program)
-    assert await created(admin, "plain", GROUP, **ours) == [], "failurePolicy Ignore"
+    assert await gates_after_admission(admin, "plain", GROUP, **ours) == [], "failurePolicy Ignore"

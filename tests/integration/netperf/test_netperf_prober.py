@@ -1,7 +1,4 @@
-"""Real netperf against real netserver on the loopback: what it reads, and what netserver lets in.
-
-Ways to fail and throttling are tried through the agent, in tests/integration/agent/test_agent_outcomes.py.
-"""
+"""netperf measures against netserver on the loopback, and netserver accepts only agents; failures are tested in test_agent_outcomes.py."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ async def outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
 
 
 @pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
-async def test_a_healthy_run_gives_every_number(
+async def test_a_successful_run_has_every_figure(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, test: Test
 ) -> None:
     async with running_server(netserver):
@@ -71,14 +68,14 @@ async def test_a_healthy_run_gives_every_number(
     assert None not in (measurement.run_queue_us, measurement.loss_ratio)
 
 
-async def test_without_netperf_the_failure_says_so(settings: ProbeSettings) -> None:
+async def test_missing_netperf_is_named_in_the_failure(settings: ProbeSettings) -> None:
     assert await failure(NetperfProber("/nonexistent/netperf", PASSPHRASE), settings) == "no-netperf"
 
 
 async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
     netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
 ) -> None:
-    """The fact about netperf that `parse_output` defends against."""
+    """`parse_output` depends on this."""
     async with running_server(netserver):
         hourly_passphrase = derive_hourly_passphrase(PASSPHRASE, epoch_at(time.time()))
         command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", hourly_passphrase]
@@ -96,7 +93,7 @@ async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, s
             await asyncio.open_connection(RELAY_ADDRESS, settings.port)
 
 
-async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep_an_agent_out(
+async def test_seven_hundred_silent_connections_start_no_process_and_do_not_block_an_agent(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netperf.probers.netserver.REQUEST_TIMEOUT_S", 600.0)
@@ -114,7 +111,7 @@ async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep
         assert (await prober.probe(ADDRESS, settings)).p50_us is not None
 
 
-async def test_a_netserver_has_limits_and_no_rights(
+async def test_a_netserver_has_resource_limits_and_no_capabilities(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
 ) -> None:
     async with running_server(netserver):
@@ -133,7 +130,7 @@ async def test_a_netserver_has_limits_and_no_rights(
     assert our_netservers() == []
 
 
-async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netserver, settings: ProbeSettings) -> None:
+async def test_a_used_port_is_reported_and_retried(netserver: Netserver, settings: ProbeSettings) -> None:
     with socket.socket() as squatter:
         squatter.bind((ADDRESS, settings.port))
         task = asyncio.create_task(netserver.run())
@@ -156,9 +153,7 @@ async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettin
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_hourly_passphrase_is_worthless_once_its_epoch_is_over(
-    netperf_programs: Netperf, settings: ProbeSettings
-) -> None:
+async def test_a_passphrase_is_refused_after_its_hour(netperf_programs: Netperf, settings: ProbeSettings) -> None:
     began, left_s = time.monotonic(), 5.0
 
     def wall_clock() -> float:
@@ -179,7 +174,7 @@ async def test_an_hourly_passphrase_is_worthless_once_its_epoch_is_over(
         assert (await honest.probe(ADDRESS, settings)).p50_us is not None
 
 
-async def test_netserver_does_not_outlive_an_agent_that_was_killed(netperf_programs: Netperf) -> None:
+async def test_netserver_ends_with_a_killed_agent(netperf_programs: Netperf) -> None:
     port = free_port()
     script = textwrap.dedent(f"""
         import asyncio

@@ -1,7 +1,4 @@
-"""Both probers between two namespaces joined by the lab's emulated wide-area network: delay, loss, and a path too slow.
-
-Delay and loss are emulated by the lab; packets, TCP stacks and netperf are real.
-"""
+"""Both probers measure delay and loss of the lab's emulated WAN between two namespaces."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
 
 
 async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
-    """One run of netperf from origin to destination."""
+    """Run netperf from origin to destination."""
     settings = ProbeSettings(duration_s=duration_s)
     server = Netserver(str(programs.netserver), wan.destination.address, settings.port, PASSPHRASE)
     prober = NetperfProber(str(programs.netperf), PASSPHRASE)
@@ -88,12 +85,8 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
         await serving
 
 
-async def close_to_the_delay(wan: Wan, programs: Netperf) -> Measurement:
-    """The first run whose median is close to the delay; no run may be below it.
-
-    Other work on the machine lengthens a run and never shortens it: one run in a quiet moment shows that the instrument is
-    right, and the deadline of the test bounds the wait for it.
-    """
+async def measure_close_to_delay(wan: Wan, programs: Netperf) -> Measurement:
+    """The first run whose median is close to the delay; no run is below the delay, because other work only lengthens it."""
     while True:
         measurement = await measure(wan, programs)
         assert measurement.p50_us is not None
@@ -103,7 +96,7 @@ async def close_to_the_delay(wan: Wan, programs: Netperf) -> Measurement:
 
 
 async def test_netperf_measures_the_configured_delay(wan: Wan, netperf_programs: Netperf) -> None:
-    measurement = await close_to_the_delay(wan, netperf_programs)
+    measurement = await measure_close_to_delay(wan, netperf_programs)
     assert measurement.transactions is not None
     assert measurement.transactions >= 12  # a connection that took long makes netperf count
 
@@ -116,8 +109,8 @@ async def test_loss_under_netperf_is_flagged(wan: Wan, netperf_programs: Netperf
 
 
 @asynccontextmanager
-async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], DatagramWindow]]:
-    """Datagrams from origin to destination, ten a second; yields a function that returns their window."""
+async def sending_datagrams(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], DatagramWindow]]:
+    """Send ten datagrams per second; yields a function that returns their window."""
     target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
     stream = DatagramStream(wan.origin.address, PASSPHRASE)
     stream.set_targets([target], interval_s=seconds)
@@ -138,9 +131,9 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
 async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
     wan: Wan, netperf_programs: Netperf, loss: float
 ) -> None:
-    """At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
+    """With 5 % loss in each direction, a tenth of the calls wait, so the p90 is at the edge."""
     wan.set(loss=loss)
-    async with datagrams_sent(wan, 2 * WATCHED_S) as window:
+    async with sending_datagrams(wan, 2 * WATCHED_S) as window:
         await asyncio.sleep(2 * WATCHED_S)
         datagrams = window().to_measurement(time.monotonic())
     assert datagrams is not None
@@ -184,22 +177,18 @@ async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Net
 @pytest.mark.parametrize("rtt_us", [130.0, 2160.0, 85_000.0, 329_000.0])
 async def test_datagrams_measure_the_same_as_the_kernels_ping_at_the_same_time(wan: Wan, rtt_us: float) -> None:
     wan.control.set_link("east", "west", Link(rtt_us, jitter_us=0.02 * rtt_us))
-    apart: list[str] = []
+    differences: list[str] = []
     for _ in range(WINDOWS):
-        told = await apart_at_the_same_moment(wan)
-        if not told:
+        difference = await compare_with_echo(wan)
+        if not difference:
             return
-        apart.append(told)
-    pytest.fail(f"in none of {WINDOWS} windows the two agreed: {apart}")
+        differences.append(difference)
+    pytest.fail(f"in none of {WINDOWS} windows the two agreed: {differences}")
 
 
-async def apart_at_the_same_moment(wan: Wan) -> str:
-    """Where datagrams and the kernel's echo differ by more than the bounds over one window; empty where they do not.
-
-    The two send at different moments, so a burst of other work on the machine may delay one of them alone: one window in a
-    quiet moment shows that the instrument is right.
-    """
-    async with datagrams_sent(wan, WATCHED_S) as window:
+async def compare_with_echo(wan: Wan) -> str:
+    """Differences between datagrams and the kernel's echo beyond the bounds over one window; empty if there is none."""
+    async with sending_datagrams(wan, WATCHED_S) as window:
         with namespaces.enter(wan.origin.netns):
             argv = [sys.executable, pings.__file__, "0.1", wan.destination.address]
             pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -222,7 +211,7 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
     return ""
 
 
-async def test_a_path_that_swallows_everything_is_a_timeout(wan: Wan, netperf_programs: Netperf) -> None:
+async def test_a_path_that_drops_everything_is_a_timeout(wan: Wan, netperf_programs: Netperf) -> None:
     wan.set(loss=1.0)
     with pytest.raises(ProbeFailedError) as caught:
         await measure(wan, netperf_programs)

@@ -1,4 +1,4 @@
-"""The page with authorization, on the real API server: tokens, reviews, and the shipped rights of the component."""
+"""The page requires a token that the API server authorizes, and runs with its shipped rights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`kubectl netaware page` over the real API server: a key opens once, the token is added, and stays out of the browser.
-
-No kubelet runs here: a program in kubectl's place says that it forwards, and names the port of the page itself.
-"""
+"""`kubectl netaware page` opens the page with a key once, and keeps the token out of the browser; kubectl's port-forward is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's routes on the real API server: JSON, headers, and data that changes."""
+"""The page's routes send JSON with headers, and data only after a change."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def browser() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def two_zones(client: Client, namespace: str, make_node: MakeNode) -> tuple[str, str]:
-    """Two nodes in zones of their own, a NetworkTopology, and one sample between them."""
+async def create_two_zones(client: Client, namespace: str, make_node: MakeNode) -> tuple[str, str]:
+    """Create two nodes in two zones, a NetworkTopology, and a sample between them."""
     zones = f"a-{namespace}", f"b-{namespace}"
     for zone in zones:
         await make_node(f"n-{zone}", zone=zone, region="r")
@@ -34,12 +34,12 @@ async def two_zones(client: Client, namespace: str, make_node: MakeNode) -> tupl
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
     await client.create(CONFIGMAPS, {"metadata": {"name": "netperf-metrics"}}, Object, namespace=namespace)
-    await measure(client, namespace, zones, 5000.0, sequence=1)
+    await write_sample(client, namespace, zones, 5000.0, sequence=1)
     return zones
 
 
-async def measure(client: Client, namespace: str, zones: tuple[str, str], p50_us: float, *, sequence: int) -> None:
-    """An agent writes a sample."""
+async def write_sample(client: Client, namespace: str, zones: tuple[str, str], p50_us: float, *, sequence: int) -> None:
+    """Write a sample as an agent."""
     sample = Sample(
         origin=NodeLocation(f"n-{zones[0]}", zones[0], "r"),
         destination=NodeLocation(f"n-{zones[1]}", zones[1], "r"),
@@ -51,8 +51,8 @@ async def measure(client: Client, namespace: str, zones: tuple[str, str], p50_us
     await client.patch(CONFIGMAPS, "netperf-metrics", data, Object, patch_type=MERGE_PATCH, namespace=namespace)
 
 
-async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> dict[str, Any]:
-    """The page's data as soon as they have a round trip."""
+async def wait_for_latency(browser: aiohttp.ClientSession, url: str, p50_us: int) -> dict[str, Any]:
+    """Wait until the page's data has a latency."""
     async with asyncio.timeout(60):
         while True:
             async with browser.get(url + "/api/v1/overview") as answer:
@@ -65,16 +65,16 @@ async def until_shown(browser: aiohttp.ClientSession, url: str, p50_us: int) -> 
 async def test_a_sample_reaches_the_page_and_unchanged_data_are_not_sent_again(
     serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
 ) -> None:
-    zones = await two_zones(client, namespace, make_node)
+    zones = await create_two_zones(client, namespace, make_node)
     url = await serve_page(PageConfig(auth="none"))
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         async with browser.request(method, url + "/api/v1/overview") as refused:
             assert refused.status == 405, "the page is read-only"
-    page = await until_shown(browser, url, 5000)
+    page = await wait_for_latency(browser, url, 5000)
     assert set(zones) <= {zone["name"] for zone in page["network"]["zones"]}
     assert 7777 not in page["matrix"]["p50Us"]
-    await measure(client, namespace, zones, 7777.0, sequence=2)
-    assert (await until_shown(browser, url, 7777))["matrix"]["p50Us"].count(7777) == 2
+    await write_sample(client, namespace, zones, 7777.0, sequence=2)
+    assert (await wait_for_latency(browser, url, 7777))["matrix"]["p50Us"].count(7777) == 2
     async with asyncio.timeout(30):
         tag, status = "", 0
         # Other tests change the cluster meanwhile.

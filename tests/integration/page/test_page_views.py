@@ -1,4 +1,4 @@
-"""Every tab in a real browser, for made-up clusters: a healthy one, an empty one, and one with failures."""
+"""Every tab works in a real browser for a healthy, an empty and a broken cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEALTHY = ControlPlaneStatus(
 
 
 def make_broken_snapshot() -> ClusterSnapshot:
-    """No leader, no ready scheduler, and a zone without an agent."""
+    """A cluster without a leader and a ready scheduler, and with a zone without an agent."""
     healthy = make_snapshot(6)
     without_agent = [
         msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
@@ -50,7 +50,7 @@ def make_broken_snapshot() -> ClusterSnapshot:
 
 
 def page_data(overview: Overview) -> dict[str, Any]:
-    """The data as the browser decodes it."""
+    """The page's data as the browser decodes it."""
     text = msgspec.json.encode({"readAt": overview.read_at, **encode_overview(overview)})
     data: dict[str, Any] = msgspec.json.decode(text)
     return data
@@ -64,8 +64,8 @@ PAGES: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[str]:
-    """Serves the pages of `PAGES` at ``/NAME/``; yields the URL."""
+async def running_pages() -> AsyncIterator[str]:
+    """Serve the pages of `PAGES` at ``/NAME/``; yields the URL."""
 
     async def show(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": build_csp()}
@@ -94,8 +94,8 @@ async def text_of(tab: Tab, selector: str) -> str:
     return str(await tab.evaluate(f"document.querySelector({selector!r}).innerText"))
 
 
-async def test_a_page_that_cannot_be_drawn_reports_the_error(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
+async def test_a_rendering_error_is_shown(chromium: Chromium) -> None:
+    async with running_pages() as url, open_tab(chromium) as tab:
         await show(tab, url, "data")
         await tab.evaluate(
             "var drawn = 0; DRAW_BY_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
@@ -116,10 +116,10 @@ SERIOUS = """
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(PAGES))
-async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_is_wider_than_its_window(
+async def test_axe_finds_no_serious_problem_and_no_view_is_wider_than_its_window(
     chromium: Chromium, axe: str, name: str
 ) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
+    async with running_pages() as url, open_tab(chromium) as tab:
         await show(tab, url, name)
         await tab.evaluate(f"{axe}; true")
         for width in WIDTHS:
@@ -137,7 +137,7 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_
 
 
 async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
+    async with running_pages() as url, open_tab(chromium) as tab:
         await tab.open(f"{url}/data/#matrix")
         await tab.wait_for("state.overview !== null && !byId('panel-matrix').hidden")
         cell = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
@@ -158,7 +158,7 @@ async def test_the_matrix_shows_the_chosen_measure_and_pair(chromium: Chromium) 
 async def test_findings_and_their_commands_appear_without_a_reload(
     chromium: Chromium, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
+    async with running_pages() as url, open_tab(chromium) as tab:
         await show(tab, url, "data")
         assert "Nothing is wrong" in await text_of(tab, "#panel-now")
         await tab.evaluate("window.neverReloaded = true")

@@ -1,8 +1,6 @@
-"""Every alert fires for its situation and for no other: promtool plays what programs would show in each, for an hour.
+"""Each alert fires in its situation and in no other, for an hour of simulated series in promtool.
 
-A situation's alerts are those that its findings name, so that a terminal, the page and Prometheus tell one story. Written here: the
-series, with what follows from the cause; a zone without agents has old costs, and its peers' probes fail.
-"""
+The alerts of a situation are those that its findings name."""
 
 from __future__ import annotations
 
@@ -111,7 +109,7 @@ HEALTHY: dict[str, str] = {
 
 
 def ended(series: Mapping[str, str]) -> dict[str, str | None]:
-    """A program stops showing anything after five minutes."""
+    """The series of a program that ends after five minutes."""
     return {name: f"{values.split('x')[0]}x4 stale" for name, values in series.items()}
 
 

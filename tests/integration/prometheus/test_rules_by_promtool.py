@@ -1,4 +1,4 @@
-"""Rules, alerts and metrics in the eyes of promtool, which also plays each alert's state through to its end."""
+"""promtool accepts rules, alerts and metrics, and alerts fire and resolve."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def run(program: Path, *args: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_promtool_finds_nothing_to_complain_about(prometheus_programs: Mapping[str, Path]) -> None:
+def test_promtool_accepts_all_rules(prometheus_programs: Mapping[str, Path]) -> None:
     run(prometheus_programs["promtool"], "check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
 
-def test_promtool_finds_nothing_to_complain_about_in_names_and_types_of_metrics(
+def test_promtool_accepts_names_and_types_of_all_metrics(
     prometheus_programs: Mapping[str, Path],
 ) -> None:
     reference = (FOLDER.parents[1] / "docs" / "metrics.md").read_text()
@@ -50,7 +50,7 @@ def test_promtool_finds_nothing_to_complain_about_in_names_and_types_of_metrics(
 
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda path: str(path.name))
-def test_rules_compute_what_they_say_and_alerts_fire_and_resolve(
+def test_rules_compute_expected_values_and_alerts_fire_and_resolve(
     prometheus_programs: Mapping[str, Path], file: Path
 ) -> None:
     assert "SUCCESS" in run(prometheus_programs["promtool"], "test", "rules", file)

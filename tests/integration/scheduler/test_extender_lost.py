@@ -1,6 +1,4 @@
-"""The extender ends or freezes in the middle of scheduling, or another extender refuses what ours planned: pods are scheduled
-all the same.
-"""
+"""Pods are scheduled if the extender ends or freezes, or if another extender refuses the planned node."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ COUNT, BEFORE = 16, 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting(
+async def test_pods_are_scheduled_after_the_extender_ends_or_freezes(
     client: Client,
     namespace: str,
     control_plane: ControlPlane,
@@ -52,25 +50,25 @@ async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting
 
 
 @asynccontextmanager
-async def refusing(zone_of: dict[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
-    """Another extender, which refuses the whole zone of the first nodes that it is asked about; and what it was asked."""
-    asked: list[str] = []
+async def refusing_extender(zone_of: dict[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
+    """Run another extender that refuses the whole zone of the first nodes in a request; yields its URL and the requests."""
+    requests: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
         names = (await request.json())["NodeNames"]
-        asked.append(" ".join(sorted(names)))
-        refused = {name: "no licence" for name in names if zone_of[name] == zone_of[asked[0].split()[0]]}
+        requests.append(" ".join(sorted(names)))
+        refused = {name: "no licence" for name in names if zone_of[name] == zone_of[requests[0].split()[0]]}
         kept = [name for name in names if name not in refused]
         return web.json_response({"nodenames": kept, "failedNodes": refused, "error": ""})
 
     app = web.Application()
     app.router.add_post("/filter", answer)
     async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/"), asked
+        yield str(server.make_url("")).rstrip("/"), requests
 
 
 @pytest.mark.usefixtures("gate_policy")
-async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_all_nodes_and_bound(
+async def test_a_pod_whose_planned_node_another_extender_refuses_is_bound_elsewhere(
     client: Client,
     namespace: str,
     control_plane: ControlPlane,
@@ -84,7 +82,7 @@ async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_al
         await ready_node(name, zone=zone, region="r")
     await set_costs(client, namespace, {("z1", "z2"): 5, ("z2", "z1"): 5})
     await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}}, members=1)
-    async with extender() as url, lead(), refusing(zone_of) as (other_url, asked):
+    async with extender() as url, lead(), refusing_extender(zone_of) as (other_url, requests):
         config = build_scheduler_config(extender_url=url)
         # Ignorable as ours is: those that are not are asked before all that are.
         other = {"urlPrefix": other_url, "filterVerb": "filter", "nodeCacheCapable": True, "ignorable": True}
@@ -92,5 +90,5 @@ async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_al
         await scheduler(config)
         await create_pod(client, namespace, "p1", group="a1", workload="P1")
         bound = await wait_until_bound(client, namespace, "p1")
-    assert len(asked[0].split()) == 1, "ours passed the planned host alone"
-    assert zone_of[bound["p1"]] != zone_of[asked[0]]
+    assert len(requests[0].split()) == 1, "ours passed the planned host alone"
+    assert zone_of[bound["p1"]] != zone_of[requests[0]]

@@ -1,4 +1,4 @@
-"""Affinity mode on the stock scheduler: a pod whose node affinity went stale after its gate opened is bound in bounded time."""
+"""In affinity mode a pod whose node affinity becomes stale after its release is bound in time, by the stock scheduler."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ OPT_IN = {"netaware.io/placement": "affinity"}
 NEAR_A = {("a", "b"): 40, ("b", "a"): 40}
 
 
-async def node_gone(client: Client, _: str) -> None:
+async def delete_node(client: Client, _: str) -> None:
     await client.delete(NODES, "n-a")
 
 
-async def zone_full(client: Client, namespace: str) -> None:
+async def fill_zone(client: Client, namespace: str) -> None:
     await create_pod(client, namespace, "intruder", requests={"cpu": "6"}, nodeName="n-a")
 
 
-async def costs_moved(client: Client, namespace: str) -> None:
+async def change_costs(client: Client, namespace: str) -> None:
     await cordon(client, "n-a")
     await set_costs(client, namespace, {("a", "b"): 5, ("b", "a"): 5})
 
@@ -51,7 +51,7 @@ async def create_deployment(client: Client, namespace: str) -> None:
     await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
 
 
-async def create_ownerless(client: Client, namespace: str) -> None:
+async def create_pod_without_owner(client: Client, namespace: str) -> None:
     fields: dict[str, Any] = {"scheduler": "default-scheduler", "labels": OPT_IN, "requests": {"cpu": "3"}}
     await create_pod(client, namespace, "a", group="a1", workload="A", **fields)
 
@@ -59,13 +59,13 @@ async def create_ownerless(client: Client, namespace: str) -> None:
 @pytest.mark.parametrize(
     ("happens", "create", "replaced"),
     [
-        (zone_full, create_deployment, True),
-        pytest.param(node_gone, create_deployment, True, marks=pytest.mark.slow),
-        pytest.param(costs_moved, create_deployment, True, marks=pytest.mark.slow),
-        pytest.param(zone_full, create_ownerless, False, marks=pytest.mark.slow),
+        (fill_zone, create_deployment, True),
+        pytest.param(delete_node, create_deployment, True, marks=pytest.mark.slow),
+        pytest.param(change_costs, create_deployment, True, marks=pytest.mark.slow),
+        pytest.param(fill_zone, create_pod_without_owner, False, marks=pytest.mark.slow),
     ],
 )
-async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
+async def test_a_pod_with_stale_node_affinity_is_bound_in_time(
     client: Client,
     namespace: str,
     ready_node: MakeNode,
@@ -77,7 +77,7 @@ async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
     *,
     replaced: bool,
 ) -> None:
-    """One with an owner is replaced; one without never is, so that nothing is required of it that could go stale."""
+    """A pod with an owner is replaced. A pod without an owner is not, so it gets no required terms."""
     for zone in ("a", "b"):
         await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "8"})
     await set_costs(client, namespace, NEAR_A)

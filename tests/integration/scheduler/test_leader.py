@@ -1,4 +1,4 @@
-"""The leader's memory: what it must not lose, and what it must not keep, on the real API server."""
+"""The state of a new leader, on a real API server: old placements, reservations and rights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FOREIGN = "somebodys.example/gate"
 ALONE: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}
 
 
-class Powerless:
-    """Asks the API server as a user who may do nothing that is not given to everybody, and writes as itself."""
+class DeniedClient:
+    """A client whose SelfSubjectAccessReviews are all denied."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -61,12 +61,12 @@ async def open_gates(client: Client, namespace: str, pod: str) -> None:
     await client.request("PATCH", path, body={"spec": {"schedulingGates": None}}, content_type=MERGE_PATCH)
 
 
-async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
+async def count_placement_events(client: Client, namespace: str, *pods: str) -> list[int]:
     found = [await list_events(client, namespace, pod) for pod in pods]
     return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
 
 
-async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
+async def test_a_new_leader_reports_no_placement_of_pods_that_were_bound_before(
     client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
     await zones("a")
@@ -82,18 +82,18 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
         start.set()
         await create_pod(client, namespace, "probe", group="a1", workload="P0")
-        await wait_until(lambda: _open(client, namespace, "probe"))
+        await wait_until(lambda: _is_released(client, namespace, "probe"))
         await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
         await wait_until(lambda: _sees_gated(controller, 1))
         await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
-        await wait_until(lambda: _told(client, namespace, "new"))
-        assert await placements(client, namespace, "old", "gone") == [0, 0]
+        await wait_until(lambda: _has_placement_event(client, namespace, "new"))
+        assert await count_placement_events(client, namespace, "old", "gone") == [0, 0]
 
 
-async def _told(client: Client, namespace: str, pod: str) -> bool:
-    return await placements(client, namespace, pod) == [1]
+async def _has_placement_event(client: Client, namespace: str, pod: str) -> bool:
+    return await count_placement_events(client, namespace, pod) == [1]
 
 
 def _sees_gated(controller: GatingController, count: int) -> bool:
@@ -102,8 +102,8 @@ def _sees_gated(controller: GatingController, count: int) -> bool:
 
 
 @pytest_asyncio.fixture
-async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
-    """A namespace that lets groups of ``namespace`` have its pods."""
+async def admitting_namespace(client: Client, namespace: str) -> AsyncIterator[str]:
+    """A namespace that admits groups of ``namespace``."""
     name = f"{namespace}-guest"
     labels = {"netaware.io/appgroups-from": namespace}
     await client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
@@ -111,20 +111,20 @@ async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
     await client.delete(NAMESPACES, name)
 
 
-async def _open(client: Client, namespace: str, pod: str) -> bool:
+async def _is_released(client: Client, namespace: str, pod: str) -> bool:
     return not (await read_pod(client, namespace, pod)).is_gated
 
 
-async def test_room_of_a_deleted_group_is_free_for_others(
-    client: Client, namespace: str, guest: str, lead: Lead, zones: MakeZones
+async def test_reservations_of_a_deleted_group_are_released(
+    client: Client, namespace: str, admitting_namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
-    """Its pods in another namespace belong to no group from then on."""
+    """Its pods in another namespace belong to no group then."""
     await zones("a", capacity={"cpu": "2"})
-    await create_group(client, namespace, ALONE, name="first", members=1, namespaces={"P1": guest})
+    await create_group(client, namespace, ALONE, name="first", members=1, namespaces={"P1": admitting_namespace})
     async with lead(SchedulerConfig(gates=LONG_WAIT)) as controller:
         await create_pod(
             client,
-            guest,
+            admitting_namespace,
             "theirs",
             group="first",
             workload="P1",
@@ -132,11 +132,11 @@ async def test_room_of_a_deleted_group_is_free_for_others(
             automountServiceAccountToken=False,
         )
 
-        await wait_until(lambda: _open(client, guest, "theirs"))
+        await wait_until(lambda: _is_released(client, admitting_namespace, "theirs"))
         assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
         await wait_until(lambda: not controller.state.groups)
-        await client.delete(PODS, "theirs", namespace=guest, grace_period_s=0)
+        await client.delete(PODS, "theirs", namespace=admitting_namespace, grace_period_s=0)
         await create_group(client, namespace, ALONE, name="second", members=1)
         await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
         await wait_until(lambda: controller.plans.planned_condition(f"{namespace}/second") is not None)
@@ -145,15 +145,17 @@ async def test_room_of_a_deleted_group_is_free_for_others(
         assert planned.reason == "Complete"
 
 
-async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
+async def test_in_affinity_mode_no_zone_is_required_without_the_right_to_evict(
     client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
-    """Asked for when a leadership begins, not learned from a pod that is stuck."""
+    """The leader asks for the right when it starts."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     found: list[Pod] = []
     body = workload_body("p1", "P1", schedulerName=PROFILE)
-    async with lead(SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=cast("Client", Powerless(client))):
+    async with lead(
+        SchedulerConfig(gates=LONG_WAIT, placement="affinity"), writer=cast("Client", DeniedClient(client))
+    ):
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 

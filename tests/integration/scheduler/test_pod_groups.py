@@ -1,4 +1,4 @@
-"""Pods that are of an AppGroup and of a PodGroup, on the real kube-scheduler: placed by the plan or left alone, never in part."""
+"""Pods of an AppGroup and a PodGroup are bound together by the plan, or not at all."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def pods_of(client: Client, namespace: str) -> list[Pod]:
 
 
 async def tried(client: Client, namespace: str) -> Condition | None:
-    """The PodGroup's condition that the scheduler sets."""
+    """Whether the scheduler has set the PodGroup's condition."""
     found = await client.get(PODGROUPS, "gang", AppGroup, namespace=namespace)
     return conditions.find_condition(found.status.conditions, "PodGroupInitiallyScheduled")
 
@@ -59,7 +59,7 @@ async def tried(client: Client, namespace: str) -> Condition | None:
 async def test_gates_of_one_pod_group_open_together(
     client: Client, namespace: str, ready_node: MakeNode, placement: Placement, scheduling: Scheduling
 ) -> None:
-    """One workload's pods would wait at their gates until the other's are bound, which wait for all of the PodGroup."""
+    """Otherwise the pods of one workload wait for others to be bound, which wait for the whole PodGroup."""
     for node, zone in (("n-a", "a"), ("n-b", "b")):
         await ready_node(node, zone=zone, region="r", capacity={"cpu": "3"})
     await set_costs(client, namespace, FAR)
@@ -75,10 +75,10 @@ async def test_gates_of_one_pod_group_open_together(
     assert {name: target.node for name, target in pods.items() if target is not None} == placed
 
 
-async def test_hypothetical_placements_use_nothing_up(
+async def test_simulated_placements_of_a_failed_pod_group_reserve_nothing(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
-    """A PodGroup that fails because of a pod that is not ours: the nodes that its other pods were shown are free for them later."""
+    """A PodGroup fails because of a pod outside the AppGroup; the nodes of its other pods stay free."""
     nodes = ("n-1", "n-2", "n-3")
     for node in nodes:
         await ready_node(node, zone="a", region="r", capacity={"cpu": "2"})
@@ -100,10 +100,10 @@ async def test_hypothetical_placements_use_nothing_up(
     assert sorted(placed.values()) == list(nodes)
 
 
-async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
+async def test_a_pod_group_that_does_not_fit_reserves_nothing(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
-    """Fifty pods where thirty fit: none is bound, told a place or promised room; another AppGroup has all of it."""
+    """Thirty of fifty pods fit: none is bound or has a target or reservation, and another AppGroup gets all capacity."""
     for node in ("n-1", "n-2", "n-3"):
         await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
     await set_costs(client, namespace, FAR)
@@ -128,8 +128,8 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
         for name in others:
             await create_pod(client, namespace, name, group="a2", workload="B", requests={"cpu": "1"})
         placed = await wait_until_bound(client, namespace, *others)
-        told = {name: target_of(await read_pod(client, namespace, name)) for name in others}
-        assert {name: target.node for name, target in told.items() if target is not None} == placed
+        target_by_pod = {name: target_of(await read_pod(client, namespace, name)) for name in others}
+        assert {name: target.node for name, target in target_by_pod.items() if target is not None} == placed
         for node in ("n-4", "n-5", "n-6", "n-7", "n-8"):
             await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
         found = await wait_until_bound(client, namespace, *members)

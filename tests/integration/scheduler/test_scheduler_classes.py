@@ -1,4 +1,4 @@
-"""Pods of one workload that may go to different nodes, in affinity mode on the real kube-scheduler: each is told its own zone."""
+"""In affinity mode, pods of a workload with different constraints each get the zone that fits them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAR = {("a", "b"): 40, ("b", "a"): 40}
 
 @asynccontextmanager
 async def volume_in(client: Client, namespace: str, claim: str, zone: str) -> AsyncIterator[None]:
-    """A volume of this zone, kept for a claim that somebody is going to make."""
+    """Create a volume of this zone that is reserved for a claim."""
     name = f"{claim}-{namespace}"
     terms = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}]
     spec = {
@@ -56,10 +56,10 @@ async def volume_in(client: Client, namespace: str, claim: str, zone: str) -> As
 
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
-async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_stay_near(
+async def test_a_pod_with_a_volume_in_another_zone_goes_there_and_the_others_stay_near(
     client: Client, namespace: str, scheduler: StartScheduler, extender: Serve, lead: Lead, mode: Any, zones: MakeZones
 ) -> None:
-    """P1 wants to be near P2, in zone a; the volume of one replica, not the first by name, is in zone b."""
+    """P2 of P1 is in zone a. The volume of one replica, not the first by name, is in zone b."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 50}, "P2": {}}, members=4)
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
@@ -82,10 +82,10 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
     assert placed == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
 
 
-async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
+async def test_new_replicas_of_a_rollout_follow_their_new_node_selector(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
-    """The old replicas are told zone a, where P2 is; the new ones may go to zone b alone, and must not be told zone a."""
+    """The old replicas get zone a, where P2 is; the new ones can run only in zone b."""
     await ready_node("n-a", zone="a", region="r")
     await ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
     await set_costs(client, namespace, FAR)

@@ -1,4 +1,4 @@
-"""What surrounds the plan, on the real API server and the stock kube-scheduler: autoscalers, preemption, overdue gates."""
+"""Plans work with autoscalers, preemption and overdue gates, on the stock kube-scheduler."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityCla
 
 
 def autoscaler_sees(pod: Pod) -> bool:
-    """Cluster Autoscaler's conditions for a pod that it makes a node for (its pod lister: unschedulable)."""
+    """Whether Cluster Autoscaler would create a node for the pod: it lists unschedulable pods."""
     found = pod.condition("PodScheduled")
     return pod.is_waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
 
 
-async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
+async def test_the_autoscaler_sees_all_pods_of_an_unschedulable_chain(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling, zones: MakeZones
 ) -> None:
-    """Nobody waits for a workload before it that has no place either: with these waits, one would be seen in ten minutes."""
+    """Gates do not wait for a workload that is unschedulable; otherwise one pod would be seen in ten minutes."""
     await zones("a", capacity={"cpu": "2"})
     chain = ("P1", "P2", "P3", "P4")
     await create_group(client, namespace, {a: {b: 10} for a, b in pairwise(chain)} | {"P4": {}})
@@ -64,7 +64,7 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
     assert set(placed.values()) == {"n-b", "n-c"}
 
 
-async def test_a_gate_without_a_group_is_refused_with_a_text_that_says_why(client: Client, namespace: str) -> None:
+async def test_a_gate_without_a_group_is_refused_with_a_reason(client: Client, namespace: str) -> None:
     async def ask_for_a_minute() -> None:
         """The API server takes a policy that was just made into account after a while."""
         for number in range(120):
@@ -76,7 +76,7 @@ async def test_a_gate_without_a_group_is_refused_with_a_text_that_says_why(clien
     assert refused.value.status == 422
 
 
-async def test_gates_open_where_no_controller_does(
+async def test_overdue_gates_are_opened_without_a_controller(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
@@ -93,10 +93,10 @@ async def test_gates_open_where_no_controller_does(
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_pods_are_evicted_only_where_the_filter_lets_the_pod_in_then(
+async def test_pods_are_preempted_only_on_nodes_that_the_filter_allows(
     client: Client, namespace: str, scheduler: StartScheduler, extender: Serve, zones: MakeZones
 ) -> None:
-    """P1 belongs near P2, in zone a. Both zones are full of pods that P1 may evict; those of zone b are left alone."""
+    """P2 of P1 is in zone a. Both zones are full of pods of lower priority; those of zone b are not evicted."""
     await zones("a", "b", capacity={"cpu": "2"})
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     urgent = f"urgent-{namespace}"

@@ -1,4 +1,4 @@
-"""Gates, plans and affinity on the real API server and the stock kube-scheduler."""
+"""Gates open in the planned order and in time, and plans and affinity hold, on the stock kube-scheduler."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ FAR = {("a", "b"): 40, ("b", "a"): 40, ("a", "c"): 5, ("c", "a"): 5, ("b", "c"):
 
 
 @asynccontextmanager
-async def watched(client: Client, namespace: str) -> AsyncIterator[list[str]]:
-    """Names of pods in the order in which they are bound."""
+async def recorded_bindings(client: Client, namespace: str) -> AsyncIterator[list[str]]:
+    """Record the names of pods in the order in which they are bound."""
     bound: list[str] = []
 
     def note(_: str, old: Pod | None, new: Pod | None) -> None:
@@ -62,7 +62,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
     client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     await zones("a", "b", "c", costs=FAR)
-    async with scheduling(SchedulerConfig(gates=LONG_WAIT)), watched(client, namespace) as bound:
+    async with scheduling(SchedulerConfig(gates=LONG_WAIT)), recorded_bindings(client, namespace) as bound:
         group: dict[str, Any] = yaml.safe_load(BOUTIQUE.read_text())
         group["spec"]["topologySortingAlgorithm"] = "KahnSort"
         await client.create(APPGROUPS, group, AppGroup, namespace=namespace)
@@ -77,7 +77,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
 async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
     client: Client, namespace: str, mode: Any, scheduling: Scheduling, zones: MakeZones
 ) -> None:
-    """Two chains of two pods; each node holds two. Zone b is far from all: a and c get a chain each."""
+    """Two chains of two pods, and two pods per node. Zone b is far from the others, so a and c get a chain each."""
     await zones("a", "b", "c", capacity={"cpu": "2"}, costs=FAR)
     await create_group(client, namespace, {"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
     config = SchedulerConfig(placement=mode)
@@ -98,7 +98,7 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert f"on {placed['w']} as planned with its group" in note
 
 
-async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as_it_is(
+async def test_the_node_affinity_of_a_pod_without_owner_is_not_changed(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
@@ -129,10 +129,10 @@ async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as
     assert len(kept[preferred]) > 1
 
 
-async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
+async def test_gates_of_invalid_or_incomplete_groups_open_in_time(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
-    """No such group, no such workload, a cycle, workloads that never come, an earlier pod that never fits."""
+    """The group or workload does not exist, has a cycle, waits for missing workloads, or has an earlier pod that never fits."""
     await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, missing_workload_timeout_s=2))
     await create_group(client, namespace, {"A": {"B": 5}, "B": {"A": 5}}, name="cycle")
@@ -152,7 +152,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
     assert not (await read_pod(client, namespace, "huge-b")).is_gated
 
 
-async def test_a_pod_that_waits_for_its_group_says_for_whom(
+async def test_an_event_names_the_workloads_that_a_gated_pod_waits_for(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
@@ -165,7 +165,9 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
         await wait_until_bound(client, namespace, "a", "b")
 
 
-async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: str, ready_node: MakeNode) -> None:
+async def test_only_pods_of_appgroups_in_admitted_namespaces_are_gated(
+    client: Client, namespace: str, ready_node: MakeNode
+) -> None:
     await ready_node("n-a", zone="a", region="r")
     opt_in = {"netaware.io/placement": "affinity"}
     stock = "default-scheduler"
@@ -183,8 +185,8 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
         **dict.fromkeys(gated, True),
         **dict.fromkeys(free, False),
     }
-    whole = {"metadata": {"labels": opt_in}}
-    await client.patch(NAMESPACES, namespace, whole, Object)
+    namespace_labels = {"metadata": {"labels": opt_in}}
+    await client.patch(NAMESPACES, namespace, namespace_labels, Object)
 
     async def opted_in() -> bool:
         later = await create_pod(client, namespace, "later", group="g", workload="A", scheduler=stock)
@@ -200,18 +202,18 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
     assert sorted(g.name for g in both.spec.scheduling_gates or ()) == sorted([GATE, "example.com/mine"])
 
 
-async def annotate_for_ever(client: Client, namespace: str, name: str, annotated: dict[str, Any]) -> None:
-    """Write an annotation and take it away again, until that is refused."""
+async def annotate_until_refused(client: Client, namespace: str, name: str, annotated: dict[str, Any]) -> None:
+    """Add and remove an annotation until a policy refuses it."""
     while True:
         await client.patch(PODS, name, annotated, Object, namespace=namespace)
         await client.patch(PODS, name, {"metadata": {"annotations": None}}, Object, namespace=namespace)
         await asyncio.sleep(0.05)
 
 
-async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
+async def test_a_gate_opens_if_the_api_server_refuses_the_target_annotation(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
-    """Somebody's own policy forbids the annotation; the pod is released without it rather than held."""
+    """A policy forbids the annotation, so the pod is released without it."""
     name = f"deny-{namespace}"
     policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "", is_namespaced=False)
     bindings = Resource(
@@ -232,7 +234,7 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
         await create_pod(client, namespace, "probe", nodeName="n-a")
         annotated = {"metadata": {"annotations": {"netaware.io/target": "x"}}}
         with pytest.raises(ApiError, match=r"^422 .*not here"):
-            await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), DEADLINE_S)
+            await asyncio.wait_for(annotate_until_refused(client, namespace, "probe", annotated), DEADLINE_S)
         await create_group(client, namespace, {"A": {}})
         async with scheduling(with_extender=False):
             await create_pod(client, namespace, "a", group="a1", workload="A")

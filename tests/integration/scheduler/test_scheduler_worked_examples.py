@@ -1,4 +1,4 @@
-"""The published examples, on a real kube-scheduler that asks our extender."""
+"""The published examples give the published placements on a real kube-scheduler with our extender."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ZONES = {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10}
 REGIONS = {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20}
 
 
-async def eight_nodes(ready_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
-    """Seed 001: eight nodes in four zones of two regions; P1 depends on P2."""
+async def create_eight_nodes(ready_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
+    """Create eight nodes in four zones of two regions; P1 depends on P2 (example 001)."""
     for i in range(1, 9):
         region = "us-west-1" if i <= 4 else "us-east-1"
         await ready_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
@@ -45,8 +45,8 @@ async def pin(client: Client, namespace: str, name: str, workload: str, node: st
     await create_pod(client, namespace, name, group="a1", workload=workload, nodeName=node)
 
 
-async def until_passed(url: str, namespace: str, nodes: set[str]) -> None:
-    """Wait until the extender passes these nodes alone for a pod of P1: it knows what is bound then."""
+async def wait_until_passed(url: str, namespace: str, nodes: set[str]) -> None:
+    """Wait until the extender passes only these nodes for a pod of P1."""
     labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
     pod = {"metadata": {"name": "asked", "namespace": namespace, "uid": "asked", "labels": labels}, "spec": {}}
     body = {"Pod": pod, "NodeNames": [f"n{i}" for i in range(1, 9)]}
@@ -59,15 +59,15 @@ async def until_passed(url: str, namespace: str, nodes: set[str]) -> None:
         await wait_until(passed)
 
 
-async def test_the_pod_lands_with_its_dependency_then_near_it_and_else_stays_pending_and_says_why(
+async def test_a_pod_is_bound_beside_its_dependency_then_near_it_and_otherwise_pending_with_a_reason(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
-    """Seed 000: once N1 is full, P1 lands on N2, which costs 1 (score 80), and not on N3 or N4, which cost 5 (score 0)."""
-    await eight_nodes(ready_node, client, namespace)
+    """Example 000: after N1 is full, P1 is bound to N2 with cost 1 and score 80, not to N3 or N4 with cost 5 and score 0."""
+    await create_eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
-        await until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
+        await wait_until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
         await create_pod(client, namespace, "with-it", group="a1", workload="P1")
         assert await wait_until_bound(client, namespace, "with-it") == {"with-it": "n1"}
         await pin(client, namespace, "p3-one", "P3", "n4")
@@ -95,7 +95,7 @@ async def test_the_pod_lands_with_its_dependency_then_near_it_and_else_stays_pen
 async def test_allocatable_least_fits_the_large_pods_too(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, parity: Any
 ) -> None:
-    """Seed 002: nodes of 10 and 200, pods of 5, 5, 100 and 100."""
+    """Example 002: nodes of 10 and 200, pods of 5, 5, 100 and 100."""
     await ready_node("small", capacity={"cpu": "10", "memory": "10Gi"})
     await ready_node("large", capacity={"cpu": "200", "memory": "200Gi"})
     config = SchedulerConfig(parity=parity, allocatable=AllocatableArgs(weight=1))
@@ -108,10 +108,10 @@ async def test_allocatable_least_fits_the_large_pods_too(
     assert placed == {"p0": "small", "p1": "small", "p2": "large", "p3": "large"}
 
 
-async def test_seed_002s_churn_leaves_room_for_the_large_pod(
+async def test_replaced_pods_of_example_002_leave_capacity_for_the_large_pod(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
-    """Nodes of 20 and 100 with 10 and 90 taken; a pod of 10 comes, one of 40 goes, one of 50 comes: all fit."""
+    """Nodes of 20 and 100 with 10 and 90 used: a pod of 10 comes, one of 40 ends, one of 50 comes, and all fit."""
     await ready_node("small", capacity={"cpu": "20", "memory": "20Gi"})
     await ready_node("large", capacity={"cpu": "100", "memory": "100Gi"})
     async with extender(SchedulerConfig(allocatable=AllocatableArgs(weight=1))) as url:
@@ -125,7 +125,7 @@ async def test_seed_002s_churn_leaves_room_for_the_large_pod(
         assert await wait_until_bound(client, namespace, "fifty") == {"fifty": "large"}
 
 
-async def test_a_change_of_costs_brings_a_refused_pod_back(
+async def test_a_refused_pod_is_retried_after_costs_change(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
 ) -> None:
     await ready_node("far", zone="z3", region="us-east-1", capacity={"cpu": "2"})

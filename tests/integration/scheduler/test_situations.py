@@ -1,4 +1,4 @@
-"""The table of situations: whatever happens to a group on the real kube-scheduler, nothing that fits stays pending, in either mode."""
+"""In every situation all pods of a group that fit are bound, by a real kube-scheduler in both modes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CLAIM_TEMPLATES = Resource(DRA, "v1", "resourceclaimtemplates", "ResourceClaimTe
 
 
 class Stage:
-    """Nine nodes of 4 cpu in three zones, a group web -> m -> db, and what places its pods, each to be ended on its own."""
+    """Nine nodes of 4 cpu in three zones, a group web -> m -> db, and the programs that place its pods."""
 
     def __init__(self, client: Client, namespace: str, placement: Placement, lead: Lead, *, zoned: bool) -> None:
         self.client, self.namespace, self.lead = client, namespace, lead
@@ -115,19 +115,19 @@ class Stage:
         return sum(BOTH_WAYS.get(pair, 0) > LIMIT for pair in pairs)
 
 
-async def recreated(stage: Stage) -> None:
+async def recreate(stage: Stage) -> None:
     before = await stage.uids()
     await stage.delete_all()
     await stage.until_placed(but=before)
 
 
-async def rolled_out(stage: Stage, number: str = "1") -> None:
+async def roll_out(stage: Stage, number: str = "1") -> None:
     before = await stage.uids()
     await stage.change_all({"spec": {"template": {"metadata": {"annotations": {"round": number}}}}})
     await stage.until_placed(but=before)
 
 
-async def scaled(stage: Stage) -> None:
+async def scale(stage: Stage) -> None:
     await stage.change_all({"spec": {"replicas": 3 * REPLICAS}})
     await stage.until_placed(3 * REPLICAS * len(CHAIN))
 
@@ -155,7 +155,7 @@ async def other_gates(stage: Stage) -> None:
 
 
 async def preempting(stage: Stage) -> None:
-    """No room but for what pods of lower priority hold."""
+    """All capacity is used by pods of lower priority."""
     high = f"high-{stage.namespace}"
     await stage.put(PRIORITIES, high, {"value": 1000})
     for node in stage.zone_of:
@@ -169,7 +169,7 @@ async def preempting(stage: Stage) -> None:
 
 
 async def foreign_affinity(stage: Stage) -> None:
-    """What m must not share a zone with is in z1 and z2: db would else go to z2."""
+    """Pods with which m must not share a zone are in z1 and z2, so db would otherwise go to z2."""
     for node in ("n-z1-0", "n-z2-0"):
         await create_pod(stage.client, stage.namespace, f"noisy-{node}", labels={"app": "noisy"}, nodeName=node)
     term = {"labelSelector": {"matchLabels": {"app": "noisy"}}, "topologyKey": ZONE}
@@ -180,7 +180,7 @@ async def foreign_affinity(stage: Stage) -> None:
 
 
 async def devices(stage: Stage) -> None:
-    """A device of z1 for each pod of m (dynamic resource allocation), of which plans know nothing."""
+    """Each pod of m needs a device of z1, by dynamic resource allocation, which plans ignore."""
     name = f"{stage.namespace}.example"
     await stage.put(
         DEVICE_CLASSES, name, {"spec": {"selectors": [{"cel": {"expression": f"device.driver == '{name}'"}}]}}
@@ -197,7 +197,7 @@ async def devices(stage: Stage) -> None:
     await stage.until_placed()
 
 
-async def leader_killed(stage: Stage) -> None:
+async def kill_leader(stage: Stage) -> None:
     await stage.deploy(*CHAIN)
     await wait_until(lambda: _any_bound(stage))
     await stage.restart_leader()
@@ -209,31 +209,31 @@ async def _any_bound(stage: Stage) -> bool:
 
 
 async def spread(stage: Stage) -> None:
-    """Services that survive a zone still do after rollouts."""
+    """Services that must span zones still do after rollouts."""
     await stage.deploy(*CHAIN, annotations={"netaware.io/spread": "zone"})
     await stage.until_placed()
     for number in ("1", "2", "3"):
-        await rolled_out(stage, number)
+        await roll_out(stage, number)
         assert [name for name, zones in (await stage.zones()).items() if len(set(zones)) == 1] == []
 
 
 async def unlabelled(stage: Stage) -> None:
-    await rolled_out(stage)
-    await scaled(stage)
+    await roll_out(stage)
+    await scale(stage)
 
 
 Situation = Callable[[Stage], Awaitable[None]]
-STANDING: tuple[Situation, ...] = (recreated, rolled_out, scaled, cordoned, unlabelled)
+STANDING: tuple[Situation, ...] = (recreate, roll_out, scale, cordoned, unlabelled)
 """Those that begin with the group in its places."""
 FRESH: tuple[Situation, ...] = (
     other_gates,
     preempting,
     foreign_affinity,
     devices,
-    leader_killed,
+    kill_leader,
     spread,
 )
-BY_RULE: tuple[Situation, ...] = (devices, leader_killed)
+BY_RULE: tuple[Situation, ...] = (devices, kill_leader)
 """Those in which a pod may be placed without a plan."""
 
 
@@ -272,7 +272,7 @@ async def stage(
     ],
     indirect=["stage"],
 )
-async def test_nothing_that_fits_stays_pending(
+async def test_all_pods_that_fit_are_bound(
     stage: Stage, situation: Situation, record_property: Callable[[str, object], None]
 ) -> None:
     began = time.monotonic()

@@ -1,8 +1,6 @@
-"""The model of kube-scheduler's scores against kube-scheduler: every pod lands on one of the hosts that the model likes best.
+"""kube-scheduler binds every pod to one of the hosts with the best score of our model, in random clusters.
 
-Nodes differ in size and labels, some have soft taints; workloads differ in requests, selectors, wishes and spread. The model decides
-which pods the descheduler moves, and stands for the default scheduler in ``simulate``.
-"""
+The descheduler and ``simulate`` use the model for the default scheduler."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Ho
 
 
 def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, Any]:
-    """A pod's spec; bound to the hosts of its own cluster, since the control plane has those of others as well."""
+    """A random pod spec, restricted to these hosts, because the control plane has hosts of other clusters too."""
     asked = {}
     if rng.random() < 0.8:
         asked = {"cpu": rng.choice(["100m", "250m", "1", "1500m"]), "memory": rng.choice(["128Mi", "512Mi", "2Gi"])}
@@ -77,19 +75,19 @@ def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, 
 
 
 class Cluster:
-    """Pods of some workloads on some hosts, bound by the real scheduler one after the other."""
+    """Pods of some workloads, which the real scheduler binds one after the other."""
 
     def __init__(self, client: Client, namespace: str, hosts: list[Host]) -> None:
         self._client, self._namespace = client, namespace
         self._hosts = sorted(hosts, key=lambda host: host.name)
         self._reader, self._bound = PodReader(), list[PodInfo]()
 
-    def liked(self, pod: PodInfo) -> set[str]:
-        """Hosts that the model gives the best score, of those that take the pod."""
+    def best_hosts(self, pod: PodInfo) -> set[str]:
+        """Hosts with the best score of the model, of those with capacity for the pod."""
         asked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        for one in self._bound:
-            for resource, amount in one.requests.items():
-                asked[one.node][resource] += amount
+        for other in self._bound:
+            for resource, amount in other.requests.items():
+                asked[other.node][resource] += amount
         fits = np.array(
             [
                 not pod.constraints.unmet_constraint(host.name, host.labels, host.taints)
@@ -98,30 +96,30 @@ class Cluster:
             ],
             np.bool_,
         )
-        siblings = [one for one in self._bound if one.workload == pod.workload]
+        siblings = [other for other in self._bound if other.workload == pod.workload]
         model = DefaultSchedulerModel(self._hosts)
-        for one in self._bound:
-            model.add_pod(one, one.node)
+        for other in self._bound:
+            model.add_pod(other, other.node)
         scores = np.where(fits, model.scores(pod, siblings, self._bound, fits), -1)
         return {self._hosts[number].name for number in np.flatnonzero(scores == scores.max()).tolist()}
 
     async def add(self, name: str, app: str, spec: dict[str, Any]) -> tuple[set[str], str]:
-        """Create a pod; where the model says that it may land, and where it did."""
+        """Create a pod; returns the hosts of the model and the node to which it is bound."""
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
         metadata = {"name": name, "labels": {"app": app}, "ownerReferences": [owner]}
         await self._client.create(PODS, {"metadata": metadata, "spec": spec}, Pod, namespace=self._namespace)
         body = {"metadata": {**metadata, "namespace": self._namespace}, "spec": spec, "status": {"phase": "Pending"}}
-        liked = self.liked(self._reader.read(msgspec.convert(body, Pod)))
+        best_hosts = self.best_hosts(self._reader.read(msgspec.convert(body, Pod)))
         async with asyncio.timeout(60):
             while not (node := (await self._client.get(PODS, name, Pod, namespace=self._namespace)).spec.node_name):
                 await asyncio.sleep(0.02)
-        there = {**body, "spec": {**spec, "nodeName": node}, "status": {"phase": "Running"}}
-        self._bound.append(self._reader.read(msgspec.convert(there, Pod)))
-        return liked, node
+        bound = {**body, "spec": {**spec, "nodeName": node}, "status": {"phase": "Running"}}
+        self._bound.append(self._reader.read(msgspec.convert(bound, Pod)))
+        return best_hosts, node
 
 
-async def play(client: Client, seed: int) -> list[tuple[set[str], str]]:
-    """A random cluster."""
+async def schedule_random_cluster(client: Client, seed: int) -> list[tuple[set[str], str]]:
+    """Schedule the pods of a random cluster."""
     rng, namespace = random.Random(seed), f"stock-{seed}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=namespace)
@@ -148,7 +146,7 @@ async def test_every_pod_lands_where_the_model_of_kube_scheduler_says() -> None:
             client = await stack.enter_async_context(Client(plane.client_config))
             config = build_scheduler_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
             await plane.start_scheduler(config)
-            found = [landed for seed in SEEDS for landed in await play(client, seed)]
+            found = [landed for seed in SEEDS for landed in await schedule_random_cluster(client, seed)]
     assert len(found) > 50
-    assert sum(len(liked) for liked, _ in found) < 2.5 * len(found), "it says something"
+    assert sum(len(best_hosts) for best_hosts, _ in found) < 2.5 * len(found), "it says something"
     assert [landed for landed in found if landed[1] not in landed[0]] == []
