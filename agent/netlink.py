@@ -74,8 +74,8 @@ async def listen(protocol: int, groups: int, buffer_bytes: int, on_datagram: Cal
                 return
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
-                    loop.remove_reader(netlink)
-                    failure.set_exception(error)
+                    if not failure.done():
+                        failure.set_exception(error)
                     return
                 on_datagram(None)
 

@@ -70,7 +70,9 @@ def parse_device_counters(text: bytes) -> DeviceCounters | None:
 
 
 async def read_tc_counters(filter_indexes: Iterable[int]) -> TcCounters:
-    """Read the counters of all root qdiscs, and of the redirecting filters at ingress of the devices with these indexes.
+    """Read the counters of all root qdiscs, and of the filters at ingress of the devices with these indexes.
+
+    Devices without filters are missing in ``redirected_bytes``.
 
     Raises:
         KernelError: netlink did not answer.

@@ -49,8 +49,6 @@ class TrafficMeter(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
     Attributes:
-        bytes_per_s: measured rate; None before the second reading.
-        excess: description of the latest excess; empty if it is older than `EXCESS_SHOWN_S`.
         wanted_bytes_per_s: the annotation's limit.
         read_at_s: time of the latest reading.
         device_counters: the latest counters of the pod's own device.
@@ -59,7 +57,8 @@ class TrafficMeter(msgspec.Struct):
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
         passed_bytes: bytes passed since the first reading.
         mean_start_s, mean_start_bytes: time and ``passed_bytes`` at the start of the mean.
-        exceeded_at_s: time of the latest excess; None if there is none, or it is no longer shown.
+        bytes_per_s: measured rate; None before the second reading.
+        excess, excess_until_s: description of the latest excess, and until when it is shown; empty after that.
     """
 
     wanted_bytes_per_s: float
@@ -71,16 +70,16 @@ class TrafficMeter(msgspec.Struct):
     passed_bytes: int = 0
     mean_start_s: float = 0.0
     mean_start_bytes: int = 0
-    exceeded_at_s: float | None = None
     bytes_per_s: float | None = None
     excess: str = ""
+    excess_until_s: float = 0.0
 
 
 class TrafficMeters:
     """Measured traffic of the limited pods of a node.
 
     Attributes:
-        meter_by_key: the limits that were read last.
+        meter_by_key: meters of the limits in the latest readings.
         excess_by_key: descriptions of current excesses.
     """
 
@@ -126,10 +125,10 @@ class TrafficMeters:
                 # The limit was repaired, or the annotation changed. The rate and an earlier excess are still shown.
                 new = TrafficMeter(wanted_bps / 8, now_s, counters, source, mean_start_s=now_s)
                 if meter is not None:
-                    new.bytes_per_s, new.excess, new.exceeded_at_s = (
+                    new.bytes_per_s, new.excess, new.excess_until_s = (
                         meter.bytes_per_s,
                         meter.excess,
-                        meter.exceeded_at_s,
+                        meter.excess_until_s,
                     )
                 meter_by_key[key] = new
                 continue
@@ -139,8 +138,8 @@ class TrafficMeters:
                 _update_rate_and_excess(meter, passed_bytes, status, now_s)
             meter.read_at_s, meter.device_counters = now_s, reread_by_pid.get(source.pid, counters)
             meter.tc_bytes = _read_tc_bytes(tc_counters, source)
-            if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > EXCESS_SHOWN_S:
-                meter.excess, meter.exceeded_at_s = "", None
+            if now_s > meter.excess_until_s:
+                meter.excess = ""
         self.meter_by_key = meter_by_key
         self.excess_by_key = {key: meter.excess for key, meter in meter_by_key.items() if meter.excess}
 
@@ -186,15 +185,14 @@ def _update_rate_and_excess(meter: TrafficMeter, passed_bytes: int, status: Limi
     elapsed_s, mean_s = now_s - meter.read_at_s, now_s - meter.mean_start_s
     if elapsed_s <= 0:
         return
-    wanted_bytes_per_s = meter.wanted_bytes_per_s
     meter.passed_bytes += passed_bytes
     if mean_s >= MEAN_WINDOW_S or meter.bytes_per_s is None:
         meter.bytes_per_s = (meter.passed_bytes - meter.mean_start_bytes) / mean_s
     if mean_s >= MEAN_WINDOW_S:
         meter.mean_start_s, meter.mean_start_bytes = now_s, meter.passed_bytes
-    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * wanted_bytes_per_s * elapsed_s)
+    meter.level_bytes = max(0.0, meter.level_bytes + passed_bytes - SLACK_RATIO * meter.wanted_bytes_per_s * elapsed_s)
     if not status.is_measurable:
         meter.level_bytes = 0.0
-    elif meter.level_bytes > max(SLACK_S * wanted_bytes_per_s, SLACK_BYTES):
-        meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
+    elif meter.level_bytes > max(SLACK_S * meter.wanted_bytes_per_s, SLACK_BYTES):
+        meter.excess_until_s, meter.level_bytes = now_s + EXCESS_SHOWN_S, 0.0
         meter.excess = f"{8 * passed_bytes / elapsed_s:.0f} bit/s went through for {elapsed_s:.0f} s"
