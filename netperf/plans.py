@@ -73,8 +73,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that take turns in replacing the usual test in one round of ``rounds_per_extra_test``; the rounds differ between pairs.
-        rounds_per_extra_test: rounds from one extra test to the next; 10 in plans of the controller.
+        extra_tests: tests that replace the usual test in every tenth round, in turn; the rounds differ between pairs.
+        rounds_per_extra_test: rounds from one extra test to the next; other numbers than 10 are for tests.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
         data_port: netserver's data port.
